@@ -1,0 +1,120 @@
+"""Tiny random models of real mlx-lm architectures: built on the spot, or written as a folder that a real server can load."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
+
+__all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]
+
+# ids 256 to 263
+_SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|pad|>", "<|start|>", "<|spare|>")
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+# What a random value is added to. Decays near 1 (A = -exp(-3), …), so that a recurrent state remembers more than a few tokens.
+_CENTRES = {"A_log": -3.0, "rg_lru.recurrent_param": -5.0, "w_lora.lora.2.bias": -3.0, "g_norm.weight": 1.0, "attn.k_k": 1.0}
+
+
+def _well_scaled(path: str, parameter: mx.array) -> mx.array:
+    """Random values of a size at which every part of the model moves the logits: attention, gates, sinks, biases, norms."""
+    if not mx.issubdtype(parameter.dtype, mx.floating):
+        return parameter
+    for ending, centre in _CENTRES.items():
+        if path.endswith(ending):
+            return centre + 0.1 * mx.random.normal(parameter.shape)
+    if parameter.ndim < 2:
+        return parameter + 0.1 * mx.random.normal(parameter.shape)
+    fan_in = parameter.shape[-1] if parameter.shape[-1] > 1 else math.prod(parameter.shape[1:])
+    return mx.random.normal(parameter.shape) * fan_in**-0.5
+
+
+def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """A random fp32 model of the architecture `name` (a key of TINY). The same name, seed and changes give the same weights."""
+    config = {**TINY[name], **changes}
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(seed)
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in tree_flatten(model.parameters())]))
+    mx.eval(model.parameters())
+    model.eval()
+    return model
+
+
+@cache
+def kept_tiny(name: str) -> nn.Module:
+    """`make_tiny(name)`, built once per test session. For tests that only read the model."""
+    return make_tiny(name)
+
+
+def write_tiny(
+    folder: Path, name: str, quantize: dict[str, Any] | None = None, *, dtype: mx.Dtype = mx.float32, seed: int = 0
+) -> Path:
+    """Write a model folder that any server can load, and return it; `quantize` as {"group_size": 32, "bits": 4, "mode": "affine"}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = make_tiny(name, seed)
+    model.set_dtype(dtype)
+    config = {**TINY[name], "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
+    if quantize:
+        group_size = quantize["group_size"]
+
+        def fits(_: str, module: nn.Module) -> bool:
+            return hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
+
+        nn.quantize(model, class_predicate=fits, **quantize)
+        config |= {"quantization": quantize, "quantization_config": quantize}
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer with one token per byte and eight special ones, and a chat template."""
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    special = [{"id": 256 + i, "content": text, **plain} for i, text in enumerate(_SPECIALS)]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _SPECIALS[0],
+        "pad_token": "<|pad|>",
+        "model_max_length": CONTEXT_TOKENS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that byte-level tokenizers write for each byte: itself if printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    characters, shifted = [], 0
+    for byte in range(256):
+        characters.append(chr(byte) if byte in printable else chr(0x100 + shifted))
+        shifted += byte not in printable
+    return characters
