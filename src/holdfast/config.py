@@ -1,0 +1,223 @@
+"""Every setting of Holdfast, read once from flags, variables and a file into frozen dataclasses. A room receives its own slice.
+
+A new setting is a field here and a row in `docs/configuration.md` (a test compares the two). Its type, its unit (the end of its
+name) and the arguments of `_setting` say all that the readers in `config_sources` need to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
+
+from holdfast.config_sources import (
+    FREE,
+    Given,
+    Limits,
+    SettingSpec,
+    convert,
+    describe,
+    given_by_file,
+    given_by_flags,
+    given_by_variables,
+    spec_of,
+)
+from holdfast.errors import ConfigError
+
+T = TypeVar("T")
+
+DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
+LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
+LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
+LogFormat: TypeAlias = Literal["text", "json"]
+
+_MIB = 1 << 20
+
+
+def _setting(default: T, doc: str, *, flag: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False) -> T:
+    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides."""
+    made: T = field(default=default, metadata={"doc": doc, "flag": flag, "limits": limits, "auto": auto, "secret": secret})
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where and for whom the server listens."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on.", flag="--host")
+    port: int = _setting(8321, "Port to listen on; 0 takes a free one.", flag="--port", limits=Limits(at_least=0, at_most=65535))
+    api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
+    allowed_hosts: tuple[str, ...] = _setting(
+        (), "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all."
+    )
+    cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.")
+    shutdown_seconds: float = _setting(
+        10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which model is loaded, and how."""
+
+    path: str = _setting("", "Model folder or Hub id; empty: the bundled demo model.", flag="MODEL")
+    name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
+    revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
+    dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
+    dequantize: DequantizeChoice = _setting("auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU.")
+    layout: LayoutChoice = _setting("auto", "How a step is laid out; `auto`: the fastest that is right.", flag="--layout")
+    context_tokens: int = _setting(
+        0,
+        "Longest prompt and answer together, in tokens; `auto`: the model's own limit.",
+        flag="--context",
+        limits=Limits(at_least=0),
+        auto=True,
+    )
+    trust_remote_code: bool = _setting(False, "Whether Python files that come with a model may be run.")
+    threads: int = _setting(
+        0, "Threads for matrix products on a CPU; `auto`: one per core.", flag="--threads", limits=Limits(at_least=0), auto=True
+    )
+    memory_bytes: int = _setting(
+        0,
+        "Budget for the live KV of all requests; `auto`: what memory is left.",
+        flag="--memory",
+        limits=Limits(at_least=0),
+        auto=True,
+    )
+    startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """Who runs when, and how much a step takes."""
+
+    max_running: int = _setting(32, "Most sequences that run at once.", limits=Limits(at_least=1))
+    max_queued: int = _setting(256, "Most sequences that wait; beyond it requests get a 503.", limits=Limits(at_least=0))
+    step_tokens: int = _setting(2048, "Most tokens that one step reads.", limits=Limits(at_least=1))
+    stall_seconds: float = _setting(
+        0.25, "How much longer a step in which others decode may become by a prompt's chunk.", limits=Limits(above=0)
+    )
+    min_chunk_tokens: int = _setting(32, "Smallest chunk of a prompt, unless less is left of it.", limits=Limits(at_least=1))
+    expected_output_tokens: int = _setting(
+        1024, "Tokens of answer reserved at admission; it grows past that.", limits=Limits(at_least=1)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSettings:
+    """What one request may ask for."""
+
+    max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
+    max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
+    max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
+    max_body_bytes: int = _setting(64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024))
+    max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where KV is kept on disk. Accepted and shown; nothing is written there yet."""
+
+    folder: str = _setting("", "Folder for stored KV; empty: none. Has no effect in this version.", flag="--store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What is logged, and in which form."""
+
+    level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
+    format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings, one slice per room that needs any."""
+
+    server: ServerSettings = ServerSettings()
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    limits: LimitsSettings = LimitsSettings()
+    store: StoreSettings = StoreSettings()
+    log: LogSettings = LogSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveSettings:
+    """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X" or "flag --x"."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def _sections() -> dict[str, type[Any]]:
+    return get_type_hints(Settings)
+
+
+def all_specs() -> dict[str, SettingSpec]:
+    """Key (`section.name`) → what is known of the setting, in the order of the documentation."""
+    specs = {}
+    for section, slice_type in _sections().items():
+        hints = get_type_hints(slice_type)
+        for member in fields(slice_type):
+            spec = spec_of(
+                key=f"{section}.{member.name}", type_hint=hints[member.name], default=member.default, metadata=member.metadata
+            )
+            specs[spec.key] = spec
+    return specs
+
+
+def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> Path | None:
+    """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
+    if environ.get("HOLDFAST_CONFIG"):
+        return Path(environ["HOLDFAST_CONFIG"])
+    places = [(folder or Path.cwd()) / "holdfast.toml"]
+    if environ.get("HOME"):
+        places.append(Path(environ["HOME"]) / ".config" / "holdfast" / "holdfast.toml")
+    return next((place for place in places if place.is_file()), None)
+
+
+def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> EffectiveSettings:
+    """Read all sources; flag > variable > file > default.
+
+    file: None reads no file (see `default_file`). flags: key → value; a value of None was not given.
+    Raises ConfigError, which names key, value, allowed values and where it came from.
+    """
+    specs = all_specs()
+    given: dict[str, Given] = {}
+    if file is not None:
+        given.update(given_by_file(specs, file))
+    given.update(given_by_variables(specs, environ))
+    given.update(given_by_flags(specs, flags))
+    values: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
+    for key, source in given.items():
+        section, _, name = key.partition(".")
+        values[section][name] = convert(specs[key], source)
+    settings = Settings(**{section: slice_type(**values[section]) for section, slice_type in _sections().items()})
+    origins = {key: given[key].origin if key in given else "default" for key in specs}
+    _check_together(settings, origins)
+    return EffectiveSettings(settings=settings, origins=origins)
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """The value of one setting by its key."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name)
+
+
+def shown_value(settings: Settings, key: str) -> str:
+    """The value of one setting as a person would write it; a secret shows only whether it is set."""
+    return describe(all_specs()[key], value_of(settings, key))
+
+
+def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse values that are good alone but not beside each other."""
+    scheduler = settings.scheduler
+    for name in ("min_chunk_tokens", "max_running"):
+        smaller = getattr(scheduler, name)
+        if smaller > scheduler.step_tokens:
+            raise ConfigError(
+                f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
+                f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
+            )

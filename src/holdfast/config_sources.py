@@ -1,0 +1,310 @@
+"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of values. Used by `config` only."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from holdfast.errors import ConfigError
+
+OTHER_VARIABLES = ("HOLDFAST_CONFIG",)  # not settings, but ours
+
+_SIZE_UNITS: dict[str, int] = {"": 1, "b": 1} | {
+    f"{letter}{ending}": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for ending, base in (("b", 1000), ("ib", 1024), ("", 1024))
+}
+_SECOND_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "min": 60.0, "m": 60.0, "h": 3600.0}
+_NUMBER_WITH_UNIT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Between which numbers a setting may lie."""
+
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+
+    def hold(self, value: float) -> bool:
+        """Whether a number lies between them."""
+        return self.at_least <= value <= self.at_most and value > self.above
+
+    def in_words(self) -> str:
+        """The limits as the end of a sentence."""
+        if self.at_most < math.inf:
+            return f" from {self.at_least:g} to {self.at_most:g}"
+        if self.at_least > -math.inf:
+            return f", at least {self.at_least:g}"
+        return f", more than {self.above:g}" if self.above > -math.inf else ""
+
+
+FREE = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingSpec:
+    """What is known of one setting."""
+
+    key: str
+    kind: str  # text, choice, number, size, duration, switch, list
+    default: Any
+    doc: str
+    flag: str  # "" when only --set reaches it
+    choices: tuple[str, ...]
+    limits: Limits
+    auto: bool  # the word "auto" stands for 0
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return "HOLDFAST_" + self.key.replace(".", "_").upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value that some source gives for a setting."""
+
+    value: object
+    origin: str
+    place: str = ""  # more exact than origin, for messages: with the line of the file
+
+
+def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
+    """What a dataclass field says about its setting."""
+    choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
+    if choices:
+        kind = "choice"
+    elif type_hint is bool:
+        kind = "switch"
+    elif type_hint is int:
+        kind = "size" if key.endswith("_bytes") else "number"
+    elif type_hint is float:
+        kind = "duration"
+    elif type_hint is str:
+        kind = "text"
+    else:
+        kind = "list"
+    return SettingSpec(key=key, kind=kind, default=default, choices=choices, **metadata)
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a text such as `8 GiB`, `512MB`, `4g` or `1048576`. KB is 1,000 bytes, KiB and K are 1,024. Raises ValueError."""
+    number, unit = _number_and_unit(text, _SIZE_UNITS)
+    return math.floor(number * _SIZE_UNITS[unit])
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds in a text such as `0.25`, `250 ms`, `10s`, `5 min` or `1h`. Raises ValueError."""
+    number, unit = _number_and_unit(text, _SECOND_UNITS)
+    return number * _SECOND_UNITS[unit]
+
+
+def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[float, str]:
+    match = _NUMBER_WITH_UNIT.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units:
+        raise ValueError(text)
+    return float(match[1].replace("_", "")), match[2].lower()
+
+
+def show_size(size: int) -> str:
+    """A number of bytes in the largest binary unit that divides it: 67108864 → `64 MiB`."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power} {unit}"
+    return str(size)
+
+
+def describe(spec: SettingSpec, value: Any) -> str:
+    """A value as a person would write it."""
+    if spec.secret:
+        return "(set)" if value else ""
+    if spec.auto and value == 0:
+        return "auto"
+    match spec.kind:
+        case "size":
+            return show_size(value)
+        case "duration":
+            return f"{value:g} s"
+        case "switch":
+            return "true" if value else "false"
+        case "list":
+            return ", ".join(value)
+        case _:
+            return str(value)
+
+
+def allowed(spec: SettingSpec) -> str:
+    """What may be written for a setting, for messages and documentation."""
+    match spec.kind:
+        case "choice":
+            return " | ".join(spec.choices)
+        case "switch":
+            return "true | false"
+        case "list":
+            return "a list of texts (separated by commas in a variable or flag)"
+        case "text":
+            return "a text"
+    nouns = {
+        "number": "a whole number",
+        "size": "a size such as 512MB or 8 GiB",
+        "duration": "seconds or a duration such as 250 ms",
+    }
+    return nouns[spec.kind] + spec.limits.in_words() + (", or auto" if spec.auto else "")
+
+
+def convert(spec: SettingSpec, given: Given) -> Any:
+    """The value in the setting's own type, checked. Raises ConfigError."""
+    try:
+        value = _converted(spec, given.value)
+    except (ValueError, TypeError, OverflowError):
+        value = None
+    if value is None or not (spec.limits is FREE or spec.limits.hold(value)):
+        shown = "the given value" if spec.secret else _as_written(given.value)
+        raise ConfigError(f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: {allowed(spec)}")
+    return value
+
+
+def _as_written(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # TOML has dates and times too
+        return str(value)
+
+
+def _converted(spec: SettingSpec, value: object) -> Any:
+    """The value in its own type, or None (or ValueError, TypeError) when it has no such form."""
+    match spec.kind:
+        case "text":
+            return value if isinstance(value, str) else None
+        case "choice":
+            return value if value in spec.choices else None
+        case "switch":
+            return _switch(value)
+        case "list":
+            return _list(value)
+    if spec.auto and value == "auto":
+        return 0
+    if isinstance(value, str):
+        return {"size": parse_size, "duration": parse_seconds, "number": _whole_number}[spec.kind](value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if spec.kind == "duration":
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, int) else None
+
+
+def _whole_number(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9][0-9_]*", text.strip()):
+        raise ValueError(text)
+    return int(text)
+
+
+def _switch(value: object) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else ""
+    return True if word in _TRUE else False if word in _FALSE else None
+
+
+def _list(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    return None
+
+
+def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
+    """What a TOML file gives. Raises ConfigError when it cannot be read or has an unknown section or key."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"the settings file {file} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the settings file {file} cannot be read: {error}") from None
+    origin = f"file {file}"
+    sections = tuple(dict.fromkeys(key.partition(".")[0] for key in specs))
+    given = {}
+    for section, table in tables.items():
+        place = _place(text, origin, section=section)
+        if section not in sections:
+            raise ConfigError(
+                f"unknown section [{section}] ({place}){_nearest(section, sections)}; sections: {', '.join(sections)}"
+            )
+        if not isinstance(table, dict):
+            raise ConfigError(f"{section} is a section: write [{section}] and its settings beneath ({place})")
+        for name, value in table.items():
+            key, place = f"{section}.{name}", _place(text, origin, section=section, name=name)
+            if key not in specs:
+                raise _unknown("setting", key, place, specs)
+            given[key] = Given(value=value, origin=origin, place=place)
+    return given
+
+
+def given_by_variables(specs: Mapping[str, SettingSpec], environ: Mapping[str, str]) -> dict[str, Given]:
+    """What HOLDFAST_… variables give. Raises ConfigError for one that is no setting."""
+    by_variable = {spec.variable: key for key, spec in specs.items()}
+    given = {}
+    for variable, value in environ.items():
+        if not variable.startswith("HOLDFAST_") or variable in OTHER_VARIABLES:
+            continue
+        if variable not in by_variable:
+            raise _unknown("variable", variable, "environment", by_variable)
+        given[by_variable[variable]] = Given(value=value, origin=f"variable {variable}")
+    return given
+
+
+def given_by_flags(specs: Mapping[str, SettingSpec], flags: Mapping[str, object]) -> dict[str, Given]:
+    """What the command line gives: key → value, None where a flag was not used. Raises ConfigError for an unknown key."""
+    given = {}
+    for key, value in flags.items():
+        if value is None:
+            continue
+        if key not in specs:
+            raise _unknown("setting", key, "flag --set", specs)
+        given[key] = Given(value=value, origin=f"flag {specs[key].flag or '--set ' + key}")
+    return given
+
+
+def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"unknown {noun} {name} ({place}){_nearest(name, known)}; `holdfast config` lists all settings")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not near:  # the right name in the wrong section, or in no section
+        last = name.rpartition(".")[2]
+        near = [other for other in names if other.rpartition(".")[2] == last][:1]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
+    """The origin with the line on which a section or setting stands, as far as a plain reading of the text finds it."""
+    inside = False
+    bare = re.escape(name)
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[+\s*\"?([\w-]+)\"?\s*\]+", line)
+        if header:
+            inside = header[1] == section
+            found = inside and not name
+        elif name:
+            found = (inside and re.match(rf"\s*\"?{bare}\"?\s*=", line) is not None) or (
+                re.match(rf"\s*{re.escape(section)}\s*\.\s*{bare}\s*=", line) is not None
+            )
+        else:
+            found = re.match(rf"\s*\"?{re.escape(section)}\"?\s*[.=]", line) is not None
+        if found:
+            return f"{origin}, line {number}"
+    return origin
