@@ -1,7 +1,7 @@
 """Configurations of tiny models of real architectures, as their config.json would have them.
 
-Sizes: 64 hidden, few layers, windows of 8, a vocabulary of 264 (all bytes and eight special tokens). Where a family mixes kinds of
-layers (full and window attention, recurrent and attention, dense and experts) each kind is there at least once.
+Sizes: 64 hidden, few layers, windows of 8, a vocabulary of 264 (all bytes and eight special tokens). Where a family mixes kinds
+of layers (full and window attention, recurrent and attention, dense and experts) each kind is there at least once.
 """
 
 from __future__ import annotations

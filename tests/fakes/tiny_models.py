@@ -62,7 +62,7 @@ def kept_tiny(name: str) -> nn.Module:
 def write_tiny(
     folder: Path, name: str, quantize: dict[str, Any] | None = None, *, dtype: mx.Dtype = mx.float32, seed: int = 0
 ) -> Path:
-    """Write a model folder that any server can load, and return it; `quantize` as {"group_size": 32, "bits": 4, "mode": "affine"}."""
+    """Write a model folder that any server can load, and return it; `quantize` like {"group_size": 32, "bits": 4}."""
     folder.mkdir(parents=True, exist_ok=True)
     model = make_tiny(name, seed)
     model.set_dtype(dtype)
