@@ -1,0 +1,60 @@
+# make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
+# make test           the fast tests (ARGS="tests/cli -x" for some of them)
+# make check          formatting, lint, types, import walls, sizes
+# make slow           the slow tests
+# make bench          the benchmarks (ARGS="--list" shows them)
+# make venv           only make .venv; the others do it when needed
+# make lock           renew constraints.txt (needs uv)
+# make clean          remove what the above made, .venv included
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv serve test check format slow bench lock clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.holdfast-installed
+# One thread per process: the models of the tests are tiny, and more threads only wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+help:
+	@sed -n 's/^# \(make.*\)/\1/p' Makefile
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+	@tools/make_venv.sh $(VENV)
+	@touch $@
+
+serve: $(STAMP)
+	@exec $(BIN)/holdfast serve $(MODEL) $(ARGS)
+
+test: $(STAMP)
+	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
+
+slow: $(STAMP)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy --strict src
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -q tests/project
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock:
+	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new
+	@uv pip compile -q --universal --upgrade --python-version 3.11 --all-extras --strip-extras --no-header --no-annotate pyproject.toml >> constraints.new
+	@mv constraints.new constraints.txt
+
+clean:
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
