@@ -38,7 +38,8 @@ _MIB = 1 << 20
 
 def _setting(default: T, doc: str, *, flag: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False) -> T:
     """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides."""
-    made: T = field(default=default, metadata={"doc": doc, "flag": flag, "limits": limits, "auto": auto, "secret": secret})
+    metadata = {"doc": doc, "flag": flag, "limits": limits, "auto": auto, "secret": secret}
+    made: T = field(default=default, metadata=metadata, repr=not secret)
     return made
 
 
@@ -173,7 +174,9 @@ def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> P
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
     places = [(folder or Path.cwd()) / "holdfast.toml"]
-    if environ.get("HOME"):
+    if environ.get("XDG_CONFIG_HOME"):
+        places.append(Path(environ["XDG_CONFIG_HOME"]) / "holdfast" / "holdfast.toml")
+    elif environ.get("HOME"):
         places.append(Path(environ["HOME"]) / ".config" / "holdfast" / "holdfast.toml")
     return next((place for place in places if place.is_file()), None)
 

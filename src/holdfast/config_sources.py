@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -100,20 +101,20 @@ def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, An
 def parse_size(text: str) -> int:
     """Bytes in a text such as `8 GiB`, `512MB`, `4g` or `1048576`. KB is 1,000 bytes, KiB and K are 1,024. Raises ValueError."""
     number, unit = _number_and_unit(text, _SIZE_UNITS)
-    return math.floor(number * _SIZE_UNITS[unit])
+    return int(number * _SIZE_UNITS[unit])
 
 
 def parse_seconds(text: str) -> float:
     """Seconds in a text such as `0.25`, `250 ms`, `10s`, `5 min` or `1h`. Raises ValueError."""
     number, unit = _number_and_unit(text, _SECOND_UNITS)
-    return number * _SECOND_UNITS[unit]
+    return float(number) * _SECOND_UNITS[unit]
 
 
-def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[float, str]:
+def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[Decimal, str]:
     match = _NUMBER_WITH_UNIT.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
         raise ValueError(text)
-    return float(match[1].replace("_", "")), match[2].lower()
+    return Decimal(match[1].replace("_", "")), match[2].lower()
 
 
 def show_size(size: int) -> str:
