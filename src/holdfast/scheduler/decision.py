@@ -1,0 +1,81 @@
+"""What the scheduler tells the worker and what it is told in return. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.engine.plan import StepPlan
+from holdfast.messages import RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceCosts:
+    """What KV memory a sequence of the loaded model takes."""
+
+    kv_bytes_per_token: int  # growing layers only
+    fixed_bytes_per_sequence: int  # windows and recurrent states
+    reserve_step_tokens: int = 256  # capacities are multiples of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A sequence that runs from this step on. It is read from its first token, also when it was preempted before."""
+
+    request_id: RequestId
+    known_tokens: int  # the prompt and what was drawn before a preemption
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """A running sequence whose reserved capacity becomes larger."""
+
+    request_id: RequestId
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One step. The worker closes what is preempted, grows, opens what is admitted, then dispatches the plan, in this order.
+
+    A step that is already under way may still draw a token for a sequence that is preempted here. It counts and is reported
+    with `observe` like any other: the sequence is not admitted again before that.
+    """
+
+    admitted: tuple[Admission, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+    grown: tuple[Growth, ...] = ()
+    plan: StepPlan = StepPlan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """How many tokens a step drew for one sequence."""
+
+    request_id: RequestId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What became of one plan. Every plan with spans is reported exactly once, in the order they were given out."""
+
+    plan: StepPlan
+    drawn: tuple[Drawn, ...]
+    ended: tuple[RequestId, ...]  # by a stop token or a failure
+    seconds: float  # the device was busy with it: from its dispatch, or the end of the step before it if that was later, to its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStatistics:
+    """The scheduler at one moment."""
+
+    running: int
+    queued: int
+    reading: int  # running sequences that still read their prompt
+    reserved_bytes: int  # of running sequences, and of ended ones that a step under way still touches
+    budget_bytes: int
+    preemptions: int  # since the start
+    growths: int
+    decode_step_seconds: float  # estimate, at the number of rows seen lately
+    prompt_token_seconds: float  # estimate, at the positions seen lately
