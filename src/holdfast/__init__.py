@@ -1,0 +1,20 @@
+"""Holdfast runs language models with MLX for agents: what a model has read stays read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.app.llm import LLM
+
+__all__ = ["LLM", "__version__"]
+
+
+def __getattr__(name: str) -> Any:  # the library face loads MLX, the command line must not
+    if name == "LLM":
+        from holdfast.app.llm import LLM
+
+        return LLM
+    raise AttributeError(name)

@@ -1,0 +1,186 @@
+"""The three ways to lay out the spans of a step as forward passes. Which one a model gets is decided by the probe.
+
+Each runner returns the logits that the spans asked for, [wanted rows, vocabulary], in the order of the spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from holdfast.cache.kinds import ForeignState, LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
+from holdfast.engine.sequence import SequenceSpan, TokenSource
+from holdfast.engine.views import GatherView, MaskBook, RowsView, SpanView, StateView, layer_view
+from holdfast.models.head_seam import HeadSeam
+
+Model = Callable[..., mx.array]
+
+
+class LayoutError(Exception):
+    """The model cannot be run in this layout; the probe takes the next one."""
+
+
+class Runner(Protocol):
+    """One layout of one model."""
+
+    name: str
+    mixes_chunks: bool  # whether prompt chunks and decoding rows share one forward pass
+
+    def fresh_layers(self) -> list[LayerState]:
+        """Empty live state of a new sequence."""
+        ...
+
+    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+        """Logits of the wanted rows, lazily; None when no span wants any."""
+        ...
+
+
+class RowsRunner:
+    """Every token of every span is a row of a (tokens, 1) batch; one forward pass serves all."""
+
+    name = "rows"
+    mixes_chunks = True
+
+    def __init__(self, model: Any, head: HeadSeam | None) -> None:
+        self._model, self._head = model, head
+
+    def fresh_layers(self) -> list[LayerState]:
+        """Empty live state of a new sequence."""
+        return _own_layers(self._model, allow_recurrent=False)
+
+    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+        """One forward pass over all spans."""
+        tokens = [each.span.tokens for each in spans]
+        offset = mx.array([position for each in spans for position in range(each.span.start, each.span.start + each.span.tokens)])
+        masks = MaskBook()
+        caches = _views(spans, lambda layers: RowsView(layers, tokens=tokens, offset=offset, masks=masks), _no_recurrent)
+        ids = TokenSource().gather(list(spans))
+        return _project(self._model, self._head, ids[:, None], caches, spans)
+
+
+class SplitRunner:
+    """Decoding rows share one (sequences, 1) forward pass; each prompt chunk has a (1, tokens) pass of its own.
+
+    Recurrent states are stacked for the decoding rows. Keys and values go through the seam where the model's attention does, else
+    they are gathered into padded copies.
+    """
+
+    name = "split"
+    mixes_chunks = False
+
+    def __init__(self, model: Any, head: HeadSeam | None, *, gather_mask_dimensions: int | None) -> None:
+        """gather_mask_dimensions: rank of the mask for gathered copies; None sends attention through the seam."""
+        self._model, self._head, self._gather = model, head, gather_mask_dimensions
+
+    def fresh_layers(self) -> list[LayerState]:
+        """Empty live state of a new sequence."""
+        return _own_layers(self._model, allow_recurrent=True)
+
+    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+        """One pass for the decoding spans together, one for each of the others."""
+        decoding = [each for each in spans if each.is_decoding]
+        logits: dict[int, mx.array] = {}
+        if decoding:
+            rows = self._decode(decoding)
+            logits = {id(each): rows[at : at + 1] for at, each in enumerate(decoding)} if rows is not None else {}
+        for each in spans:
+            if not each.is_decoding:
+                chunk = self._read(each)
+                if chunk is not None:
+                    logits[id(each)] = chunk
+        if len(decoding) == len(spans) and decoding:
+            return rows
+        return _joined([logits[id(each)] for each in spans if id(each) in logits])
+
+    def _decode(self, spans: list[SequenceSpan]) -> mx.array | None:
+        caches = _views(spans, self._view_of_kv, StateView)
+        return _project(self._model, self._head, TokenSource().gather(spans)[:, None], caches, spans)
+
+    def _view_of_kv(self, layers: Sequence[LayerKV]) -> RowsView | GatherView:
+        if self._gather is not None:
+            return GatherView(layers, mask_dimensions=self._gather)
+        offset = mx.array([layer.tokens for layer in layers])
+        return RowsView(layers, tokens=[1] * len(layers), offset=offset, masks=MaskBook())
+
+    def _read(self, span: SequenceSpan) -> mx.array | None:
+        masks = MaskBook()
+        caches = _views([span], lambda layers: SpanView(layers[0], masks=masks), lambda states: states[0])
+        return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
+
+
+class SoloRunner:
+    """Each span is a forward pass of its own over mlx-lm's own cache objects: slow, and right for whatever mlx-lm runs."""
+
+    name = "solo"
+    mixes_chunks = False
+
+    def __init__(self, model: Any, head: HeadSeam | None) -> None:
+        self._model, self._head = model, head
+
+    def fresh_layers(self) -> list[LayerState]:
+        """Empty live state of a new sequence."""
+        return [ForeignState(cache) for cache in self.own_caches(self._model)]
+
+    @staticmethod
+    def own_caches(model: Any) -> list[Any]:
+        """mlx-lm's cache objects for one new sequence, one per layer."""
+        from mlx_lm.models.cache import make_prompt_cache  # late: importing it is what the seam must come before
+
+        return list(make_prompt_cache(model))
+
+    def own_kinds(self) -> list[LayerState]:
+        """The kinds that stand for mlx-lm's cache objects, whether or not a layout can use them."""
+        return [fresh_layer(cache) for cache in self.own_caches(self._model)]
+
+    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+        """One pass per span."""
+        return _joined([logits for each in spans if (logits := self._pass(each)) is not None])
+
+    def _pass(self, span: SequenceSpan) -> mx.array | None:
+        caches = [layer.cache for layer in span.sequence.layers if isinstance(layer, ForeignState)]
+        return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
+
+
+def _own_layers(model: Any, *, allow_recurrent: bool) -> list[LayerState]:
+    layers = SoloRunner(model, None).own_kinds()
+    if any(has_foreign(layer) for layer in layers):
+        raise LayoutError("a layer keeps its state in a cache kind that only mlx-lm knows")
+    if not allow_recurrent and any(isinstance(layer, RecurrentState) for layer in layers):
+        raise LayoutError("recurrent layers cannot be read as rows")
+    return layers
+
+
+def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
+    raise LayoutError("recurrent layers cannot be read as rows")
+
+
+def _views(spans: Sequence[SequenceSpan], for_kv: Callable[[Sequence[LayerKV]], Any], for_recurrent: Callable[[Sequence[RecurrentState]], Any]) -> list[Any]:
+    layers = zip(*(each.sequence.layers for each in spans), strict=True)
+    return [layer_view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
+
+
+def _joined(parts: list[mx.array]) -> mx.array | None:
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> mx.array | None:
+    """Run the model and return the logits of the wanted rows of these spans, [rows, vocabulary]."""
+    wanted: list[int] = []
+    first = 0
+    for each in spans:
+        end = first + each.span.tokens
+        wanted.extend(range(end - each.wanted_rows, end))
+        first = end
+    everything = len(wanted) == ids.size
+    rows = mx.array(wanted) if wanted and not everything else None
+    with head.selecting(rows) if head is not None else nullcontext() as selection:
+        logits = model(ids, cache=caches)
+    if not wanted:
+        return None  # the state is evaluated, the logits never are
+    flat = logits.reshape(-1, logits.shape[-1])
+    return flat if everything or (selection is not None and selection.used) else flat[rows]

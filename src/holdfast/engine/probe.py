@@ -1,0 +1,213 @@
+"""Runs a loaded model in every layout and takes the fastest one whose logits are right.
+
+Three sequences of different lengths, prompt chunks and decoding rows mixed, joining one after the other, are compared with
+one-by-one evaluation through mlx-lm's own caches. An error is judged against what it does to the logits when one token of the
+context is another one, and against the noise of mlx-lm's own two ways (prompt at once, token by token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from holdfast.cache.kinds import Composite, LayerState, WindowKV
+from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
+from holdfast.engine.plan import Span
+from holdfast.engine.sampling import row_state
+from holdfast.engine.sequence import Sequence as LiveSequence
+from holdfast.engine.sequence import SequenceSpan
+from holdfast.errors import ModelLoadError
+from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.models.head_seam import HeadSeam
+
+RIGHT_RELATIVE_ERROR = 1e-3  # of the effect of one changed context token; wrong layouts are off by 0.1 and more
+NOISE_FACTOR = 4.0
+DECODED_TOKENS = 3
+LONGEST_WINDOW_PROBED = 128
+
+# What mlx-lm models raise when a layout does not fit them: wrong shapes, missing attributes, scalar offsets where arrays come.
+_MISFITS = (LayoutError, ValueError, TypeError, AttributeError, IndexError, KeyError, RuntimeError, NotImplementedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How one layout did."""
+
+    layout: str
+    variant: str
+    relative_error: float | None  # None: it raised
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The chosen layout, ready to run, and why it was chosen."""
+
+    runner: Runner
+    reason: str
+    trials: tuple[Trial, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    tokens: tuple[int, ...]
+    chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
+    joins: int  # the step at which the sequence comes in
+
+
+def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> ProbeResult:
+    """Probe the layouts in order of speed and return the first right one; device thread only.
+
+    wanted: "auto", or the name of the layout to insist on. Raises ModelLoadError when no layout (or not the wanted one) is right.
+    """
+    trials: list[Trial] = []
+    for head in (HeadSeam(model), None):
+        reference = _Reference(model, _cases(model, vocab_size))
+        for variant, make in _candidates(model, head):
+            runner, trial = _try(make, variant, reference, trials=len(trials))
+            trials.append(trial)
+            if runner is not None and wanted in ("auto", runner.name):
+                return ProbeResult(runner=runner, reason=_reason(trials), trials=tuple(trials))
+        if head is not None:
+            head.remove()
+    raise ModelLoadError(f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: {_reason(trials)}")
+
+
+def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
+    """The relative error of every layout and variant, for the table in the documentation."""
+    reference = _Reference(model, _cases(model, vocab_size))
+    head = HeadSeam(model)
+    return tuple(_try(make, variant, reference, trials=0)[1] for variant, make in _candidates(model, head))
+
+
+def _candidates(model: Any, head: HeadSeam | None) -> list[tuple[str, Callable[[], Runner]]]:
+    return [
+        ("rows", lambda: RowsRunner(model, head)),
+        ("split, attention through the seam", lambda: SplitRunner(model, head, gather_mask_dimensions=None)),
+        ("split, attention over gathered copies", lambda: SplitRunner(model, head, gather_mask_dimensions=4)),
+        ("split, attention over gathered copies with grouped masks", lambda: SplitRunner(model, head, gather_mask_dimensions=5)),
+        ("solo", lambda: SoloRunner(model, head)),
+    ]
+
+
+def _try(make: Callable[[], Runner], variant: str, reference: _Reference, *, trials: int) -> tuple[Runner | None, Trial]:
+    runner = make()
+    try:
+        error = reference.relative_error(_staggered(runner, reference.cases))
+    except _MISFITS as misfit:
+        first_line = str(misfit).split("\n", 1)[0][:160]
+        return None, Trial(layout=runner.name, variant=variant, relative_error=None, note=f"{type(misfit).__name__}: {first_line}")
+    right = error <= reference.tolerance
+    note = f"relative error {error:.1e}" + ("" if right else f", allowed {reference.tolerance:.1e}")
+    return (runner if right else None), Trial(layout=runner.name, variant=variant, relative_error=error, note=note)
+
+
+def _reason(trials: Sequence[Trial]) -> str:
+    *failed, last = trials
+    words = [f"{trial.variant} fails ({trial.note})" for trial in failed]
+    return "; ".join([*words, f"{last.variant}: {last.note}"])
+
+
+def _cases(model: Any, vocab_size: int) -> tuple[_Case, ...]:
+    windows = [size for layer in SoloRunner(model, None).own_kinds() for size in _windows_of(layer)]
+    longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
+    lengths = (longest, 5, longest // 2 + 5)
+    chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
+    return tuple(
+        _Case(
+            tokens=tuple((7 + 13 * index * (case + 1) + case) % min(vocab_size, 1009) for index in range(length + DECODED_TOKENS)),
+            chunks=chunks[case],
+            joins=case,
+        )
+        for case, length in enumerate(lengths)
+    )
+
+
+def _windows_of(layer: LayerState) -> list[int]:
+    if isinstance(layer, Composite):
+        return [size for part in layer.parts for size in _windows_of(part)]
+    return [layer.window] if isinstance(layer, WindowKV) and layer.window is not None else []
+
+
+class _Reference:
+    """Logits of one-by-one evaluation, and the scale on which to judge others."""
+
+    def __init__(self, model: Any, cases: tuple[_Case, ...]) -> None:
+        self.cases = cases
+        self._expected = [_one_by_one(model, case.tokens, sum(case.chunks)) for case in cases]
+        changed = [_one_by_one(model, (case.tokens[0], case.tokens[1] ^ 1, *case.tokens[2:]), sum(case.chunks)) for case in cases]
+        slowly = _one_by_one(model, cases[1].tokens, 1)
+        mx.eval(self._expected, changed, slowly)
+        self._effect = max(_distance(a, b) for a, b in zip(self._expected, changed, strict=True)) or 1.0
+        noise = _distance(self._expected[1], slowly[-self._expected[1].shape[0] :]) / self._effect
+        self.tolerance = max(RIGHT_RELATIVE_ERROR, min(NOISE_FACTOR * noise, 0.5))
+
+    def relative_error(self, got: list[mx.array]) -> float:
+        """Largest deviation of any logit, relative to the effect of a changed token; infinite when a logit is not a number."""
+        return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
+
+
+def _distance(a: mx.array, b: mx.array) -> float:
+    distance = float(mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max())
+    return distance if distance == distance else float("inf")
+
+
+def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
+    """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later tokens, vocabulary]"""
+    caches = SoloRunner.own_caches(model)
+    logits = [model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]]
+    for token in tokens[prompt:]:
+        logits.append(model(mx.array([[token]]), cache=caches)[0])
+    return mx.concatenate(logits)
+
+
+def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
+    """Play the cases as the scheduler would; logits as `_one_by_one` gives them, per case."""
+    live = [_sequence(case, runner.fresh_layers(), index) for index, case in enumerate(cases)]
+    queues = [_spans(case, str(index)) for index, case in enumerate(cases)]
+    got: list[list[mx.array]] = [[] for _ in cases]
+    step = 0
+    while any(queues):
+        active = [index for index, queue in enumerate(queues) if queue and cases[index].joins <= step]
+        spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
+        for index, each in zip(active, spans, strict=True):
+            live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
+        logits = runner.forward(spans)
+        mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
+        row = 0
+        for index, each in zip(active, spans, strict=True):
+            if each.wanted_rows and logits is not None:
+                got[index].append(logits[row : row + 1])
+            row += each.wanted_rows
+        step += 1
+    return [mx.concatenate(rows) for rows in got]
+
+
+def _sequence(case: _Case, layers: list[LayerState], index: int) -> LiveSequence:
+    prompt = case.tokens[: sum(case.chunks)]
+    request = SequenceRequest(
+        request_id=str(index), prompt_token_ids=prompt, max_tokens=DECODED_TOKENS, sampling=SamplingParams(temperature=0.0, seed=0)
+    )
+    for layer in layers:
+        layer.reserve(len(case.tokens))
+    return LiveSequence(
+        request=request,
+        known=mx.array(prompt),
+        known_tokens=len(prompt),
+        layers=layers,
+        sampler=row_state(request, generated=(), vocab_size=1),
+    )
+
+
+def _spans(case: _Case, request_id: str) -> list[Span]:
+    spans: list[Span] = []
+    start = 0
+    for tokens in case.chunks:
+        spans.append(Span(request_id=request_id, start=start, tokens=tokens, draws=start + tokens == sum(case.chunks)))
+        start += tokens
+    for position in range(start, len(case.tokens)):
+        spans.append(Span(request_id=request_id, start=position, tokens=1, draws=True))
+    return spans

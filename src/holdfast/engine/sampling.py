@@ -1,0 +1,180 @@
+"""Draw one token for each row of a step's logits, wholly on the device: rows of any mix of parameters, nothing waits, nothing is read back.
+
+Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then temperature, top-k, top-p, min-p,
+the draw. A row's token depends on its logits, its parameters, its seed and its position only. Device thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
+from holdfast.engine.sampling_edits import LogitBias, PenaltyState, RowEdits, apply_edits
+from holdfast.messages import SamplingParams, SequenceRequest
+
+__all__ = ["Drawn", "PenaltyState", "RowState", "Scores", "advance", "row_state", "sample", "score_tokens"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowState:
+    """What sampling keeps per sequence. `advance` moves it on after each draw; everything else stays as it was made."""
+
+    params: SamplingParams
+    kind: DrawKind
+    seed: int
+    position: int  # of the token to draw, counted from the beginning of the prompt
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    bias: LogitBias | None = None
+    penalties: PenaltyState | None = None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the row's logits are changed by a bias or a penalty."""
+        return self.bias is not None or self.penalties is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a call of `sample` gave, lazily, for R rows.
+
+    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw; its token is then meaningless.
+    chosen_logprobs: fp32 [R], top_ids: uint32 [R, k], top_logprobs: fp32 [R, k], most likely first; k is the largest that any row wants, so
+    cut each row to its own. None when no row wants them; meaningless in rows that do not.
+    """
+
+    tokens: mx.array
+    ok: mx.array
+    chosen_logprobs: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays that are there, for one evaluation."""
+        return [a for a in (self.tokens, self.ok, self.chosen_logprobs, self.top_ids, self.top_logprobs) if a is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities of given tokens. chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], None when k is 0."""
+
+    chosen: mx.array
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+
+def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
+    """The state of a sequence that has `generated` already. vocab_size: columns of the logits.
+
+    Raises InvalidRequest when the logit bias names tokens that the model does not have.
+    """
+    params = request.sampling
+    return RowState(
+        params=params,
+        kind=draw_kind(params, vocab_size=vocab_size),
+        seed=params.seed or 0,
+        position=len(request.prompt_token_ids) + len(generated),
+        want_logprobs=request.want_logprobs,
+        top_logprobs=min(request.top_logprobs, vocab_size) if request.want_logprobs else 0,
+        bias=LogitBias.from_params(params, vocab_size=vocab_size),
+        penalties=PenaltyState.from_history(
+            request.prompt_token_ids, generated_ids=generated, vocab_size=vocab_size, params=params
+        ),
+    )
+
+
+def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
+    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out before they are known."""
+    for index, row in enumerate(rows):
+        row.position += 1
+        if row.penalties is not None:
+            row.penalties = row.penalties.with_token(tokens[index : index + 1])
+
+
+def sample(logits: mx.array, rows: Sequence[RowState]) -> Drawn:
+    """Draw a token for each row. Lazy; changes neither `logits` nor `rows`.
+
+    logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
+    """
+    if any(row.is_edited for row in rows):
+        logits = _edited(logits.astype(mx.float32), rows)
+    peaks = mx.max(logits, axis=-1).astype(mx.float32)  # NaN if the row holds one: MLX's max propagates it
+    tokens = _drawn_tokens(logits, rows, peaks)
+    drawn = Drawn(tokens=tokens, ok=mx.isfinite(peaks))
+    return _with_logprobs(drawn, logits, rows) if any(row.want_logprobs for row in rows) else drawn
+
+
+def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely. Lazy.
+
+    logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's position.
+    """
+    logits = logits.astype(mx.float32)
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
+    if top_logprobs == 0:
+        return Scores(chosen=chosen)
+    values, ids = largest(logits, count=min(top_logprobs, logits.shape[-1]))
+    return Scores(chosen=chosen, top_ids=ids, top_logprobs=values - total)
+
+
+def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
+    def edit(part: mx.array, members: Sequence[int]) -> mx.array:
+        edits = [RowEdits(params=rows[m].params, bias=rows[m].bias, penalties=rows[m].penalties) for m in members]
+        return apply_edits(part, edits)
+
+    edited = [index for index, row in enumerate(rows) if row.is_edited]
+    plain = [index for index, row in enumerate(rows) if not row.is_edited]
+    if not plain:
+        return edit(logits, edited)
+    return _by_groups([(edited, lambda: edit(logits[mx.array(edited)], edited)), (plain, lambda: logits[mx.array(plain)])])
+
+
+def _drawn_tokens(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+    kinds: dict[DrawKind, list[int]] = {}
+    for index, row in enumerate(rows):
+        kinds.setdefault(row.kind, []).append(index)
+    if len(kinds) == 1:
+        return _draw_kind(logits, rows, peaks)
+
+    def part(members: list[int]) -> Callable[[], mx.array]:
+        at = mx.array(members)
+        return lambda: _draw_kind(logits[at], [rows[m] for m in members], peaks[at])
+
+    return _by_groups([(members, part(members)) for members in kinds.values()])
+
+
+def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
+    kind = rows[0].kind
+    if kind.greedy:
+        return mx.argmax(logits, axis=-1)
+    keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
+    return draw(logits.astype(mx.float32), kind=kind, params=[row.params for row in rows], keys=keys, peaks=peaks)
+
+
+def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
+    """Compute each group's rows and put them back in the order of the whole."""
+    order = [member for members, _ in groups for member in members]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return mx.concatenate([compute() for _, compute in groups])[mx.array(back)]
+
+
+def _with_logprobs(drawn: Drawn, logits: mx.array, rows: Sequence[RowState]) -> Drawn:
+    wanting = [index for index, row in enumerate(rows) if row.want_logprobs]
+    count = max(rows[index].top_logprobs for index in wanting)
+    if len(wanting) == len(rows):
+        scores = score_tokens(logits, drawn.tokens, top_logprobs=count)
+        return replace(drawn, chosen_logprobs=scores.chosen, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs)
+    at = mx.array(wanting)
+    scores = score_tokens(logits[at], drawn.tokens[at], top_logprobs=count)
+    place = {index: number for number, index in enumerate(wanting)}
+    spread = mx.array([place.get(index, 0) for index in range(len(rows))])
+    return replace(
+        drawn,
+        chosen_logprobs=scores.chosen[spread],
+        top_ids=None if scores.top_ids is None else scores.top_ids[spread],
+        top_logprobs=None if scores.top_logprobs is None else scores.top_logprobs[spread],
+    )

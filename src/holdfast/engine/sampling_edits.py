@@ -1,0 +1,126 @@
+"""What changes a sequence's logits before anything is drawn: logit bias and penalties. Sparse: the cost goes with the tokens seen, not with the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from holdfast.errors import InvalidRequest
+from holdfast.messages import SamplingParams
+
+BANNED_AT = -100.0  # a bias this low means "never", not "rarely"
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """The logit bias of one sequence, on the device. ids: int32 [entries]; values: fp32 [entries], -inf where banned."""
+
+    ids: mx.array
+    values: mx.array
+
+    @staticmethod
+    def from_params(params: SamplingParams, *, vocab_size: int) -> LogitBias | None:
+        """None when there is no bias. Raises InvalidRequest for ids that the model does not have."""
+        if not params.logit_bias:
+            return None
+        for token_id in params.logit_bias:
+            if not 0 <= token_id < vocab_size:
+                message = f"logit_bias names token {token_id}, the model's vocabulary has {vocab_size} tokens (0 to {vocab_size - 1})"
+                raise InvalidRequest(message, field="logit_bias")
+        values = [value if value > BANNED_AT else -mx.inf for value in params.logit_bias.values()]
+        return LogitBias(mx.array(list(params.logit_bias), dtype=mx.int32), mx.array(values, dtype=mx.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyState:
+    """The tokens that one sequence's penalties look at, on the device. Immutable: a drawn token makes a new state.
+
+    prompt_ids: int32 [n], each distinct id of the prompt once, empty when the repetition penalty is off.
+    generated_ids: int32 [m], as generated, with repeats. May be lazy; the next `sample` evaluates it.
+    """
+
+    prompt_ids: mx.array
+    generated_ids: mx.array
+
+    @staticmethod
+    def from_history(
+        prompt_ids: Sequence[int], *, generated_ids: Sequence[int], vocab_size: int, params: SamplingParams
+    ) -> PenaltyState | None:
+        """The state after `generated_ids`; None when no penalty is on."""
+        if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
+            return None
+        seen = sorted(set(prompt_ids)) if params.repetition_penalty != 1.0 else []
+        known = [token_id for token_id in seen if 0 <= token_id < vocab_size]  # image placeholders may lie beyond
+        return PenaltyState(mx.array(known, dtype=mx.int32), mx.array(list(generated_ids), dtype=mx.int32))
+
+    def with_token(self, token: mx.array) -> PenaltyState:
+        """The state after one more generated token. token: any int dtype, [1], lazy or not."""
+        return PenaltyState(self.prompt_ids, mx.concatenate([self.generated_ids, token.astype(mx.int32)]))
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """The edits of one row of logits. At least one of `bias` and `penalties` is there."""
+
+    params: SamplingParams
+    bias: LogitBias | None
+    penalties: PenaltyState | None
+
+
+def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
+    """Bias, then the repetition penalty, then presence and frequency. Lazy; a row's result does not depend on the others.
+
+    logits: fp32 [rows, vocab], one row per entry of `edits`. Returns the same shape.
+    Repetition (prompt and generated): positive logits are divided by the penalty, others multiplied. Presence is taken off once, frequency
+    once per occurrence, of generated tokens only.
+    """
+    biases = [(row, edit.bias) for row, edit in enumerate(edits) if edit.bias is not None]
+    if biases:
+        rows, ids = _places([(row, bias.ids) for row, bias in biases])
+        logits = logits.at[rows, ids].add(mx.concatenate([bias.values for _, bias in biases]))
+    penalised = [(row, edit.params, edit.penalties) for row, edit in enumerate(edits) if edit.penalties is not None]
+    repeated = [
+        (row, ids)
+        for row, params, state in penalised
+        if params.repetition_penalty != 1.0
+        for ids in (state.prompt_ids, state.generated_ids)
+    ]
+    counted = [
+        (row, state.generated_ids)
+        for row, params, state in penalised
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    ]
+    return _take_off(_penalise_repetition(logits, repeated, edits), counted, edits)
+
+
+def _penalise_repetition(logits: mx.array, seen: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]) -> mx.array:
+    if not _entries(seen):
+        return logits
+    rows, ids = _places(seen)
+    penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
+    before = logits[rows, ids]
+    edited = mx.array(logits)  # a second handle: assignment leaves the caller's array alone
+    edited[rows, ids] = mx.where(before > 0, before / penalty, before * penalty)  # an id that comes twice is written twice the same
+    return edited
+
+
+def _take_off(logits: mx.array, generated: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]) -> mx.array:
+    if not _entries(generated):
+        return logits
+    rows, ids = _places(generated)
+    presence = mx.array([edit.params.presence_penalty for edit in edits], dtype=mx.float32)[rows]
+    frequency = mx.array([edit.params.frequency_penalty for edit in edits], dtype=mx.float32)[rows]
+    edited = mx.array(logits)
+    edited[rows, ids] = logits[rows, ids] - presence
+    return edited.at[rows, ids].add(-frequency)
+
+
+def _entries(lists: Sequence[tuple[int, mx.array]]) -> int:
+    return sum(ids.size for _, ids in lists)
+
+
+def _places(lists: Sequence[tuple[int, mx.array]]) -> tuple[mx.array, mx.array]:
+    rows = mx.concatenate([mx.full(ids.shape, row, dtype=mx.int32) for row, ids in lists])
+    return rows, mx.concatenate([ids for _, ids in lists])

@@ -1,0 +1,95 @@
+"""One sequence as the engine keeps it: its tokens, its live state per layer, and what it drew last. Device thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from holdfast.cache.kinds import LayerState
+from holdfast.engine.plan import Span
+from holdfast.messages import SequenceRequest
+
+if TYPE_CHECKING:
+    from holdfast.engine.sampling import RowState
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Live state. `known` are the tokens that are on the host (prompt, and what was generated before a preemption)."""
+
+    request: SequenceRequest
+    known: mx.array  # int32 [known_tokens]
+    known_tokens: int
+    layers: list[LayerState]
+    sampler: RowState
+    drawn: mx.array | None = None  # int32 [rows] of the step that drew last
+    drawn_row: int = 0
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Every array of the live state."""
+        for layer in self.layers:
+            yield from layer.arrays()
+
+    def reserve(self, tokens: int) -> None:
+        """Reserve capacity for this many tokens in every layer."""
+        for layer in self.layers:
+            layer.reserve(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """A span of the plan together with its sequence."""
+
+    sequence: Sequence
+    span: Span
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the span's token is one that the sequence drew itself and the host may not know yet."""
+        return self.span.start >= self.sequence.known_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of all positions are wanted, not just of the last."""
+        return self.sequence.request.want_prompt_logprobs and not self.is_decoding
+
+    @property
+    def wanted_rows(self) -> int:
+        """How many rows of logits the span asks for."""
+        if self.scores_prompt:
+            return self.span.tokens
+        return 1 if self.span.draws else 0
+
+
+@dataclass(slots=True)
+class TokenSource:
+    """Gathers the token ids of spans into one array without waiting for those that are still on the device."""
+
+    pieces: list[mx.array] = field(default_factory=list)
+
+    def gather(self, spans: list[SequenceSpan]) -> mx.array:
+        """int32 [tokens of all spans], in their order."""
+        index = 0
+        while index < len(spans):
+            if not spans[index].is_decoding:
+                span, known = spans[index].span, spans[index].sequence.known
+                self.pieces.append(known[span.start : span.start + span.tokens])
+                index += 1
+                continue
+            index = self._gather_drawn(spans, index)
+        return self.pieces[0] if len(self.pieces) == 1 else mx.concatenate(self.pieces)
+
+    def _gather_drawn(self, spans: list[SequenceSpan], first: int) -> int:
+        """Take a run of decoding spans that drew in the same step; returns the index behind it."""
+        drawn = spans[first].sequence.drawn
+        assert drawn is not None, "a decoding span has no drawn token"
+        last = first
+        while last < len(spans) and spans[last].is_decoding and spans[last].sequence.drawn is drawn:
+            last += 1
+        rows = [each.sequence.drawn_row for each in spans[first:last]]
+        whole = rows == list(range(drawn.shape[0]))
+        self.pieces.append(drawn if whole else drawn[mx.array(rows)])
+        return last

@@ -1,0 +1,210 @@
+"""What a model sees as its cache during one forward pass: views over the live state of the sequences in it.
+
+A view speaks the small part of mlx-lm's cache protocol that models use: `offset`, `make_mask`, `update_and_fetch`, indexing.
+Views live for one step. None of them defines `__len__`: an empty one would be falsy and models would skip the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from holdfast.cache.kinds import Composite, FullKV, LayerKV, LayerState, RecurrentState, WindowKV
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMask:
+    """A mask as its parameters. In the rows layout every span needs a mask of its own, so the array is made where it is used."""
+
+    window: int | None
+
+
+class MaskBook:
+    """Causal masks of one step, each made once however many layers ask for it."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
+
+    def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
+        """bool [tokens, held]: the last `tokens` of `held` positions, each seeing itself and the (window - 1) before it."""
+        key = (tokens, held, window)
+        if key not in self._masks:
+            queries = mx.arange(held - tokens, held)[:, None]
+            keys = mx.arange(held)[None]
+            mask = queries >= keys
+            self._masks[key] = mask if window is None else mask & (queries < keys + window)
+        return self._masks[key]
+
+
+def _narrower(*windows: int | None) -> int | None:
+    sizes = [size for size in windows if size is not None]
+    return min(sizes) if sizes else None
+
+
+class RowsView:
+    """One layer in the rows layout: every token is a row of its own; rows of a span are consecutive.
+
+    Attention comes back here through the seam and is done span by span, each over its own sequence's keys and values.
+    """
+
+    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, masks: MaskBook) -> None:
+        self._layers, self._tokens, self._masks = layers, tokens, masks
+        self.offset = offset
+        self._cuts = [sum(tokens[: index + 1]) for index in range(len(tokens) - 1)]
+
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> WindowMask:
+        """The window that the model asks for; the mask itself is made per span."""
+        return WindowMask(window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowsView, RowsView]:
+        """keys, values: [rows, kv_heads, 1, head_dim]. Appends each span to its sequence; returns itself twice, for the seam."""
+        for layer, new_keys, new_values in zip(self._layers, self._split(keys), self._split(values), strict=True):
+            layer.append(new_keys, new_values)
+        return self, self
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
+        asked = mask.window if isinstance(mask, WindowMask) else None
+        spans = zip(self._layers, self._tokens, self._split(queries), strict=True)
+        parts = [self._attend_span(layer, tokens, part, scale, asked, sinks) for layer, tokens, part in spans]
+        return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
+
+    def _split(self, rows: mx.array) -> Sequence[mx.array]:
+        spans = rows.swapaxes(0, 2)
+        return mx.split(spans, self._cuts, axis=2) if self._cuts else [spans]
+
+    def _attend_span(
+        self, layer: LayerKV, tokens: int, queries: mx.array, scale: float, asked: int | None, sinks: mx.array | None
+    ) -> mx.array:
+        window = _narrower(asked, layer.window)
+        seen = layer.held() if window is None else min(layer.held(), window + tokens - 1)
+        keys, values = layer.last(seen)
+        mask: mx.array | str | None = None
+        if tokens > 1:
+            mask = "causal" if window is None or seen <= window else self._masks.causal(tokens, held=seen, window=window)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+class GatherView:
+    """One layer of decoding sequences whose model does its attention outside the seam: padded copies and a real mask."""
+
+    def __init__(self, layers: Sequence[LayerKV], *, mask_dimensions: int) -> None:
+        self._layers = layers
+        self._mask_dimensions = mask_dimensions
+        self.offset = mx.array([layer.tokens for layer in layers])
+
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        """bool [rows, 1, …, 1, longest]: which of the padded positions each row may see, the new one included."""
+        seen = [_seen_by(layer, 1) for layer in self._layers]
+        lengths = mx.array(seen).reshape((len(seen),) + (1,) * (self._mask_dimensions - 1))
+        positions = mx.arange(max(seen))
+        mask = positions < lengths
+        return mask if window_size is None else mask & (positions >= lengths - window_size)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """keys, values: [rows, kv_heads, 1, head_dim]. Returns [rows, kv_heads, longest, head_dim], zeros behind each row's end."""
+        seen = [_seen_by(layer, 1) for layer in self._layers]
+        parts = []
+        for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
+            layer.append(keys[row : row + 1], values[row : row + 1])
+            parts.append(layer.last(count))
+        return (
+            mx.concatenate([_padded(pair[0], max(seen)) for pair in parts]),
+            mx.concatenate([_padded(pair[1], max(seen)) for pair in parts]),
+        )
+
+
+def _seen_by(layer: LayerKV, tokens: int) -> int:
+    """How many positions the next `tokens` tokens of a sequence can see together, themselves included."""
+    return tokens + (layer.tokens if layer.window is None else min(layer.held(), layer.window - 1))
+
+
+def _padded(array: mx.array, tokens: int) -> mx.array:
+    return mx.pad(array, [(0, 0), (0, 0), (0, tokens - array.shape[2]), (0, 0)])
+
+
+class SpanView:
+    """One layer of one sequence whose span is a forward pass of its own: plain arrays, plain masks."""
+
+    def __init__(self, layer: LayerKV, *, masks: MaskBook) -> None:
+        self._layer, self._masks = layer, masks
+        self.offset = layer.tokens
+
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
+        """The mask over what `update_and_fetch` is about to return."""
+        window = _narrower(window_size, self._layer.window)
+        seen = _seen_by(self._layer, tokens)
+        if not return_array and (window is None or seen <= window):
+            return None if tokens == 1 else "causal"
+        return self._masks.causal(tokens, held=seen, window=window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see."""
+        seen = _seen_by(self._layer, keys.shape[2])
+        self._layer.append(keys, values)
+        return self._layer.last(seen)
+
+
+class StateView:
+    """One recurrent layer of several decoding sequences: states stacked on reading, kept as rows of the stack on writing."""
+
+    lengths = None
+    left_padding = None
+
+    def __init__(self, states: Sequence[RecurrentState]) -> None:
+        self._states = states
+
+    def __getitem__(self, index: int) -> mx.array | None:
+        stack, first = self._states[0].stacked(index)
+        if stack is None:
+            return None
+        if first == 0 and stack.shape[0] == len(self._states) and self._is_whole(index, stack):
+            return stack
+        return mx.concatenate([state[index] for state in self._states])
+
+    def _is_whole(self, index: int, stack: mx.array) -> bool:
+        return all(kept is stack and row == at for at, (kept, row) in enumerate(state.stacked(index) for state in self._states))
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        for row, state in enumerate(self._states):
+            state.set_row(index, value, row)
+
+    def make_mask(self, tokens: int) -> None:
+        """No padding, no mask."""
+
+    def advance(self, tokens: int) -> None:
+        """Nothing to count: there is no padding."""
+
+
+class CompositeView:
+    """One layer made of parts: indexable by part, as mlx-lm's `CacheList`."""
+
+    def __init__(self, views: Sequence[Any]) -> None:
+        self._views = views
+
+    def __getitem__(self, index: int) -> Any:
+        return self._views[index]
+
+
+def layer_view(
+    states: Sequence[LayerState],
+    *,
+    for_kv: Callable[[Sequence[LayerKV]], Any],
+    for_recurrent: Callable[[Sequence[RecurrentState]], Any],
+) -> Any:
+    """The view of one layer over the same layer's states of all sequences in a forward pass. All states are of one kind.
+
+    Raises TypeError for a kind that cannot be laid out (the `solo` layout passes mlx-lm's own objects instead).
+    """
+    first = states[0]
+    if isinstance(first, Composite):
+        parts = zip(*(state.parts for state in states if isinstance(state, Composite)), strict=True)
+        return CompositeView([layer_view(part, for_kv=for_kv, for_recurrent=for_recurrent) for part in parts])
+    if isinstance(first, FullKV | WindowKV):
+        return for_kv([state for state in states if isinstance(state, FullKV | WindowKV)])
+    if isinstance(first, RecurrentState):
+        return for_recurrent([state for state in states if isinstance(state, RecurrentState)])
+    raise TypeError(f"cache kind {type(first).__name__} cannot be laid out")

@@ -1,0 +1,65 @@
+"""Error types of all rooms. Each carries its numbers; `http/errors.py` alone turns them into statuses."""
+
+
+class HoldfastError(Exception):
+    """Anything that Holdfast itself raises on purpose. The message is fit to be shown to a user."""
+
+
+class InvalidRequest(HoldfastError):
+    """The client sent something that can never be served: a 4xx. `field` is the request's field, '' when none is to blame."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModel(InvalidRequest):
+    """The request names a model that this server does not have: 404."""
+
+    def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
+        super().__init__(f"model {model!r} is not served here; available: {', '.join(available)}", field="model")
+        self.model, self.available = model, available
+
+
+class PromptTooLong(InvalidRequest):
+    """The rendered prompt does not fit the model's context window."""
+
+    def __init__(self, *, prompt_tokens: int, limit_tokens: int, field: str = "messages") -> None:
+        super().__init__(f"the prompt has {prompt_tokens} tokens, the model takes at most {limit_tokens}", field=field)
+        self.prompt_tokens, self.limit_tokens = prompt_tokens, limit_tokens
+
+
+class TooLargeForMemory(InvalidRequest):
+    """The request alone needs more KV memory than the whole budget: it could never be admitted."""
+
+    def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
+        super().__init__(f"the request needs {needed_bytes:,} bytes of KV memory, the budget is {budget_bytes:,}", field="max_tokens")
+        self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
+
+
+class QueueFull(HoldfastError):
+    """As many requests wait as may wait: 503 with Retry-After."""
+
+    def __init__(self, *, queued: int, limit: int, retry_after_seconds: float) -> None:
+        super().__init__(f"{queued} requests are waiting already (limit {limit}); try again in {retry_after_seconds:.0f} s")
+        self.queued, self.limit, self.retry_after_seconds = queued, limit, retry_after_seconds
+
+
+class WorkerUnavailable(HoldfastError):
+    """The worker process of the model is not ready, has died or is being restarted: 503."""
+
+
+class GenerationFailed(HoldfastError):
+    """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
+
+
+class ConfigError(HoldfastError):
+    """A setting is unknown or has a bad value; stops the start with exit code 2."""
+
+
+class ModelLoadError(HoldfastError):
+    """A model folder is missing, truncated, unsupported, or its tokenizer is broken; exit code 2."""
+
+
+class DownloadError(ModelLoadError):
+    """A model could not be fetched from the Hub."""

@@ -1,0 +1,68 @@
+"""The one place where unmodified mlx-lm models hand their attention to Holdfast.
+
+mlx-lm models bind `scaled_dot_product_attention` by name when their module is imported, so the seam has to stand in
+`mlx_lm.models.base` before that; modules that were imported earlier (library users) are mended in place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+_NAME = "scaled_dot_product_attention"
+_MARK = "_holdfast_plain_attention"
+
+
+class AttendingKeys(Protocol):
+    """What a cache view returns in place of keys and values when it wants to do the attention itself."""
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """queries: [rows, heads, 1, head_dim]; the result has the same shape."""
+        ...
+
+
+def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def scaled_dot_product_attention(
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if hasattr(keys, "attend"):
+            attended: mx.array = keys.attend(queries, scale=scale, mask=mask, sinks=sinks)
+            return attended
+        return plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+    setattr(scaled_dot_product_attention, _MARK, plain)
+    return scaled_dot_product_attention
+
+
+def install() -> None:
+    """Put the seam into mlx-lm. Idempotent; call before the first model module is imported."""
+    base = importlib.import_module("mlx_lm.models.base")
+    plain = getattr(base, _NAME)
+    if hasattr(plain, _MARK):
+        return
+    seam = _seam(plain)
+    for module in _model_modules():
+        if getattr(module, _NAME, None) is plain:
+            setattr(module, _NAME, seam)
+
+
+def _model_modules() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("mlx_lm.models.") and module is not None]
+
+
+def reaches(model: object) -> bool:
+    """Whether every module that the model's classes come from, if it does attention through mlx-lm, holds the seam."""
+    modules = {type(part).__module__ for _, part in model.named_modules()}  # type: ignore[attr-defined]
+    bound = [getattr(sys.modules[name], _NAME) for name in modules if hasattr(sys.modules.get(name), _NAME)]
+    return all(hasattr(function, _MARK) for function in bound)
