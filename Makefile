@@ -1,6 +1,7 @@
 # make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
 # make test           the fast tests (ARGS="tests/cli -x" for some of them)
 # make check          formatting, lint, types, import walls, sizes
+# make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
 # make bench          the benchmarks (ARGS="--list" shows them)
 # make venv           only make .venv; the others do it when needed

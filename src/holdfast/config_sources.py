@@ -107,7 +107,10 @@ def parse_size(text: str) -> int:
 def parse_seconds(text: str) -> float:
     """Seconds in a text such as `0.25`, `250 ms`, `10s`, `5 min` or `1h`. Raises ValueError."""
     number, unit = _number_and_unit(text, _SECOND_UNITS)
-    return float(number) * _SECOND_UNITS[unit]
+    seconds = float(number) * _SECOND_UNITS[unit]
+    if not math.isfinite(seconds):
+        raise ValueError(text)
+    return seconds
 
 
 def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[Decimal, str]:

@@ -1,0 +1,69 @@
+"""What is written about the project agrees with the project."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import holdfast
+from holdfast.config import all_specs
+from holdfast.config_sources import SettingSpec, allowed, describe
+from tests.project.sources import ROOT
+
+
+def documented_row(spec: SettingSpec) -> str:
+    default = describe(spec, spec.default)
+    cells = (
+        f"`{spec.key}`",
+        f"`{spec.flag}`" if spec.flag else "",
+        f"`{default}`" if default else "",
+        allowed(spec).replace("|", "\\|"),
+        spec.doc,
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def test_every_setting_has_its_row_in_the_documentation() -> None:
+    lines = set((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8").splitlines())
+    missing = [documented_row(spec) for spec in all_specs().values() if documented_row(spec) not in lines]
+    assert missing == [], "put these rows into docs/configuration.md:\n" + "\n".join(missing)
+
+
+def test_the_documentation_knows_no_setting_that_does_not_exist() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` ", text, re.MULTILINE)) == set(all_specs())
+
+
+def test_the_change_log_knows_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{holdfast.__version__}]" in text or "## [Unreleased]" in text
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    targets = [
+        (document, target) for document in documents for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
+    ]
+    assert [f"{document.name} → {target}" for document, target in targets if not (document.parent / target).exists()] == []
+
+
+def test_every_target_of_the_makefile_is_explained_in_its_head() -> None:
+    text = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    assert targets is not None
+    explained = re.findall(r"^# make (\w+)", text, re.MULTILINE)
+    assert set(targets[1].split()) - {"help"} == set(explained)
+
+
+def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    assert [name for name in required if not re.search(r">=[\d.]+,<[\d.]+", name)] == []
+
+
+def test_every_dependency_is_pinned_in_the_constraints() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    names = {re.split(r"[\[><=; ]", name)[0].lower().replace("_", "-") for name in required}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert names - pinned == set()
