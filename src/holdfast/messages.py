@@ -62,6 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None  # None: as many as fit the context window
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
+    unset_sampling: tuple[str, ...] = ()  # fields of `sampling` the client left open: the model's generation_config.json fills them
     stop: tuple[str, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0
@@ -148,6 +149,8 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     message: str
     field: str = ""
     retry_after_seconds: float = 0.0
+    queued: int = 0  # for QUEUE_FULL: requests that wait, and how many may
+    queue_limit: int = 0
 
 
 class PromptScored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
