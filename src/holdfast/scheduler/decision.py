@@ -58,12 +58,16 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What became of one plan. Every plan with spans is reported exactly once, in the order they were given out."""
+    """What became of one plan. Every plan with spans is reported exactly once, in the order they were given out.
+
+    `seconds`: how long the device was busy with it, from its dispatch (or the end of the step before it, if that was later) to
+    its end.
+    """
 
     plan: StepPlan
     drawn: tuple[Drawn, ...]
     ended: tuple[RequestId, ...]  # by a stop token or a failure
-    seconds: float  # the device was busy with it: from its dispatch, or the end of the step before it if that was later, to its end
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

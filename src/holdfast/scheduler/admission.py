@@ -1,0 +1,98 @@
+"""KV bytes against the budget: what a sequence needs, what is reserved, who may come in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from holdfast.errors import TooLargeForMemory
+from holdfast.scheduler.decision import SequenceCosts
+from holdfast.scheduler.sequence import Sequence
+
+
+class KvLedger:
+    """Counts reserved bytes. Bytes of a sequence that a step under way still touches stay reserved until that step is over."""
+
+    def __init__(self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int) -> None:
+        self._costs = costs
+        self._expected_output_tokens = expected_output_tokens
+        self.budget_bytes = budget_bytes
+        self.running_bytes = 0
+        self.leaving_bytes = 0
+        self._leaving: deque[tuple[int, int]] = deque()  # (step, bytes), not sorted by step
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that nobody else may have now."""
+        return self.running_bytes + self.leaving_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that may be reserved now."""
+        return self.budget_bytes - self.running_bytes - self.leaving_bytes
+
+    def capacity_for(self, tokens: int) -> int:
+        """The capacity to reserve so that `tokens` tokens fit."""
+        step = self._costs.reserve_step_tokens
+        return -(-tokens // step) * step
+
+    def bytes_for(self, capacity_tokens: int) -> int:
+        """Bytes of one sequence of that capacity."""
+        return capacity_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
+
+    def check_fits_alone(self, *, final_tokens: int) -> None:
+        """Raise TooLargeForMemory for what could not even run alone."""
+        needed = self.bytes_for(self.capacity_for(final_tokens))
+        if needed > self.budget_bytes:
+            raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
+
+    def capacity_at_admission(self, sequence: Sequence) -> int:
+        """Capacity for what is known and the answer that is expected."""
+        ahead = min(sequence.max_tokens - sequence.drawn, self._expected_output_tokens)
+        return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
+
+    def capacities_for_growth(self, sequence: Sequence) -> tuple[int, ...]:
+        """Larger capacities for a sequence that has no room for its next token, the most welcome first, the least one last."""
+        wanted = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
+        least = self.capacity_for(sequence.position + 1)
+        return (self.capacity_for(wanted), least) if self.capacity_for(wanted) > least else (least,)
+
+    def may_enter(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether it fits beside those that run and the next growth of each of them, lest it be preempted at once."""
+        growing = sum(1 for other in running if other.capacity_tokens < other.final_tokens and not other.is_fully_planned)
+        headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
+        return self.bytes_for(self.capacity_at_admission(sequence)) + headroom <= self.free_bytes
+
+    def enter(self, sequence: Sequence, *, step: int) -> None:
+        """Reserve for a sequence and let it run."""
+        capacity = self.capacity_at_admission(sequence)
+        needed = self.bytes_for(capacity)
+        self.running_bytes += needed
+        sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
+
+    def grow(self, sequence: Sequence, capacity_tokens: int) -> None:
+        """Reserve more for a running sequence."""
+        needed = self.bytes_for(capacity_tokens)
+        self.running_bytes += needed - sequence.reserved_bytes
+        sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
+
+    def leave(self, sequence: Sequence, *, observed_steps: int) -> None:
+        """Give back what a sequence has reserved, at once or when the last step that touches it is over."""
+        freed = sequence.stop()
+        self.running_bytes -= freed
+        if sequence.last_step > observed_steps and freed:
+            self.leaving_bytes += freed
+            self._leaving.append((sequence.last_step, freed))
+
+    def step_is_over(self, step: int) -> None:
+        """Give back what was held for steps up to this one."""
+        if self._leaving:
+            kept = [(until, held) for until, held in self._leaving if until > step]
+            self._leaving = deque(kept)
+            self.leaving_bytes = sum(held for _, held in kept)
+
+    def check_invariants(self, running: Iterable[Sequence]) -> None:
+        """Assert that the sums agree with the sequences and stay within the budget."""
+        assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), "reserved bytes are miscounted"
+        assert self.leaving_bytes == sum(held for _, held in self._leaving), "bytes of leaving sequences are miscounted"
+        assert self.reserved_bytes <= self.budget_bytes, "more is reserved than there is"

@@ -1,0 +1,113 @@
+"""How much of which prompt goes into a step.
+
+Prompts that are being read share a step like this. The oldest and those that are ahead of it (shorter, or passed over for a
+while) each may count on half of the step; which half is dealt out first alternates, so that both move even when a step has room
+for one chunk only. What one side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
+prompt never waits for a long one to be read, a long one is slowed down by short ones to half its pace at most, and equal ones are
+read one after the other, which lets the first answer begin early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from holdfast.scheduler.cost_model import CostModel
+from holdfast.scheduler.sequence import Sequence
+
+PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
+
+
+class Allowance:
+    """What prompts may take of one step: tokens, and seconds when others decode in it."""
+
+    __slots__ = ("_held_seconds", "_held_tokens", "_quantum", "seconds", "tokens")
+
+    def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
+        self.tokens, self.seconds = tokens, seconds
+        self._quantum = quantum_tokens
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_half(self) -> None:
+        """Keep half of what is left for later takers."""
+        self._held_tokens = self.tokens // 2
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else self.seconds / 2
+
+    def release(self) -> None:
+        """Give out what was held back."""
+        self._held_tokens, self._held_seconds = 0, 0.0
+
+    def take(self, costs: CostModel, sequence: Sequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
+        """Take as much as there is for one prompt that has `taken` tokens of the step already.
+
+        Whole quanta, unless the prompt ends with it. `at_least_a_quantum`: whatever it costs, so that somebody always moves on.
+        """
+        position, wanted = sequence.position + taken, sequence.unread_tokens - taken
+        entry = 0.0 if taken else costs.seconds_per_chunk()
+        tokens = min(wanted, self.tokens - self._held_tokens)
+        if not math.isinf(self.seconds):
+            tokens = min(tokens, costs.tokens_within(self.seconds - self._held_seconds - entry, position))
+        if tokens < wanted:
+            tokens -= tokens % self._quantum
+        if at_least_a_quantum:
+            tokens = max(tokens, min(self._quantum, wanted, self.tokens))
+        if tokens > 0:
+            self.tokens -= tokens
+            self.seconds -= entry + costs.more_chunk_seconds(position, tokens)
+        return max(tokens, 0)
+
+
+class ChunkSharing:
+    """Deals the steps' room for prompts out. Remembers only whose turn it is to be first."""
+
+    def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
+        self._costs = costs
+        self._min_chunk_tokens = min_chunk_tokens
+        self._oldest_is_first = True
+
+    def share(self, prompts: list[Sequence], *, tokens: int, seconds: float, step: int) -> list[tuple[Sequence, int]]:
+        """Chunks for step number `step`; at least one, if there are prompts and tokens.
+
+        prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
+        """
+        if len(prompts) == 1 and math.isinf(seconds):
+            return [(prompts[0], min(tokens, prompts[0].unread_tokens))]
+        allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
+        ahead, behind = self._others(prompts, step)
+        oldest = prompts[:1]
+        taken: dict[Sequence, int] = {}
+        if not ahead:
+            self._deal(allowance, oldest, taken, must_move=True)
+        else:
+            first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
+            self._oldest_is_first = not self._oldest_is_first
+            allowance.hold_back_half()
+            self._deal(allowance, first, taken, must_move=True)
+            allowance.release()
+            self._deal(allowance, second, taken)
+            self._deal(allowance, first, taken)
+        self._deal(allowance, behind, taken)
+        return list(taken.items())
+
+    def _others(self, prompts: list[Sequence], step: int) -> tuple[list[Sequence], list[Sequence]]:
+        """All but the oldest, split in those ahead of it and the rest, each in the order in which they are served."""
+        oldest = prompts[0]
+        passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
+        passed_over.sort(key=lambda other: other.last_step)
+        patient = [other for other in prompts[1:] if step - other.last_step <= PATIENCE_STEPS]
+        patient.sort(key=lambda other: other.unread_tokens)
+        shorter = [other for other in patient if other.unread_tokens < oldest.unread_tokens]
+        return passed_over + shorter, patient[len(shorter) :]
+
+    def _deal(
+        self, allowance: Allowance, takers: Iterable[Sequence], taken: dict[Sequence, int], *, must_move: bool = False
+    ) -> None:
+        for sequence in takers:
+            before = taken.get(sequence, 0)
+            if before == sequence.unread_tokens:
+                continue
+            more = allowance.take(self._costs, sequence, taken=before, at_least_a_quantum=must_move)
+            must_move = False
+            if more == 0:
+                return
+            taken[sequence] = before + more

@@ -1,0 +1,141 @@
+"""What steps cost on this machine, learned from the steps themselves: decoding rows and prompt tokens apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_MEMORY = 4.0  # observations of full weight that an estimate remembers: the gain never falls below 1/4
+_LOWEST, _HIGHEST = 1 / 8, 4.0  # one observation moves an estimate no further than towards this many times itself
+_FLOOR = 1 / 10  # of the mean: extrapolation never goes below it
+
+_FIRST_DECODE_SECONDS = 0.02
+_FIRST_PROMPT_TOKEN_SECONDS = 0.001
+_ROWS_SPREAD = 1.0
+_POSITIONS_SPREAD = 256.0
+
+
+class Trend:
+    """A cost that rises in a straight line with x, followed by exponentially weighted means.
+
+    `spread` is the scatter of x from which a slope is believed. Before the first observation the cost is `first_guess`.
+    """
+
+    __slots__ = ("_covariance", "_mean", "_mean_x", "_spread_squared", "_variance", "_weight")
+
+    def __init__(self, *, first_guess: float, spread: float) -> None:
+        self._mean, self._mean_x = first_guess, 0.0
+        self._variance = self._covariance = 0.0
+        self._weight = 0.0
+        self._spread_squared = spread * spread
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether anything was observed."""
+        return self._weight > 0.0
+
+    @property
+    def mean(self) -> float:
+        """The cost at the x seen lately."""
+        return self._mean
+
+    @property
+    def slope(self) -> float:
+        """How much the cost rises with x; never negative."""
+        return max(0.0, self._covariance / (self._variance + self._spread_squared))
+
+    def at(self, x: float) -> float:
+        """The cost at x."""
+        return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
+
+    def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
+        """Take in one observation; `weight`: between 0 and 1, how much it says. An outlier moves the estimate only so far."""
+        if self._weight >= 1.0:
+            expected = self.at(x)
+            cost = min(max(cost, expected * _LOWEST), expected * _HIGHEST)
+        self._weight = min(self._weight + weight, _MEMORY)
+        gain = weight / self._weight
+        away_x, away = x - self._mean_x, cost - self._mean
+        if gain < 1.0:
+            self._variance = (1.0 - gain) * (self._variance + gain * away_x * away_x)
+            self._covariance = (1.0 - gain) * (self._covariance + gain * away_x * away)
+        self._mean_x += gain * away_x
+        self._mean += gain * away
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step contained, as far as its cost goes."""
+
+    decode_rows: int
+    chunks: int = 0
+    chunk_tokens: int = 0
+    position_sum: float = 0.0  # over the chunks' tokens, of their positions
+
+
+class CostModel:
+    """Learns the seconds of a decode step by its rows, and of a prompt token by its position (attention grows with it).
+
+    `mixes_chunks`: prompt chunks ride in the same forward as the decoding rows. Otherwise each chunk reads the weights once more,
+    which is taken to cost as much as a decode step of one row.
+    """
+
+    def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int) -> None:
+        self._mixes_chunks = mixes_chunks
+        self._full_weight_tokens = 2 * min_chunk_tokens
+        self._decode = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
+        self._prompt = Trend(first_guess=_FIRST_PROMPT_TOKEN_SECONDS, spread=_POSITIONS_SPREAD)
+
+    @property
+    def decode_step_seconds(self) -> float:
+        """A decode step of as many rows as seen lately."""
+        return self._decode.mean
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        """A prompt token at the positions seen lately."""
+        return self._prompt.mean
+
+    def decode_seconds(self, rows: int) -> float:
+        """A step that only decodes so many rows."""
+        return self._decode.at(rows)
+
+    def seconds_per_chunk(self) -> float:
+        """What a chunk costs beside decoding rows before its first token is counted."""
+        return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
+
+    def chunk_seconds(self, position: int, tokens: int) -> float:
+        """What a chunk from `position` on adds to a step."""
+        return self.seconds_per_chunk() + self.more_chunk_seconds(position, tokens)
+
+    def more_chunk_seconds(self, position: int, tokens: int) -> float:
+        """What further tokens add to a chunk that is in the step already."""
+        return tokens * (self._prompt.at(position) + self._prompt.slope * tokens / 2)
+
+    def tokens_within(self, seconds: float, position: int) -> int:
+        """The most tokens from `position` on that take no longer; the inverse of `more_chunk_seconds`."""
+        if seconds <= 0.0:
+            return 0
+        first, slope = self._prompt.at(position), self._prompt.slope
+        # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope = 0 too.
+        return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
+
+    def learn(self, load: StepLoad, seconds: float) -> None:
+        """Take in what a step took."""
+        if not load.chunks:
+            if load.decode_rows:
+                self._decode.learn(load.decode_rows, seconds)
+            return
+        fixed = self._seconds_without_prompt_tokens(load)
+        # A decode estimate that is too high for the moment must not make prompt tokens look free.
+        added = max(seconds - fixed, seconds / 4)
+        weight = min(1.0, load.chunk_tokens / self._full_weight_tokens)
+        self._prompt.learn(load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight)
+
+    def _seconds_without_prompt_tokens(self, load: StepLoad) -> float:
+        if not self._decode.is_learned:
+            return 0.0
+        if self._mixes_chunks:
+            return self._decode.at(max(load.decode_rows, 1))
+        decoding = self._decode.at(load.decode_rows) if load.decode_rows else 0.0
+        return decoding + load.chunks * self._decode.at(1)

@@ -1,0 +1,72 @@
+"""Who gives way when a running sequence needs more memory than is free: the youngest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.messages import RequestId
+from holdfast.scheduler.admission import KvLedger
+from holdfast.scheduler.decision import Growth
+from holdfast.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class RoomMade:
+    """What was done so that running sequences can go on."""
+
+    grown: list[Growth] = field(default_factory=list)
+    preempted: list[RequestId] = field(default_factory=list)
+    someone_waits: bool = False  # for memory that becomes free soon; nobody may be admitted before
+
+
+def make_room(
+    needy: list[Sequence], running: dict[RequestId, Sequence], ledger: KvLedger, *, preempt: Callable[[Sequence], None]
+) -> RoomMade:
+    """Grow each sequence that has no room for its next token, the oldest first.
+
+    What does not fit waits if the steps under way will free enough, else the youngest is preempted. The youngest itself is
+    never preempted for its own sake: it keeps what it has read and pauses until an older one ends. The oldest always finds room,
+    for alone it fits (admission saw to it), so somebody always moves on.
+
+    running: oldest first; `preempt` takes a sequence out of it.
+    """
+    made = RoomMade()
+    claimed_bytes = 0
+    for sequence in sorted(needy, key=lambda each: each.order):
+        if sequence.request_id not in running:
+            continue  # preempted for an older one
+        least_bytes = _extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
+        while ledger.free_bytes - claimed_bytes < least_bytes:
+            victim = _youngest(running)
+            if victim is sequence or _bytes_free_soon(ledger, running) - claimed_bytes >= least_bytes:
+                claimed_bytes += least_bytes
+                made.someone_waits = True
+                break
+            made.preempted.append(victim.request_id)
+            preempt(victim)
+        else:
+            made.grown.append(_grow(ledger, sequence, spare_bytes=ledger.free_bytes - claimed_bytes))
+    return made
+
+
+def _grow(ledger: KvLedger, sequence: Sequence, *, spare_bytes: int) -> Growth:
+    for capacity in ledger.capacities_for_growth(sequence):
+        if _extra_bytes(ledger, sequence, capacity) <= spare_bytes:
+            break
+    ledger.grow(sequence, capacity)
+    return Growth(request_id=sequence.request_id, capacity_tokens=capacity)
+
+
+def _extra_bytes(ledger: KvLedger, sequence: Sequence, capacity_tokens: int) -> int:
+    return ledger.bytes_for(capacity_tokens) - sequence.reserved_bytes
+
+
+def _youngest(running: dict[RequestId, Sequence]) -> Sequence:
+    """The youngest that still has something to plan; one that is about to end frees its memory by itself."""
+    return next(sequence for sequence in reversed(running.values()) if not sequence.is_fully_planned)
+
+
+def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, Sequence]) -> int:
+    ending = sum(sequence.reserved_bytes for sequence in running.values() if sequence.is_fully_planned)
+    return ledger.free_bytes + ledger.leaving_bytes + ending

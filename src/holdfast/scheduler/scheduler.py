@@ -1,0 +1,287 @@
+"""Turns what waits and runs into the plan of the next step. Pure counting: no tokens, no clock, no MLX.
+
+The worker may ask for step k+1 before it reports step k, so that the device never waits. Planned draws count at once; a sequence
+all of whose tokens are planned gets no more spans; one that turns out to have ended in step k may have a span in step k+1, whose
+draw is then ignored. Memory that a step under way touches stays reserved until that step is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from holdfast.config import SchedulerSettings
+from holdfast.engine.plan import Span, StepPlan
+from holdfast.errors import InvalidRequest, PromptTooLong, QueueFull
+from holdfast.messages import RequestId
+from holdfast.scheduler.admission import KvLedger
+from holdfast.scheduler.chunking import ChunkSharing
+from holdfast.scheduler.cost_model import CostModel, StepLoad
+from holdfast.scheduler.decision import Admission, Decision, SchedulerStatistics, SequenceCosts, StepOutcome
+from holdfast.scheduler.preemption import RoomMade, make_room
+from holdfast.scheduler.queue import PlaceEstimate, WaitingQueue
+from holdfast.scheduler.sequence import Sequence
+
+_NOTHING_TO_DO = Decision()
+
+
+@dataclass(slots=True)
+class _StepUnderWay:
+    """A plan that was given out and not reported yet."""
+
+    number: int
+    plan: StepPlan
+    load: StepLoad
+    drawless: tuple[Sequence, ...]  # may draw nothing and are read to their end with this step
+
+
+class Scheduler:
+    """Queue, admission, chunking and preemption of one worker. One thread only."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        costs: SequenceCosts,
+        *,
+        budget_bytes: int,
+        context_tokens: int,
+        mixes_chunks: bool,
+    ) -> None:
+        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows."""
+        self._settings = settings
+        self._context_tokens = context_tokens
+        self._ledger = KvLedger(costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens)
+        self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens)
+        self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
+        self._places = PlaceEstimate()
+        self._queue = WaitingQueue()
+        self._known: dict[RequestId, Sequence] = {}  # waiting and running
+        self._running: dict[RequestId, Sequence] = {}  # oldest first: only the youngest leave and come back
+        self._reading: list[Sequence] = []  # running, known tokens left to plan; oldest first
+        self._decoding: list[Sequence] = []  # running, draws left to plan
+        self._under_way: deque[_StepUnderWay] = deque()
+        self._submissions = self._issued_steps = self._observed_steps = 0
+        self._preemptions = self._growths = 0
+
+    def submit(self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int) -> None:
+        """Put a request into the queue.
+
+        An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
+        InvalidRequest for an empty prompt or an id that is waiting or running already.
+        """
+        if request_id in self._known:
+            raise InvalidRequest(f"a request with the id {request_id!r} is being served already", field="request_id")
+        if prompt_tokens < 1 or max_tokens < 0:
+            raise InvalidRequest(f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt")
+        longest_prompt = self._context_tokens - min(max_tokens, 1)
+        if prompt_tokens > longest_prompt:
+            raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=longest_prompt)
+        max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
+        self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
+        # Who will run with the next step does not wait: a burst at rest may fill both.
+        limit = self._settings.max_queued + self._settings.max_running - len(self._running)
+        if len(self._queue) >= limit:
+            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
+        self._submissions += 1
+        sequence = Sequence(
+            request_id=request_id,
+            order=self._submissions,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            submitted_after_step=self._issued_steps,
+        )
+        self._known[request_id] = sequence
+        self._queue.join(sequence)
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
+        sequence = self._known.get(request_id)
+        if sequence is None:
+            return False
+        self._forget(sequence)
+        self._places.observe(seconds=0.0, ends=1)
+        return True
+
+    def next_step(self) -> Decision:
+        """Decide about one more step. An empty plan means: nothing to do before something is observed or submitted."""
+        needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
+        if not needy and not self._reading and not self._queue:
+            if not self._decoding:
+                return _NOTHING_TO_DO
+            return Decision(plan=self._plan())
+        room = make_room(needy, self._running, self._ledger, preempt=self._preempt) if needy else RoomMade()
+        self._growths += len(room.grown)
+        admitted = () if room.someone_waits or room.preempted else self._admit()
+        plan = self._plan()
+        if not plan.spans and not admitted and not room.preempted and not room.grown:
+            return _NOTHING_TO_DO
+        return Decision(admitted=admitted, preempted=tuple(room.preempted), grown=tuple(room.grown), plan=plan)
+
+    def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
+        """Take in what a step gave. Returns the sequences that ended because all their tokens are drawn."""
+        if not outcome.plan.spans:
+            return ()
+        step = self._under_way.popleft()
+        assert step.plan is outcome.plan or step.plan == outcome.plan, "steps are to be reported in the order they were given out"
+        self._observed_steps = step.number
+        finished: list[RequestId] = []
+        for drawn in outcome.drawn:
+            sequence = self._known.get(drawn.request_id)
+            if sequence is None or sequence.submitted_after_step >= step.number:
+                continue
+            sequence.drawn += drawn.tokens
+            if sequence.drawn >= sequence.max_tokens:
+                finished.append(drawn.request_id)
+        ends = self._end_all(step, outcome, finished) if outcome.ended or finished or step.drawless else ()
+        self._ledger.step_is_over(step.number)
+        self._costs.learn(step.load, outcome.seconds)
+        self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
+        return ends
+
+    def statistics(self) -> SchedulerStatistics:
+        """What is going on now, and counters since the start."""
+        return SchedulerStatistics(
+            running=len(self._running),
+            queued=len(self._queue),
+            reading=len(self._reading),
+            reserved_bytes=self._ledger.reserved_bytes,
+            budget_bytes=self._ledger.budget_bytes,
+            preemptions=self._preemptions,
+            growths=self._growths,
+            decode_step_seconds=self._costs.decode_step_seconds,
+            prompt_token_seconds=self._costs.prompt_token_seconds,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that all books agree."""
+        self._ledger.check_invariants(self._running.values())
+        self._queue.check_invariants()
+        waiting = {sequence.request_id for sequence in self._queue}
+        assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
+        assert not waiting & set(self._running), "a sequence waits and runs"
+        assert len(self._running) <= self._settings.max_running, "too many run"
+        orders = [sequence.order for sequence in (*self._running.values(), *self._queue)]
+        assert orders == sorted(orders), "a younger sequence was let in before an older one"
+        reading = [sequence for sequence in self._running.values() if sequence.position < sequence.known_tokens]
+        assert reading == self._reading, "the list of prompts being read is wrong"
+        decoding = {each for each in self._running.values() if each not in reading and not each.is_fully_planned}
+        assert decoding == set(self._decoding), "the list of decoding sequences is wrong"
+        assert len(decoding) == len(self._decoding), "a sequence decodes twice"
+        for sequence in self._running.values():
+            assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
+            assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"
+
+    def _admit(self) -> tuple[Admission, ...]:
+        admitted: list[Admission] = []
+        while self._queue and len(self._running) < self._settings.max_running:
+            sequence = self._queue.head
+            draws_are_known = sequence.last_step <= self._observed_steps
+            if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
+                break
+            self._queue.pop_head()
+            self._ledger.enter(sequence, step=self._issued_steps)
+            self._running[sequence.request_id] = sequence
+            self._reading.append(sequence)
+            admitted.append(
+                Admission(
+                    request_id=sequence.request_id,
+                    known_tokens=sequence.known_tokens,
+                    capacity_tokens=sequence.capacity_tokens,
+                )
+            )
+        return tuple(admitted)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self._queue.rejoin(sequence)
+        self._preemptions += 1
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._known[sequence.request_id]
+        if sequence.request_id in self._running:
+            self._leave(sequence)
+        else:
+            self._queue.remove(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._running[sequence.request_id]
+        if sequence.position < sequence.known_tokens:
+            self._reading.remove(sequence)
+        elif not sequence.is_fully_planned:
+            self._decoding.remove(sequence)
+        self._ledger.leave(sequence, observed_steps=self._observed_steps)
+
+    def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
+        """Forget what ended with a step; returns those of them that the worker does not know of yet."""
+        finished += [each.request_id for each in step.drawless if self._known.get(each.request_id) is each]
+        for request_id in (*outcome.ended, *finished):
+            sequence = self._known.get(request_id)
+            if sequence is not None and sequence.submitted_after_step < step.number:
+                self._forget(sequence)
+        return tuple(request_id for request_id in finished if request_id not in outcome.ended)
+
+    def _plan(self) -> StepPlan:
+        number = self._issued_steps + 1
+        spans = self._decode_spans(number)
+        rows = len(spans)
+        load, drawless = (self._add_chunks(spans, number)) if self._reading else (StepLoad(rows), ())
+        if not spans:
+            return _NOTHING_TO_DO.plan
+        plan = StepPlan(spans=tuple(spans))
+        self._issued_steps = number
+        self._under_way.append(_StepUnderWay(number, plan, load, drawless))
+        return plan
+
+    def _decode_spans(self, number: int) -> list[Span]:
+        spans: list[Span] = []
+        has_last_draws = False
+        for sequence in self._decoding_this_step(number):
+            position = sequence.position
+            if position >= sequence.capacity_tokens:
+                continue  # pauses until there is memory
+            spans.append(Span(request_id=sequence.request_id, start=position, tokens=1, draws=True))
+            sequence.position = position + 1
+            sequence.last_step = number
+            sequence.planned_draws += 1
+            if sequence.planned_draws >= sequence.max_tokens:
+                has_last_draws = True
+        if has_last_draws:
+            self._decoding = [sequence for sequence in self._decoding if not sequence.is_fully_planned]
+        return spans
+
+    def _decoding_this_step(self, number: int) -> list[Sequence]:
+        """All that decode, unless there are more of them than fit beside a chunk: then they take turns."""
+        limit = self._settings.step_tokens
+        if self._reading:
+            # With a single token per step, prompts and answers alternate.
+            limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
+        if len(self._decoding) <= limit:
+            return self._decoding
+        now = self._decoding[:limit]
+        self._decoding = self._decoding[limit:] + now
+        return now
+
+    def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[Sequence, ...]]:
+        rows = len(spans)
+        seconds = self._settings.stall_seconds if rows else math.inf
+        chunk_tokens, position_sum = 0, 0.0
+        drawless: list[Sequence] = []
+        chunks = self._sharing.share(self._reading, tokens=self._settings.step_tokens - rows, seconds=seconds, step=number)
+        for sequence, tokens in chunks:
+            start = sequence.position
+            sequence.position = start + tokens
+            sequence.last_step = number
+            draws = False
+            if sequence.position == sequence.known_tokens:
+                self._reading.remove(sequence)
+                draws = sequence.planned_draws < sequence.max_tokens
+                sequence.planned_draws += draws
+                if not draws:
+                    drawless.append(sequence)
+                elif not sequence.is_fully_planned:
+                    self._decoding.append(sequence)
+            spans.append(Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws))
+            chunk_tokens += tokens
+            position_sum += tokens * (start + tokens / 2)
+        return StepLoad(rows, len(chunks), chunk_tokens, position_sum), tuple(drawless)

@@ -1,0 +1,56 @@
+"""What the scheduler knows of one sequence: counts only, never a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.messages import RequestId
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """A request that waits or runs.
+
+    Steps are numbered from 1 in the order they are given out. `planned_draws` runs ahead of `drawn` by the steps under way.
+    """
+
+    request_id: RequestId
+    order: int  # of submission; smaller is older
+    prompt_tokens: int
+    max_tokens: int
+    submitted_after_step: int  # results of that step and of earlier ones belong to another sequence of the same id
+    drawn: int = 0
+    planned_draws: int = 0
+    known_tokens: int = 0  # to be read before the first draw after admission
+    position: int = 0  # the next token to plan
+    capacity_tokens: int = 0
+    reserved_bytes: int = 0
+    last_step: int = 0  # the last step with a span of it, or that admitted it
+
+    @property
+    def final_tokens(self) -> int:
+        """Tokens of prompt and longest answer."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def unread_tokens(self) -> int:
+        """Known tokens that no step has been given yet."""
+        return self.known_tokens - self.position
+
+    @property
+    def is_fully_planned(self) -> bool:
+        """Whether nothing is left to plan: it ends, at the latest, when the steps under way are observed."""
+        return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
+
+    def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
+        """Let it run from its first token."""
+        self.known_tokens = self.prompt_tokens + self.drawn
+        self.planned_draws = self.drawn
+        self.position = 0
+        self.capacity_tokens, self.reserved_bytes = capacity_tokens, reserved_bytes
+        self.last_step = step
+
+    def stop(self) -> int:
+        """Let it run no longer; returns the bytes that it had reserved. Draws of steps under way still count."""
+        freed, self.reserved_bytes, self.capacity_tokens = self.reserved_bytes, 0, 0
+        return freed
