@@ -1,7 +1,7 @@
-"""Draw one token for each row of a step's logits, wholly on the device: rows of any mix of parameters, nothing waits, nothing is read back.
+"""Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters. Nothing is read back.
 
-Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then temperature, top-k, top-p, min-p,
-the draw. A row's token depends on its logits, its parameters, its seed and its position only. Device thread only.
+Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then temperature, top-k,
+top-p, min-p, the draw. A row's token depends on its logits, its parameters, its seed and its position only. Device thread only.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class RowState:
 class Drawn:
     """What a call of `sample` gave, lazily, for R rows.
 
-    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw; its token is then meaningless.
-    chosen_logprobs: fp32 [R], top_ids: uint32 [R, k], top_logprobs: fp32 [R, k], most likely first; k is the largest that any row wants, so
-    cut each row to its own. None when no row wants them; meaningless in rows that do not.
+    tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
+    meaningless (but a valid id). chosen_logprobs: fp32 [R], top_ids: uint32 [R, k], top_logprobs: fp32 [R, k], most likely first;
+    k is the largest that any row wants, so cut each row to its own. None when no row wants them; meaningless in rows that do not.
     """
 
     tokens: mx.array
@@ -59,7 +59,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of given tokens. chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], None when k is 0."""
+    """Log-probabilities of given tokens.
+
+    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None when k is 0.
+    """
 
     chosen: mx.array
     top_ids: mx.array | None = None
@@ -87,7 +90,7 @@ def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_
 
 
 def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
-    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out before they are known."""
+    """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out at once."""
     for index, row in enumerate(rows):
         row.position += 1
         if row.penalties is not None:

@@ -1,4 +1,7 @@
-"""What changes a sequence's logits before anything is drawn: logit bias and penalties. Sparse: the cost goes with the tokens seen, not with the vocabulary."""
+"""What changes a sequence's logits before anything is drawn: logit bias and penalties.
+
+Sparse: a state holds the ids seen, not an array as long as the vocabulary, and the work goes with their number.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class LogitBias:
             return None
         for token_id in params.logit_bias:
             if not 0 <= token_id < vocab_size:
-                message = f"logit_bias names token {token_id}, the model's vocabulary has {vocab_size} tokens (0 to {vocab_size - 1})"
+                message = f"logit_bias names token {token_id}, the model's tokens are 0 to {vocab_size - 1}"
                 raise InvalidRequest(message, field="logit_bias")
         values = [value if value > BANNED_AT else -mx.inf for value in params.logit_bias.values()]
         return LogitBias(mx.array(list(params.logit_bias), dtype=mx.int32), mx.array(values, dtype=mx.float32))
@@ -73,8 +76,8 @@ def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
     """Bias, then the repetition penalty, then presence and frequency. Lazy; a row's result does not depend on the others.
 
     logits: fp32 [rows, vocab], one row per entry of `edits`. Returns the same shape.
-    Repetition (prompt and generated): positive logits are divided by the penalty, others multiplied. Presence is taken off once, frequency
-    once per occurrence, of generated tokens only.
+    Repetition (prompt and generated): positive logits are divided by the penalty, others multiplied. Presence is taken off once,
+    frequency once per occurrence, of generated tokens only.
     """
     biases = [(row, edit.bias) for row, edit in enumerate(edits) if edit.bias is not None]
     if biases:
@@ -102,7 +105,8 @@ def _penalise_repetition(logits: mx.array, seen: Sequence[tuple[int, mx.array]],
     penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
     before = logits[rows, ids]
     edited = mx.array(logits)  # a second handle: assignment leaves the caller's array alone
-    edited[rows, ids] = mx.where(before > 0, before / penalty, before * penalty)  # an id that comes twice is written twice the same
+    # An id that comes twice is written twice the same.
+    edited[rows, ids] = mx.where(before > 0, before / penalty, before * penalty)
     return edited
 
 

@@ -1,0 +1,52 @@
+"""What sampling means, one row at a time in plain numpy and float64: the ground for the tests of the device's sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.messages import SamplingParams
+
+Floats = npt.NDArray[np.float64]
+
+
+def edited_logits(logits: Floats, *, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Floats:
+    """Logit bias, repetition, presence and frequency, token by token."""
+    edited = logits.astype(np.float64).copy()
+    for token_id, bias in params.logit_bias.items():
+        edited[token_id] = edited[token_id] + bias if bias > -100 else -np.inf
+    for token_id in set(prompt) | set(generated):
+        if edited[token_id] > 0:
+            edited[token_id] /= params.repetition_penalty
+        else:
+            edited[token_id] *= params.repetition_penalty
+    for token_id in set(generated):
+        edited[token_id] -= params.presence_penalty + params.frequency_penalty * list(generated).count(token_id)
+    return edited
+
+
+def log_probabilities(logits: Floats) -> Floats:
+    """Natural logarithms of the softmax."""
+    with np.errstate(divide="ignore"):
+        return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 1e-5) -> Floats:
+    """The distribution that a row of edited logits is drawn from. Tokens within `tie` (nats) of a filter's edge stay."""
+    if params.temperature < 1e-5 or params.top_k == 1 or params.top_p <= 0:
+        return np.eye(len(logits))[int(np.argmax(logits))]
+    scaled = (logits - logits.max()) / params.temperature
+    weights = np.exp(scaled)
+    ordered = np.sort(weights)[::-1]
+    edge = 0.0
+    if 0 < params.top_k < len(logits):
+        ordered = ordered[: params.top_k]
+        edge = ordered[-1]
+    if params.top_p < 1:
+        before = np.cumsum(ordered) - ordered
+        edge = max(edge, ordered[max(1, int((before < params.top_p * ordered.sum()).sum())) - 1])
+    edge = max(edge, min(params.min_p, 1.0))
+    kept = np.where(weights >= edge * np.exp(-tie), weights, 0.0)
+    return kept / kept.sum()
