@@ -1,0 +1,32 @@
+"""The front's end of the link to one worker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.link.event_stream import EventStream
+from holdfast.messages import ModelInfo, SequenceRequest, WorkerStatistics
+
+
+class EngineClient(Protocol):
+    """One running worker, seen from an asyncio loop."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the worker knows of its model."""
+        ...
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence. First event: Accepted or Rejected (and nothing after it); last event of an accepted one: Finished.
+
+        Raises WorkerUnavailable when the worker is gone. Closing the stream early cancels the request.
+        """
+        ...
+
+    async def statistics(self) -> WorkerStatistics:
+        """The worker's counters of now, or the last ones known when it is busy with a long step."""
+        ...
+
+    async def close(self) -> None:
+        """Ask the worker to end in order and let go of the link."""
+        ...

@@ -1,0 +1,125 @@
+"""Events of one request on an asyncio loop, and the table that leads each event to its request: no task, no lock per token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, RequestId, TokensGenerated
+
+RequestEvent = Accepted | Rejected | PromptScored | TokensGenerated | Finished
+
+
+class EventStream:
+    """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request."""
+
+    def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None]) -> None:
+        self.request_id = request_id
+        self.completion_tokens = 0
+        self.was_accepted = False
+        self._cancel = cancel
+        self._events: deque[RequestEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._over = False
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        while not self._events:
+            if self._over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Stop listening; tells the worker to stop if it has not finished."""
+        self._events.clear()
+        if not self._over:
+            self._over = True
+            self._cancel(self.request_id)
+        self._wake()
+
+    def push(self, event: RequestEvent) -> None:
+        """Add an event from the worker. Loop's thread only."""
+        if self._over:
+            return
+        if isinstance(event, TokensGenerated):
+            self.completion_tokens += len(event.token_ids)
+        elif isinstance(event, Accepted):
+            self.was_accepted = True
+        elif isinstance(event, Finished | Rejected):
+            self._over = True
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EventRouter:
+    """The open streams of one worker by request id."""
+
+    def __init__(self) -> None:
+        self._streams: dict[RequestId, EventStream] = {}
+        self._prompt_tokens: dict[RequestId, int] = {}
+        self._death = ""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def open(self, request_id: RequestId, *, prompt_tokens: int, cancel: Callable[[RequestId], None]) -> EventStream:
+        """Make the stream of a new request. Raises WorkerUnavailable after the worker's death, ValueError for an id in use."""
+        if self._death:
+            raise WorkerUnavailable(self._death)
+        if request_id in self._streams:
+            raise ValueError(f"request id {request_id!r} is in use")
+        stream = EventStream(request_id, cancel=cancel)
+        self._streams[request_id] = stream
+        self._prompt_tokens[request_id] = prompt_tokens
+        return stream
+
+    def forget(self, request_id: RequestId) -> bool:
+        """Drop a stream that nobody reads any more. False when it had ended already."""
+        self._prompt_tokens.pop(request_id, None)
+        return self._streams.pop(request_id, None) is not None
+
+    def route(self, events: Iterable[Event]) -> None:
+        """Give each event to its stream; events of forgotten requests are dropped."""
+        for event in events:
+            if not isinstance(event, RequestEvent):
+                continue
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            if isinstance(event, Finished | Rejected):
+                self.forget(event.request_id)
+            stream.push(event)
+
+    def fail_all(self, message: str) -> None:
+        """The worker is gone: each open stream ends with one FAILED, and nothing can be opened any more."""
+        self._death = message
+        for request_id, stream in list(self._streams.items()):
+            prompt_tokens = self._prompt_tokens[request_id]
+            if not stream.was_accepted:
+                stream.push(Accepted(request_id=request_id))
+            self.forget(request_id)
+            stream.push(
+                Finished(
+                    request_id=request_id,
+                    reason=FinishReason.FAILED,
+                    prompt_tokens=prompt_tokens,
+                    completion_tokens=stream.completion_tokens,
+                    error=message,
+                )
+            )

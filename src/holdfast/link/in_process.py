@@ -1,0 +1,215 @@
+"""Link to a worker that runs on a thread of this process: for the library and for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventRouter, EventStream, RequestEvent
+from holdfast.messages import (
+    CancelRequest,
+    Command,
+    Event,
+    Finished,
+    FinishReason,
+    LoadProgress,
+    ModelInfo,
+    Rejected,
+    RequestId,
+    SequenceRequest,
+    Shutdown,
+    StatisticsRequest,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStatistics,
+)
+
+DEATH = "the engine's thread ended unexpectedly"
+
+
+class QueueInbox:
+    """Inbox over a queue of this process. `deliver` is called on the device thread with the events of each step."""
+
+    def __init__(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._deliver = deliver
+
+    def put(self, command: Command) -> None:
+        """Hand a command to the device thread; any thread."""
+        self._commands.put(command)
+
+    def receive(self, *, timeout_seconds: float) -> list[Command]:
+        """All commands that are there; waits for the first one up to the timeout (0: polls)."""
+        commands: list[Command] = []
+        with contextlib.suppress(queue.Empty):
+            commands.append(self._commands.get(block=timeout_seconds > 0, timeout=timeout_seconds or None))
+            while True:
+                commands.append(self._commands.get_nowait())
+        return commands
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Give all events of one step to their readers."""
+        if events:
+            self._deliver(events)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class InProcessClient:
+    """Starts a worker on a non-daemon device thread and speaks to it, from asyncio loops and from plain threads alike.
+
+    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `Shutdown`, let go of the device.
+    """
+
+    def __init__(self, run_worker: Callable[[QueueInbox], object], *, on_progress: Callable[[LoadProgress], None]) -> None:
+        self._inbox = QueueInbox(self._deliver)
+        self._on_progress = on_progress
+        self._started: Future[WorkerReady | WorkerFailed] = Future()
+        self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._routers: dict[asyncio.AbstractEventLoop, EventRouter] = {}
+        self._readers: dict[RequestId, queue.SimpleQueue[RequestEvent]] = {}
+        self._gone = ""
+        self._thread = threading.Thread(target=self._run, args=(run_worker,), name="holdfast-device", daemon=False)
+        self._thread.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the worker knows of its model. Raises WorkerUnavailable before it is ready."""
+        if self._started.done():
+            outcome = self._started.result()
+            if isinstance(outcome, WorkerReady):
+                return outcome.model
+        raise WorkerUnavailable("the model is not loaded")
+
+    def wait_started(self) -> WorkerReady | WorkerFailed:
+        """Block until the model serves or has failed to load."""
+        return self._started.result()
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence from a running asyncio loop; see `EngineClient`."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            self._check_alive(request.request_id)
+            router = self._routers.setdefault(loop, EventRouter())
+            stream = router.open(request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel)
+            self._inbox.put(request)
+        return stream
+
+    def submit_blocking(self, request: SequenceRequest) -> Iterator[Event]:
+        """Send one sequence and iterate over its events on this thread. Closing the iterator early cancels the request."""
+        events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+        with self._lock:
+            self._check_alive(request.request_id)
+            self._readers[request.request_id] = events
+            self._inbox.put(request)
+        return self._read(request.request_id, events)
+
+    async def statistics(self) -> WorkerStatistics:
+        """The worker's counters of now."""
+        return await asyncio.wrap_future(self._ask_statistics())
+
+    def statistics_blocking(self) -> WorkerStatistics:
+        """The worker's counters of now, for callers without asyncio."""
+        return self._ask_statistics().result()
+
+    async def close(self) -> None:
+        """End the worker in order without blocking the loop."""
+        self._inbox.put(Shutdown())
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def close_blocking(self) -> None:
+        """End the worker in order and wait until its thread has let go of the device."""
+        self._inbox.put(Shutdown())
+        self._thread.join()
+
+    def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:
+        try:
+            run_worker(self._inbox)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._gone = DEATH if not self._started.done() else "the engine is closed"
+            readers, self._readers = self._readers, {}
+            routers = dict(self._routers)
+            while not self._statistics.empty():
+                self._statistics.get().set_exception(WorkerUnavailable(self._gone))
+        if not self._started.done():
+            self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
+        for request_id, events in readers.items():
+            events.put(
+                Finished(request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=DEATH)
+            )
+        for loop, router in routers.items():
+            _call_on(loop, partial(router.fail_all, self._gone))
+
+    def _check_alive(self, request_id: RequestId) -> None:
+        if self._gone:
+            raise WorkerUnavailable(self._gone)
+        if request_id in self._readers:
+            raise ValueError(f"request id {request_id!r} is in use")
+
+    def _cancel(self, request_id: RequestId) -> None:
+        with self._lock:
+            router = self._routers.get(asyncio.get_running_loop())
+        if router is not None and router.forget(request_id):
+            self._inbox.put(CancelRequest(request_id=request_id))
+
+    def _ask_statistics(self) -> Future[WorkerStatistics]:
+        answer: Future[WorkerStatistics] = Future()
+        with self._lock:
+            if self._gone:
+                raise WorkerUnavailable(self._gone)
+            self._statistics.put(answer)
+            self._inbox.put(StatisticsRequest())
+        return answer
+
+    def _read(self, request_id: RequestId, events: queue.SimpleQueue[RequestEvent]) -> Iterator[Event]:
+        over = False
+        try:
+            while not over:
+                event = events.get()
+                over = isinstance(event, Finished | Rejected)
+                yield event
+        finally:
+            self._readers.pop(request_id, None)
+            if not over:
+                self._inbox.put(CancelRequest(request_id=request_id))
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        routed: list[RequestEvent] = []
+        for event in events:
+            if isinstance(event, RequestEvent):
+                reader = self._readers.get(event.request_id)
+                if reader is not None:
+                    reader.put(event)
+                else:
+                    routed.append(event)
+            elif isinstance(event, WorkerReady | WorkerFailed):
+                self._started.set_result(event)
+            elif isinstance(event, WorkerStatistics):
+                self._statistics.get().set_result(event)
+            else:
+                self._on_progress(event)
+        if routed:
+            with self._lock:
+                routers = dict(self._routers)
+            for loop, router in routers.items():
+                _call_on(loop, partial(router.route, routed))
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

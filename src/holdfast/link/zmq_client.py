@@ -1,0 +1,183 @@
+"""Link to a worker process: a ZeroMQ PAIR socket in a private folder, read straight from the asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.messages import (
+    CancelRequest,
+    Command,
+    Event,
+    LoadProgress,
+    ModelInfo,
+    RequestId,
+    SequenceRequest,
+    Shutdown,
+    StatisticsRequest,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStatistics,
+)
+
+STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve
+_LONGEST_SOCKET_PATH = 90  # Unix socket paths end at 104 (macOS) or 108 bytes
+
+
+class ZmqEngineClient:
+    """The front's end of the link to one worker process, for the life of that process. Loop's thread only.
+
+    The socket is drained by a plain reader callback on its file descriptor: an event costs one wake-up of the loop, with no task
+    in between. Bound before the worker is started, so that nothing the worker says is lost.
+    """
+
+    def __init__(self, *, on_progress: Callable[[LoadProgress], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._folder = _private_folder()
+        self.endpoint = f"ipc://{self._folder}/link"
+        self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
+        self._on_progress = on_progress
+        self._router = EventRouter()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(list[Event])
+        self._statistics: asyncio.Future[WorkerStatistics] | None = None
+        self._last_statistics = WorkerStatistics()
+        self._closed = False
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(self.endpoint)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._drain)
+        self._loop.add_reader(self._monitor_fd, self._notice_disconnect)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the worker knows of its model. Raises WorkerUnavailable before it is ready."""
+        if self.started.done() and not self.started.cancelled():
+            outcome = self.started.result()
+            if isinstance(outcome, WorkerReady):
+                return outcome.model
+        raise WorkerUnavailable("the model is not loaded yet; please try again")
+
+    @property
+    def open_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._router)
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence; see `EngineClient`."""
+        stream = self._router.open(request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel)
+        try:
+            self._send(request)
+        except WorkerUnavailable:
+            self._router.forget(request.request_id)
+            raise
+        return stream
+
+    async def statistics(self) -> WorkerStatistics:
+        """The worker's counters of now, or the last ones known when it is busy with a long step."""
+        if self._statistics is None:
+            self._send(StatisticsRequest())
+            self._statistics = self._loop.create_future()
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._statistics), STATISTICS_PATIENCE_SECONDS)
+        except TimeoutError:
+            return self._last_statistics
+
+    def shut_down_worker(self) -> None:
+        """Ask the worker to end in order; its last events still arrive."""
+        if not self._closed:
+            try:
+                self._send(Shutdown())
+            except WorkerUnavailable:
+                return  # it is gone already, which is what was asked for
+
+    def fail(self, message: str) -> None:
+        """The worker is gone: end each open stream with FAILED and refuse new ones."""
+        if not self._closed:
+            self._drain()  # what it said before it died still counts
+        self._router.fail_all(message)
+        if self._statistics is not None and not self._statistics.done():
+            self._statistics.set_result(self._last_statistics)
+        if not self.started.done():
+            self.started.set_result(WorkerFailed(message=message, fatal_input=False))
+
+    async def close(self) -> None:
+        """Ask the worker to end and let go of the socket and its folder."""
+        if self._closed:
+            return
+        self.shut_down_worker()
+        self.fail("the server is shutting down")
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_reader(self._monitor_fd)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=200)
+        self._context.term()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        if self._router.forget(request_id) and not self._closed:
+            try:
+                self._send(CancelRequest(request_id=request_id))
+            except WorkerUnavailable:
+                return  # nothing is left to be cancelled
+
+    def _send(self, command: Command) -> None:
+        if self._closed:
+            raise WorkerUnavailable("the server is shutting down")
+        try:
+            self._socket.send(self._encoder.encode((command,)), zmq.NOBLOCK)
+        except zmq.Again:
+            raise WorkerUnavailable("the worker process is not there; please try again") from None
+        # The descriptor is edge-triggered: sending may swallow the edge of an event that arrived meanwhile.
+        self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        while not self._closed and _readable(self._socket):
+            self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, LoadProgress):
+                self._on_progress(event)
+            elif isinstance(event, WorkerReady | WorkerFailed):
+                if not self.started.done():
+                    self.started.set_result(event)
+            elif isinstance(event, WorkerStatistics):
+                self._last_statistics = event
+                if self._statistics is not None and not self._statistics.done():
+                    self._statistics.set_result(event)
+                self._statistics = None
+        self._router.route(events)
+
+    def _notice_disconnect(self) -> None:
+        while not self._closed and _readable(self._monitor):
+            recv_monitor_message(self._monitor)
+            self.fail("the worker process of the model died; please try again")
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # mode 0700: nobody else may speak to the worker
+    if len(str(folder)) <= _LONGEST_SOCKET_PATH:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="holdfast-", dir="/tmp"))

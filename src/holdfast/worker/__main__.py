@@ -1,0 +1,20 @@
+"""`python -m holdfast.worker`: the process that residency starts for each model."""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.worker.assignment import Assignment
+from holdfast.worker.device import serve_model
+from holdfast.worker.inbox import Inbox
+from holdfast.worker.lifecycle import WorkerEnd
+from holdfast.worker.process import run_process
+
+
+def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
+    """Serve the assigned model on the calling thread."""
+    return serve_model(inbox, folder=assignment.folder, model=assignment.model, scheduler=assignment.scheduler)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(serve))

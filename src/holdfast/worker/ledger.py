@@ -1,0 +1,129 @@
+"""The books of the worker: who is live, what the front is to be told. Sees to it that each accepted request gets one Finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
+from holdfast.messages import (
+    Accepted,
+    Event,
+    FinishReason,
+    PromptScored,
+    Rejected,
+    RejectionKind,
+    RequestId,
+    SequenceRequest,
+    TokenLogprob,
+    TokensGenerated,
+)
+from holdfast.worker.counters import Counters
+from holdfast.worker.sequences import LiveSequence
+
+
+class Ledger:
+    """Live sequences by id, events that wait to be sent, and counters. Device thread only."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self.counters = Counters()
+        self._clock = clock
+        self._live: dict[RequestId, LiveSequence] = {}
+        self._outbox: list[Event] = []
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._live
+
+    def __getitem__(self, request_id: RequestId) -> LiveSequence:
+        return self._live[request_id]
+
+    def live(self) -> tuple[LiveSequence, ...]:
+        """All sequences that have not ended, oldest first."""
+        return tuple(self._live.values())
+
+    def find(self, request_id: RequestId) -> LiveSequence | None:
+        """The live sequence of that id, if there is one."""
+        return self._live.get(request_id)
+
+    def is_live(self, sequence: LiveSequence) -> bool:
+        """Whether this very sequence (not another one with its id) has not ended."""
+        return self._live.get(sequence.request.request_id) is sequence
+
+    def accept(self, request: SequenceRequest) -> LiveSequence:
+        """Enter a request; one Finished will follow."""
+        assert request.request_id not in self._live
+        sequence = LiveSequence(request=request, submitted_at=self._clock())
+        self._live[request.request_id] = sequence
+        self.tell(Accepted(request_id=request.request_id))
+        return sequence
+
+    def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
+        """Turn a request away; nothing more will be said about it."""
+        self.counters.rejected += 1
+        kind, message, request_id = _kind(refusal), str(refusal), request.request_id
+        if isinstance(refusal, QueueFull):
+            rejected = Rejected(
+                request_id=request_id,
+                kind=kind,
+                message=message,
+                retry_after_seconds=refusal.retry_after_seconds,
+                queued=refusal.queued,
+                queue_limit=refusal.limit,
+            )
+        else:
+            field = refusal.field if isinstance(refusal, InvalidRequest) else ""
+            rejected = Rejected(request_id=request_id, kind=kind, message=message, field=field)
+        self.tell(rejected)
+
+    def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
+        """Strike a live sequence off; says its one and only Finished."""
+        assert self.is_live(sequence)
+        del self._live[sequence.request.request_id]
+        if sequence.prompt_logprobs and reason is FinishReason.LENGTH:  # nothing was to be drawn, only the prompt scored
+            self._tell_scores(sequence)
+        self.counters.finished[reason] += 1
+        self.tell(sequence.finished(reason, now=self._clock(), error=error))
+
+    def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
+        """Count the part of a span that lies in the prompt as read."""
+        self.counters.prompt_tokens += max(0, min(start + tokens, len(sequence.request.prompt_token_ids)) - start)
+
+    def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Keep scores of a part of the prompt until they are complete."""
+        if not sequence.is_scored:
+            sequence.prompt_logprobs += logprobs
+
+    def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Tell drawn tokens, and before the first of them the prompt's scores if they are wanted."""
+        if sequence.request.want_prompt_logprobs and not sequence.is_scored:
+            self._tell_scores(sequence)
+        sequence.take(token_ids, now=self._clock())
+        self.counters.generated_tokens += len(token_ids)
+        self.tell(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
+
+    def tell(self, event: Event) -> None:
+        """Put an event into the next message."""
+        self._outbox.append(event)
+
+    def take_outbox(self) -> list[Event]:
+        """All events since the last call, in order."""
+        events, self._outbox = self._outbox, []
+        return events
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when an id stands under a wrong key or a sequence has more tokens than it asked for."""
+        for request_id, sequence in self._live.items():
+            assert sequence.request.request_id == request_id
+            assert len(sequence.generated) <= sequence.request.max_tokens
+
+    def _tell_scores(self, sequence: LiveSequence) -> None:
+        sequence.is_scored = True
+        self.tell(PromptScored(request_id=sequence.request.request_id, logprobs=tuple(sequence.prompt_logprobs)))
+        sequence.prompt_logprobs.clear()
+
+
+def _kind(refusal: HoldfastError) -> RejectionKind:
+    if isinstance(refusal, QueueFull):
+        return RejectionKind.QUEUE_FULL
+    if isinstance(refusal, TooLargeForMemory):
+        return RejectionKind.TOO_LARGE
+    return RejectionKind.INVALID if isinstance(refusal, InvalidRequest) else RejectionKind.SHUTTING_DOWN

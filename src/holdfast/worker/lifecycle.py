@@ -1,0 +1,48 @@
+"""The life of a worker on its device thread, whatever builds the loop: load, report, serve, let go."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from collections.abc import Callable
+
+from holdfast.errors import ConfigError, ModelLoadError
+from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.worker.inbox import Inbox
+from holdfast.worker.loop import WorkerLoop
+
+logger = logging.getLogger("holdfast.worker")
+
+Progress = Callable[[str, float], None]  # stage, fraction
+LoopBuilder = Callable[[Inbox, Progress], tuple[WorkerLoop, ModelInfo]]
+
+
+class WorkerEnd(enum.IntEnum):
+    """How a worker ended; its process's exit code."""
+
+    IN_ORDER = 0
+    BROKEN = 1
+    BAD_INPUT = 2
+
+
+def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
+    """Build the loop, tell the front, serve until Shutdown, close the inbox. The device is still the caller's to let go."""
+
+    def progress(stage: str, fraction: float) -> None:
+        inbox.send([LoadProgress(stage=stage, fraction=fraction)])
+
+    end = WorkerEnd.BROKEN
+    try:
+        loop, info = build(inbox, progress)
+        inbox.send([WorkerReady(pid=os.getpid(), model=info)])
+        loop.run()
+        end = WorkerEnd.IN_ORDER
+    except (ModelLoadError, ConfigError) as error:
+        inbox.send([WorkerFailed(message=str(error), fatal_input=True)])
+        end = WorkerEnd.BAD_INPUT
+    finally:
+        if end is WorkerEnd.BROKEN:
+            logger.exception("the worker ends: its device thread failed")
+        inbox.close()
+    return end

@@ -1,0 +1,289 @@
+"""The worker's loop: commands in, plans to the engine, events out, on the one thread that owns the device.
+
+Pipelined by one step: step k+1 is dispatched before the results of step k are waited for, so that Python works while the device
+computes. Results of sequences that ended or were cancelled meanwhile are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.messages import CancelRequest, Command, FinishReason, SequenceRequest, Shutdown, WorkerStatistics
+from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.counters import resident_bytes
+from holdfast.worker.inbox import Inbox
+from holdfast.worker.ledger import Ledger
+from holdfast.worker.parts import Engine
+from holdfast.worker.retry import read_alone
+from holdfast.worker.sequences import LiveSequence
+
+IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
+STATISTICS_SECONDS = 0.25  # how often a working worker tells its figures unasked
+FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without one success between them
+
+SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
+
+logger = logging.getLogger("holdfast.worker")
+
+
+class DeviceBroken(Exception):
+    """Nothing runs on the device any more; only a new process can help."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A step under way. `sequences`: whose spans they are, in the order of `plan`."""
+
+    decided: StepPlan  # the scheduler's, which wants it back
+    plan: StepPlan  # what of it was dispatched: without sequences that could not be opened
+    sequences: tuple[LiveSequence, ...]
+    started_at: float
+    pending: Any = None
+    is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
+
+
+class WorkerLoop:
+    """Serves the inbox until Shutdown. Each accepted request gets exactly one Finished."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        retry_chunk_tokens: int = 2048,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
+        self._retry_chunk_tokens = retry_chunk_tokens
+        self._ledger = Ledger(clock=clock)
+        self._flight: _Flight | None = None
+        self._collected_at = 0.0
+        self._told_at = 0.0
+        self._told_busy = False
+        self._failures_in_a_row = 0
+        self._is_closing = False
+
+    def run(self) -> None:
+        """Work until Shutdown. Raises DeviceBroken when nothing can be computed any more; all requests are finished then too."""
+        is_busy = False
+        try:
+            while not self._is_closing:
+                self._obey(self._inbox.receive(timeout_seconds=0.0 if is_busy else IDLE_SECONDS))
+                is_busy = self._advance()
+                self._tell_statistics(is_busy=is_busy)
+                self._inbox.send(self._ledger.take_outbox())
+        except Exception as error:
+            self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
+            raise
+        self._finish_all(FinishReason.CANCELLED)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the step under way end before its arrays are dropped."""
+        if self._flight is not None and self._flight.pending is not None:
+            try:
+                self._engine.collect(self._flight.pending)
+            except Exception:  # nobody waits for it
+                logger.exception("the last step failed")
+        self._flight = None
+
+    def statistics(self) -> WorkerStatistics:
+        """Counters since the start and gauges of now."""
+        counters, load = self._ledger.counters, self._scheduler.statistics()
+        return WorkerStatistics(
+            running=load.running,
+            queued=load.queued,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=load.preemptions,
+            finished=sum(counters.finished.values()),
+            failed=counters.finished[FinishReason.FAILED],
+            cancelled=counters.finished[FinishReason.CANCELLED],
+            rejected=counters.rejected,
+            kv_reserved_bytes=load.reserved_bytes,
+            kv_budget_bytes=load.budget_bytes,
+            resident_bytes=resident_bytes(),
+            step_seconds=counters.step_histogram(),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
+        self._ledger.check_invariants()
+        self._scheduler.check_invariants()
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, SequenceRequest):
+                self._accept(command)
+            elif isinstance(command, CancelRequest):
+                sequence = self._ledger.find(command.request_id)
+                if sequence is not None:
+                    self._drop(sequence, FinishReason.CANCELLED)
+            elif isinstance(command, Shutdown):
+                self._is_closing = True
+            else:
+                self._ledger.tell(self.statistics())
+
+    def _accept(self, request: SequenceRequest) -> None:
+        ledger = self._ledger
+        if self._is_closing:
+            ledger.reject(request, SHUTTING_DOWN)
+            return
+        try:
+            self._scheduler.submit(request.request_id, prompt_tokens=len(request.prompt_token_ids), max_tokens=request.max_tokens)
+        except (QueueFull, InvalidRequest) as refusal:
+            ledger.reject(request, refusal)
+        else:
+            ledger.accept(request)
+
+    def _advance(self) -> bool:
+        """Dispatch the next step, then collect the one before it. False when there was nothing to do."""
+        previous = self._flight
+        self._flight = self._begin(self._scheduler.next_step())
+        was_busy = previous is not None or self._flight is not None
+        if previous is not None:
+            self._complete(previous)
+        if self._flight is not None and self._flight.is_suspect:
+            suspect, self._flight = self._flight, None
+            self._complete(suspect)
+        return was_busy
+
+    def _begin(self, decision: Decision) -> _Flight | None:
+        ledger = self._ledger
+        for request_id in decision.preempted:
+            self._close(ledger[request_id])
+        for growth in decision.grown:
+            self._grow(ledger[growth.request_id], growth.capacity_tokens)
+        for admission in decision.admitted:
+            self._admit(ledger[admission.request_id], admission.capacity_tokens)
+        if not decision.plan.spans:
+            return None
+        spans = tuple(span for span in decision.plan.spans if span.request_id in ledger)
+        flight = _Flight(
+            decided=decision.plan,
+            plan=StepPlan(spans=spans),
+            sequences=tuple(ledger[span.request_id] for span in spans),
+            started_at=self._clock(),
+        )
+        if spans:
+            try:
+                flight.pending = self._engine.dispatch(flight.plan)
+            except Exception:  # whatever a model or the device raises must not end the other requests
+                logger.exception("a step of %d spans could not be dispatched; each is tried alone", len(spans))
+                flight.is_suspect = True
+        return flight
+
+    def _complete(self, flight: _Flight) -> None:
+        result = StepResult(spans=()) if not flight.sequences else None
+        if result is None and not flight.is_suspect:
+            try:
+                result = self._engine.collect(flight.pending)
+                self._failures_in_a_row = 0
+            except Exception:  # see _begin
+                logger.exception("a step of %d spans failed; each is tried alone", len(flight.sequences))
+                if self._flight is not None:
+                    self._flight.is_suspect = True
+        if result is None:
+            self._engine.abandon_pending()
+            result = StepResult(spans=tuple(map(self._retry_alone, flight.plan.spans, flight.sequences)))
+        started_at, self._collected_at = max(flight.started_at, self._collected_at), self._clock()
+        self._take(flight, result, seconds=self._collected_at - started_at)
+
+    def _take(self, flight: _Flight, result: StepResult, *, seconds: float) -> None:
+        ledger = self._ledger
+        ledger.counters.count_step(seconds)
+        drawn: list[Drawn] = []
+        ended: list[tuple[LiveSequence, FinishReason, str]] = []
+        for span, sequence, given in zip(flight.plan.spans, flight.sequences, result.spans, strict=True):
+            ledger.count_prompt(sequence, start=span.start, tokens=span.tokens)
+            if not ledger.is_live(sequence):
+                continue
+            if given.failure:
+                ended.append((sequence, FinishReason.FAILED, given.failure))
+                continue
+            ledger.score(sequence, given.prompt_logprobs)
+            if given.token_ids:
+                end = sequence.ending(given.token_ids)
+                ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
+                drawn.append(Drawn(request_id=span.request_id, tokens=end.counted_tokens))
+                if end.reason is FinishReason.STOP:
+                    ended.append((sequence, FinishReason.STOP, ""))
+        ids = tuple(sequence.request.request_id for sequence, _, _ in ended)
+        by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=tuple(drawn), ended=ids, seconds=seconds))
+        for sequence, reason, error in ended:
+            self._finish(sequence, reason, error=error)
+        for request_id in by_length:
+            self._finish(ledger[request_id], FinishReason.LENGTH)
+
+    def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
+        """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
+        if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
+            return SpanResult(request_id=span.request_id)
+        try:
+            self._close(sequence)
+            sequence.prompt_logprobs.clear()
+            self._open(sequence)
+            result = read_alone(self._engine, span, chunk_tokens=self._retry_chunk_tokens)
+        except Exception as error:  # see _begin
+            logger.exception("request %s fails alone too", span.request_id)
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
+                raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {error}") from error
+            return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {error}")
+        self._failures_in_a_row = 0
+        return result
+
+    def _admit(self, sequence: LiveSequence, capacity_tokens: int) -> None:
+        sequence.admit(now=self._clock(), capacity_tokens=capacity_tokens)
+        try:
+            self._open(sequence)
+        except Exception as error:  # see _begin
+            logger.exception("request %s could not be opened", sequence.request.request_id)
+            self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {error}")
+
+    def _grow(self, sequence: LiveSequence, capacity_tokens: int) -> None:
+        sequence.capacity_tokens = capacity_tokens
+        try:
+            self._engine.grow(sequence.request.request_id, capacity_tokens)
+        except Exception as error:  # see _begin
+            logger.exception("request %s could not be given more room", sequence.request.request_id)
+            self._drop(sequence, FinishReason.FAILED, error=f"no more room for the request: {error}")
+
+    def _open(self, sequence: LiveSequence) -> None:
+        generated = tuple(sequence.generated)
+        self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
+        sequence.is_open = True
+
+    def _close(self, sequence: LiveSequence) -> None:
+        if sequence.is_open:
+            sequence.is_open = False
+            self._engine.close(sequence.request.request_id)
+
+    def _drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
+        self._scheduler.cancel(sequence.request.request_id)
+        self._finish(sequence, reason, error=error)
+
+    def _finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
+        self._ledger.finish(sequence, reason, error=error)
+        self._close(sequence)
+
+    def _finish_all(self, reason: FinishReason, *, error: str = "") -> None:
+        for sequence in self._ledger.live():
+            self._ledger.finish(sequence, reason, error=error)
+        self._inbox.send(self._ledger.take_outbox())
+
+    def _tell_statistics(self, *, is_busy: bool) -> None:
+        """The front shows running and queued requests without asking for them each time."""
+        now = self._clock()
+        if is_busy != self._told_busy or (is_busy and now - self._told_at >= STATISTICS_SECONDS):
+            self._told_busy, self._told_at = is_busy, now
+            self._ledger.tell(self.statistics())

@@ -1,0 +1,84 @@
+"""The worker as a process: its main thread handles signals and watches the parent, its device thread does the work."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+
+from holdfast.worker.assignment import Assignment
+from holdfast.worker.inbox import Inbox, ZmqInbox
+from holdfast.worker.lifecycle import WorkerEnd
+
+PARENT_CHECK_SECONDS = 1.0
+GRACE_SECONDS = 8.0  # for the step under way and the last messages, once the end is asked for
+_PR_SET_PDEATHSIG = 1
+
+Serve = Callable[[Inbox, Assignment], WorkerEnd]
+logger = logging.getLogger("holdfast.worker")
+
+
+def run_process(serve: Serve) -> int:
+    """Read the assignment from standard input and serve it; returns the exit code."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's Ctrl-C goes to the whole group; the front ends its worker in order
+    wake_reader, wake_writer = os.pipe()
+    watch = _Watch(wake_writer)
+    signal.signal(signal.SIGTERM, watch.handle_signal)
+    assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
+    logging.basicConfig(level=assignment.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    _die_with_parent()
+    ends: list[WorkerEnd] = []
+
+    def device_thread() -> None:
+        ends.append(serve(ZmqInbox(assignment.endpoint, wake_fd=wake_reader), assignment))
+
+    thread = threading.Thread(target=device_thread, name="holdfast-device", daemon=False)
+    thread.start()
+    watch.wait_for(thread, parent_pid=assignment.parent_pid)
+    return int(ends[0]) if ends else int(WorkerEnd.BROKEN)
+
+
+class _Watch:
+    """Waits for the device thread and asks it to end when the process should. Main thread only."""
+
+    def __init__(self, wake_writer: int) -> None:
+        self._wake_writer = wake_writer
+        self._ends_at: float | None = None
+
+    def handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM: end in order."""
+        self.ask_to_end()
+
+    def ask_to_end(self) -> None:
+        """Wake the device thread with the wish to end; from then on it has a grace time."""
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + GRACE_SECONDS
+            os.write(self._wake_writer, b".")
+
+    def wait_for(self, thread: threading.Thread, *, parent_pid: int) -> None:
+        """Return when the thread has ended. Ends the process at once when the grace time is over."""
+        while thread.is_alive():
+            thread.join(PARENT_CHECK_SECONDS)
+            if os.getppid() != parent_pid:
+                self.ask_to_end()
+            if self._ends_at is not None and thread.is_alive() and time.monotonic() > self._ends_at:
+                logger.error("the device did not come to rest in %.0f s; the worker ends without it", GRACE_SECONDS)
+                os._exit(WorkerEnd.BROKEN)
+
+
+def _die_with_parent() -> None:
+    """Linux: get SIGTERM the moment the front is gone, however it went. Elsewhere the parent check has to do."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+            logger.warning("the kernel refuses a death signal (error %d); the parent is polled for", ctypes.get_errno())

@@ -1,0 +1,72 @@
+"""What the worker keeps of one accepted request until its Finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.messages import Finished, FinishReason, SequenceRequest, Timings, TokenLogprob
+from holdfast.scheduler.stopping import Ending, ending
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveSequence:
+    """An accepted request. Its identity (not its id) says which results are still wanted: an id may be used again later."""
+
+    request: SequenceRequest
+    submitted_at: float
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    capacity_tokens: int = 0
+    is_open: bool = False  # the engine holds state for it
+    generated: list[int] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = frozenset()
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    is_scored: bool = False  # PromptScored has been sent
+
+    def __post_init__(self) -> None:
+        self.stop_token_ids = frozenset(self.request.stop_token_ids)
+
+    def admit(self, *, now: float, capacity_tokens: int) -> None:
+        """It may run from now on; a second time after a preemption, when its prompt is read once more."""
+        if self.admitted_at is None:
+            self.admitted_at = now
+        self.capacity_tokens = capacity_tokens
+        self.prompt_logprobs.clear()
+
+    def ending(self, token_ids: tuple[int, ...]) -> Ending:
+        """What counts of newly drawn tokens, and whether they end the sequence."""
+        return ending(
+            token_ids,
+            stop_token_ids=self.stop_token_ids,
+            generated_before=len(self.generated),
+            max_tokens=self.request.max_tokens,
+        )
+
+    def take(self, token_ids: tuple[int, ...], *, now: float) -> None:
+        """Count drawn tokens."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.generated += token_ids
+
+    def finished(self, reason: FinishReason, *, now: float, error: str = "") -> Finished:
+        """The last message about it."""
+        return Finished(
+            request_id=self.request.request_id,
+            reason=reason,
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=len(self.generated),
+            error=error,
+            timings=self._timings(now),
+        )
+
+    def _timings(self, now: float) -> Timings:
+        admitted = now if self.admitted_at is None else self.admitted_at
+        first = now if self.first_token_at is None else self.first_token_at
+        last = first if self.last_token_at is None else self.last_token_at
+        return Timings(
+            queue_seconds=admitted - self.submitted_at,
+            prefill_seconds=max(0.0, first - admitted),
+            decode_seconds=last - first,
+        )
