@@ -1,0 +1,180 @@
+"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart so that it works one token at a time."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenizers import Regex, decoders
+
+Piece = str | int | None  # text, one raw byte, or nothing (hidden special token, unknown id)
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenizerBackend(Protocol):
+    """The part of `tokenizers.Tokenizer` that decoding needs."""
+
+    @property
+    def decoder(self) -> Any:
+        """The decoder, None when there is none."""
+        ...
+
+    def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the library's name
+        """The token of an id."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole list of ids."""
+        ...
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        """Added tokens by id."""
+        ...
+
+
+class DecodingStyle(enum.Enum):
+    """How tokens become text."""
+
+    BYTES = "bytes"  # byte-level: every token is a string of bytes, the text is their UTF-8
+    PIECES = "pieces"  # every token is text, with byte tokens <0xNN> for what has no token of its own
+    OPAQUE = "opaque"  # a decoder that cannot be taken apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRules:
+    """What a tokenizer's decoder does, as far as it matters token by token."""
+
+    style: DecodingStyle
+    replacements: tuple[tuple[str | Regex, str], ...] = ()
+    byte_fallback: bool = False
+    leading_strip: tuple[str, int] = ("", 0)  # a character and how many of it are taken off the beginning of the text
+    dropped_from_first_token: str = ""  # a character that the first token loses wherever it stands in it
+
+
+def decoding_rules(decoder: Any) -> DecodingRules:
+    """Read a decoder's definition. Anything unusual is OPAQUE: right, but slower and with windows instead of exact steps."""
+    opaque = DecodingRules(style=DecodingStyle.OPAQUE)
+    if decoder is None:
+        return opaque
+    stages = _flatten(json.loads(decoder.__getstate__()))
+    kinds = [stage["type"] for stage in stages]
+    replacements: list[tuple[str | Regex, str]] = []
+    while kinds and kinds[0] == "Replace":
+        pattern = stages[0]["pattern"]
+        replacements.append((pattern["String"] if "String" in pattern else Regex(pattern["Regex"]), stages[0]["content"]))
+        stages, kinds = stages[1:], kinds[1:]
+    while kinds and kinds[-1] == "Fuse" and len(kinds) > 1 and kinds[-2] in ("Fuse", "ByteLevel"):
+        stages, kinds = stages[:-1], kinds[:-1]
+    match kinds:
+        case ["ByteLevel"]:
+            return DecodingRules(style=DecodingStyle.BYTES, replacements=tuple(replacements))
+        case ["Metaspace", *rest] if not replacements and rest in ([], ["Fuse"], ["ByteFallback"], ["ByteFallback", "Fuse"]):
+            return _metaspace_rules(stages[0], byte_fallback="ByteFallback" in rest)
+        case [] | ["Fuse"] | ["ByteFallback"] | ["ByteFallback", "Fuse"]:
+            return DecodingRules(style=DecodingStyle.PIECES, replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds)
+        case ["Fuse", "Strip"] | ["ByteFallback", "Fuse", "Strip"] if stages[-1]["stop"] == 0:
+            return DecodingRules(
+                style=DecodingStyle.PIECES,
+                replacements=tuple(replacements),
+                byte_fallback="ByteFallback" in kinds,
+                leading_strip=(stages[-1]["content"], stages[-1]["start"]),
+            )
+    return opaque
+
+
+def _flatten(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    if stage["type"] != "Sequence":
+        return [stage]
+    return [inner for part in stage["decoders"] for inner in _flatten(part)]
+
+
+def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingRules:
+    mark = stage["replacement"]
+    never = stage.get("prepend_scheme", "always") == "never"
+    return DecodingRules(
+        style=DecodingStyle.PIECES,
+        replacements=((mark, " "),),
+        byte_fallback=byte_fallback,
+        dropped_from_first_token="" if never else mark,
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table of a printable character for each byte: Latin-1's printable ones stand for themselves, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
+
+
+class _Table(dict[int, Any]):
+    """A dictionary that fills itself: only ids that occur take memory, of vocabularies of up to 260,000."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> Any:
+        value = self[token_id] = self._make(token_id)
+        return value
+
+
+class TokenPieces:
+    """What each token of one tokenizer adds to the text. Shared by all requests; the tables fill as tokens occur."""
+
+    def __init__(self, backend: TokenizerBackend) -> None:
+        self.backend = backend
+        self.rules = decoding_rules(backend.decoder)
+        added = backend.get_added_tokens_decoder()
+        self._special = frozenset(token.content for token in added.values() if token.special)
+        self._replace = [decoders.Replace(pattern, content) for pattern, content in self.rules.replacements]
+        self.visible_bytes: dict[int, bytes] = _Table(lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id))
+        self.all_bytes: dict[int, bytes] = _Table(self.raw)
+        self.visible_pieces: dict[int, Piece] = _Table(lambda token_id: None if self.is_special(token_id) else self._piece(token_id))
+        self.all_pieces: dict[int, Piece] = _Table(self._piece)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of the text."""
+        return self.backend.id_to_token(token_id) in self._special
+
+    def raw(self, token_id: int) -> bytes:
+        """The bytes of one token, whatever stands around it; empty for an unknown id."""
+        if self.rules.style is DecodingStyle.OPAQUE:
+            return self.backend.decode([token_id], skip_special_tokens=False).encode()
+        if self.rules.style is DecodingStyle.PIECES:
+            piece = self._piece(token_id)
+            if isinstance(piece, int):
+                return bytes([piece])
+            return (piece or "").encode()
+        token = self._token(token_id)
+        if all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return token.encode()  # an added token with characters outside the byte alphabet stands for itself
+
+    def first_piece(self, token_id: int) -> Piece:
+        """The piece of a token that opens the text."""
+        piece, dropped = self._piece(token_id), self.rules.dropped_from_first_token
+        if isinstance(piece, str) and dropped:
+            return (self.backend.id_to_token(token_id) or "").replace(dropped, "")
+        return piece
+
+    def _piece(self, token_id: int) -> Piece:
+        if self.backend.id_to_token(token_id) is None:
+            return None
+        token = self._token(token_id)
+        if self.rules.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return int(match[1], 16)
+        return token
+
+    def _token(self, token_id: int) -> str:
+        token = self.backend.id_to_token(token_id) or ""
+        for replace in self._replace:
+            token = replace.decode([token])
+        return token

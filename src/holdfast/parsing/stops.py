@@ -1,0 +1,82 @@
+"""Stop strings: found across tokens, never shown, and nothing held back that cannot be the beginning of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopStep:
+    """What a push made visible, and whether a stop string was found (nothing is visible after that)."""
+
+    visible: str
+    stopped: bool
+
+
+_NOTHING = StopStep("", False)
+
+
+class StopScanner:
+    """Looks for stop strings in a text that comes in parts. One per sequence.
+
+    The stop string that is *complete* first ends the text, whatever was pushed in one part or in many; of several that end at the same
+    character the longest, so that no beginning of it is shown. The text before it is visible.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """stops: not empty, none of them the empty string."""
+        self._stops = tuple(stops)
+        self._first = re.compile("|".join(re.escape(first) for first in sorted({stop[0] for stop in stops})))
+        self._longest = max(len(stop) for stop in stops)
+        self._held = ""
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._stopped
+
+    @property
+    def held(self) -> str:
+        """Text that may be the beginning of a stop string."""
+        return self._held
+
+    def push(self, text: str) -> StopStep:
+        """Add text; returns what may be shown now."""
+        if self._stopped or not text:
+            return StopStep("", True) if self._stopped else _NOTHING
+        if not self._held and self._first.search(text) is None:
+            return StopStep(text, False)
+        window = self._held + text
+        match = self._earliest_match(window)
+        if match is not None:
+            self._held, self._stopped = "", True
+            return StopStep(window[:match], True)
+        keep = self._start_of_possible_stop(window)
+        self._held = window[keep:]
+        return StopStep(window[:keep], False)
+
+    def flush(self) -> str:
+        """What was held back, when the text ends without a stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _earliest_match(self, window: str) -> int | None:
+        best: tuple[int, int] | None = None  # end, start
+        for stop in self._stops:
+            start = window.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best):
+                best = (start + len(stop), start)
+        return None if best is None else best[1]
+
+    def _start_of_possible_stop(self, window: str) -> int:
+        """First place from which on the window could grow into a stop string; its length when there is none."""
+        place = max(0, len(window) - self._longest + 1)
+        while (found := self._first.search(window, place)) is not None:
+            tail = window[found.start() :]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return found.start()
+            place = found.start() + 1
+        return len(window)
