@@ -1,0 +1,76 @@
+"""Batches of encoded conversations: seeded, sorted by length, and found again in a resumed training without what was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import mixture
+import torch
+from tokenizer import Encoder
+from torch import Tensor
+
+POOL_TOKENS = 200_000
+PADDING = 0
+
+
+@dataclass
+class Batch:
+    """Rows of one conversation each, with what counts in the loss; `targets` holds positions in the flattened rows."""
+
+    tokens: Tensor
+    positions: Tensor
+    targets: Tensor
+    weights: Tensor
+    size: int
+    """Tokens that are no padding."""
+
+
+class Stream:
+    """Pools of conversations, each made from its own seed, each cut into batches of one length."""
+
+    def __init__(self, encoder: Encoder, seed: int, batch_tokens: int, other_weight: float = 0.1) -> None:
+        self.encoder, self.seed, self.batch_tokens, self.other_weight = encoder, seed, batch_tokens, other_weight
+
+    def pool(self, number: int, done: float) -> list[Batch]:
+        """The batches of one pool, in an order of their own."""
+        rng = Random(self.seed * 1_000_003 + number)
+        longest = mixture.longest_at(done)
+        rows: list[tuple[list[int], list[bool]]] = []
+        total = 0
+        while total < POOL_TOKENS:
+            tokens, written = self.encoder.encode(mixture.conversation_at(rng, done))
+            if len(tokens) <= longest:
+                rows.append((tokens, written))
+                total += len(tokens)
+        rng.shuffle(rows)
+        rows.sort(key=lambda row: len(row[0]) // 16)
+        batches = [self._batch(rng, group) for group in self._groups(rows)]
+        rng.shuffle(batches)
+        return batches
+
+    def _groups(self, rows: list[tuple[list[int], list[bool]]]) -> Iterator[list[tuple[list[int], list[bool]]]]:
+        group: list[tuple[list[int], list[bool]]] = []
+        for row in rows:
+            if group and len(row[0]) * (len(group) + 1) > self.batch_tokens:
+                yield group
+                group = []
+            group.append(row)
+        yield group
+
+    def _batch(self, rng: Random, rows: list[tuple[list[int], list[bool]]]) -> Batch:
+        """Answers count in full; of the rest a third counts, thrice as much each."""
+        width = max(len(tokens) for tokens, _ in rows)
+        matrix = torch.full((len(rows), width), PADDING)
+        positions: list[int] = []
+        weights: list[float] = []
+        for index, (tokens, written) in enumerate(rows):
+            matrix[index, : len(tokens)] = torch.tensor(tokens)
+            for place in range(1, len(tokens)):
+                if written[place] or rng.random() < 1 / 3:
+                    positions.append(index * (width - 1) + place - 1)
+                    weights.append(1.0 if written[place] else 3 * self.other_weight)
+        chosen = torch.tensor(positions)
+        targets = matrix[:, 1:].flatten()[chosen]
+        return Batch(matrix, chosen, targets, torch.tensor(weights), sum(len(tokens) for tokens, _ in rows))
