@@ -110,10 +110,10 @@ class CostModel:
 
     def more_chunk_seconds(self, position: int, tokens: int) -> float:
         """What further tokens add to a chunk that is in the step already."""
-        return tokens * (self._prompt.at(position) + self._prompt.slope * tokens / 2)
+        return tokens * self._prompt.at(position + tokens / 2)
 
     def tokens_within(self, seconds: float, position: int) -> int:
-        """The most tokens from `position` on that take no longer; the inverse of `more_chunk_seconds`."""
+        """The most tokens from `position` on that take no longer; the inverse of `more_chunk_seconds`, or a little less."""
         if seconds <= 0.0:
             return 0
         first, slope = self._prompt.at(position), self._prompt.slope

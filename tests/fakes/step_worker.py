@@ -1,0 +1,228 @@
+"""A worker without a device: carries out the scheduler's decisions, and checks all that a device would choke on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.config import SchedulerSettings
+from holdfast.engine.plan import Span, StepPlan
+from holdfast.scheduler.chunking import PATIENCE_STEPS
+from holdfast.scheduler.cost_model import CostModel, StepLoad
+from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
+from holdfast.scheduler.scheduler import Scheduler
+
+SecondsOf = Callable[[StepLoad], float]
+StopsAt = Callable[[str, int], bool]  # (request id, tokens drawn) -> a stop token was drawn
+
+
+@dataclass(eq=False)
+class Served:
+    """One request as the worker sees it."""
+
+    request_id: str
+    order: int
+    prompt_tokens: int
+    max_tokens: int
+    drawn: int = 0
+    runs: bool = False
+    known: int = 0
+    position: int = 0
+    planned_draws: int = 0
+    capacity: int = 0
+    touched_by: int = -1  # index of the last plan with a span of it
+    idle_steps: int = 0
+    steps_to_first_draw: int = 0
+    ends: list[str] = field(default_factory=list)
+
+
+@dataclass
+class UnderWay:
+    """A dispatched plan, with the requests that its spans meant at that time."""
+
+    index: int
+    plan: StepPlan
+    load: StepLoad
+    served: tuple[Served, ...]
+
+
+def device_seconds(load: StepLoad) -> float:
+    """A machine of which the tests know the truth."""
+    seconds = 0.010 + 0.001 * load.decode_rows if load.decode_rows or load.chunks else 0.0
+    return seconds + 0.0005 * load.chunk_tokens + 1e-7 * load.position_sum
+
+
+class StepWorker:
+    """Runs a scheduler at a pipelining depth. Steps take what `seconds_of` says, sequences stop when `stops_at` says so."""
+
+    def __init__(
+        self,
+        *,
+        settings: SchedulerSettings | None = None,
+        costs: SequenceCosts | None = None,
+        budget_bytes: int = 10**9,
+        context_tokens: int = 10**6,
+        mixes_chunks: bool = True,
+        depth: int = 0,
+    ) -> None:
+        self.settings = settings or SchedulerSettings()
+        self.costs = costs or SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
+        self.budget_bytes, self.depth = budget_bytes, depth
+        self.scheduler = Scheduler(
+            self.settings, self.costs, budget_bytes=budget_bytes, context_tokens=context_tokens, mixes_chunks=mixes_chunks
+        )
+        self.model = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=self.settings.min_chunk_tokens)
+        self.live: dict[str, Served] = {}
+        self.ended: list[Served] = []
+        self.under_way: deque[UnderWay] = deque()
+        self.leaving: list[tuple[int, int]] = []  # (plan index, bytes)
+        self.plans: list[StepPlan] = []
+        self.preempted: list[str] = []
+        self.seconds_of: SecondsOf = device_seconds
+        self.stops_at: StopsAt = lambda request_id, drawn: False
+        self._orders = 0
+
+    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int) -> Served:
+        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+        self._orders += 1
+        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens)
+        return self.live[request_id]
+
+    def cancel(self, request_id: str) -> None:
+        known = request_id in self.live
+        assert self.scheduler.cancel(request_id) == known
+        if known:
+            self._end(self.live[request_id], "cancelled")
+
+    def step(self) -> Decision:
+        """One turn of the worker's loop."""
+        decision = self.scheduler.next_step()
+        self._carry_out(decision)
+        if not decision.plan.spans and not self.under_way:
+            assert not self.live, "the scheduler sits still although there is work"
+        while len(self.under_way) > (self.depth if decision.plan.spans else 0):
+            self._observe()
+        self.scheduler.check_invariants()
+        return decision
+
+    def run_to_end(self, *, most_steps: int = 20_000) -> None:
+        for _ in range(most_steps):
+            if not self.live and not self.under_way:
+                break
+            self.step()
+        assert not self.live, "requests never end"
+        assert self.scheduler.statistics().reserved_bytes == 0
+        assert self.step().plan == StepPlan()
+
+    def bytes_of(self, capacity: int) -> int:
+        return capacity * self.costs.kv_bytes_per_token + self.costs.fixed_bytes_per_sequence
+
+    def _carry_out(self, decision: Decision) -> None:
+        for request_id in decision.preempted:
+            self.preempted.append(request_id)
+            self._close(self.live[request_id])
+        for growth in decision.grown:
+            grown = self.live[growth.request_id]
+            assert grown.runs
+            assert growth.capacity_tokens > grown.capacity
+            grown.capacity = growth.capacity_tokens
+        for admission in decision.admitted:
+            served = self.live[admission.request_id]
+            assert not served.runs
+            assert all(served.order <= other.order for other in self.live.values() if not other.runs), "overtaken in the queue"
+            assert admission.known_tokens == served.prompt_tokens + served.drawn
+            served.runs, served.known, served.capacity = True, admission.known_tokens, admission.capacity_tokens
+            served.position, served.planned_draws, served.idle_steps = 0, served.drawn, 0
+        self._check_memory()
+        if decision.plan.spans:
+            self._dispatch(decision.plan)
+
+    def _dispatch(self, plan: StepPlan) -> None:
+        assert len({span.request_id for span in plan.spans}) == len(plan.spans), "a sequence twice in a plan"
+        assert plan.tokens <= self.settings.step_tokens
+        self.plans.append(plan)
+        served = tuple(self.live[span.request_id] for span in plan.spans)
+        chunks = [span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known]
+        load = StepLoad(
+            decode_rows=len(plan.spans) - len(chunks),
+            chunks=len(chunks),
+            chunk_tokens=sum(span.tokens for span in chunks),
+            position_sum=sum(span.tokens * (span.start + span.tokens / 2) for span in chunks),
+        )
+        self._check_stall(load, chunks)
+        for span, each in zip(plan.spans, served, strict=True):
+            self._check_span(span, each)
+        self._check_progress(served)
+        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served))
+
+    def _check_span(self, span: Span, served: Served) -> None:
+        assert served.runs
+        assert span.start == served.position, "positions are to be read one after the other, each once"
+        assert span.tokens >= 1
+        end = served.position = span.start + span.tokens
+        assert end <= served.capacity, "more than there is room for"
+        if span.start < served.known:
+            assert end <= served.known
+            assert span.draws == (end == served.known and served.max_tokens > 0)
+        else:
+            assert span.tokens == 1
+            assert span.draws
+        served.planned_draws += span.draws
+        assert served.planned_draws <= served.max_tokens
+        served.touched_by = len(self.plans) - 1
+
+    def _check_progress(self, planned: tuple[Served, ...]) -> None:
+        bound = PATIENCE_STEPS + 2 * self.settings.max_running + 2
+        for served in self.live.values():
+            served.steps_to_first_draw += not served.planned_draws
+            if not served.runs or served.position >= served.known or served in planned:
+                served.idle_steps = 0
+            else:
+                served.idle_steps += 1
+                assert served.idle_steps <= bound, "an admitted prompt starves"
+
+    def _check_stall(self, load: StepLoad, chunks: list[Span]) -> None:
+        if load.decode_rows and load.chunk_tokens > self.settings.min_chunk_tokens:
+            added = sum(self.model.chunk_seconds(span.start, span.tokens) for span in chunks)
+            assert added <= self.settings.stall_seconds * (1 + 1e-9), "decoding streams are held up too long"
+
+    def _check_memory(self) -> None:
+        held = sum(self.bytes_of(served.capacity) for served in self.live.values() if served.runs)
+        assert held + sum(each for _, each in self.leaving) <= self.budget_bytes, "memory is over-committed"
+
+    def _observe(self) -> None:
+        step = self.under_way.popleft()
+        drawn: list[Drawn] = []
+        stopped: list[str] = []
+        for span, served in zip(step.plan.spans, step.served, strict=True):
+            if span.draws:
+                drawn.append(Drawn(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
+            if self.live.get(served.request_id) is served and span.draws:
+                served.drawn += 1
+                if self.stops_at(served.request_id, served.drawn):
+                    stopped.append(served.request_id)
+        seconds = self.seconds_of(step.load)
+        self.model.learn(step.load, seconds)
+        for request_id in stopped:
+            self._end(self.live[request_id], "stopped")
+        outcome = StepOutcome(plan=step.plan, drawn=tuple(drawn), ended=tuple(stopped), seconds=seconds)
+        for request_id in self.scheduler.observe(outcome):
+            served = self.live[request_id]
+            assert served.drawn == served.max_tokens
+            self._end(served, "length")
+        self.leaving = [(index, held) for index, held in self.leaving if index > step.index]
+
+    def _end(self, served: Served, reason: str) -> None:
+        served.ends.append(reason)
+        assert len(served.ends) == 1, "a request ends once"
+        if served.runs:
+            self._close(served)
+        del self.live[served.request_id]
+        self.ended.append(served)
+
+    def _close(self, served: Served) -> None:
+        assert served.runs
+        served.runs = False
+        if self.under_way and served.touched_by >= self.under_way[0].index:
+            self.leaving.append((served.touched_by, self.bytes_of(served.capacity)))
