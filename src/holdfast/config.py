@@ -146,7 +146,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X" or "flag --x"."""
+    """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL"."""
 
     settings: Settings
     origins: Mapping[str, str]

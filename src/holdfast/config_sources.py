@@ -70,6 +70,13 @@ class SettingSpec:
         """Name of the environment variable."""
         return "HOLDFAST_" + self.key.replace(".", "_").upper()
 
+    @property
+    def flag_origin(self) -> str:
+        """How a value from the command line is said to have come."""
+        if self.flag and not self.flag.startswith("--"):
+            return f"argument {self.flag}"
+        return f"flag {self.flag or '--set ' + self.key}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
@@ -138,7 +145,7 @@ def describe(spec: SettingSpec, value: Any) -> str:
         case "size":
             return show_size(value)
         case "duration":
-            return f"{value:g} s"
+            return f"{value:.12g} s"
         case "switch":
             return "true" if value else "false"
         case "list":
@@ -277,7 +284,7 @@ def given_by_flags(specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
             continue
         if key not in specs:
             raise _unknown("setting", key, "flag --set", specs)
-        given[key] = Given(value=value, origin=f"flag {specs[key].flag or '--set ' + key}")
+        given[key] = Given(value=value, origin=specs[key].flag_origin)
     return given
 
 

@@ -1,0 +1,96 @@
+"""`holdfast chat`: a conversation in the terminal, or line by line through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.settings_command import settings_command
+from holdfast.config import EffectiveSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from holdfast.cli.chat_client import ChatClient
+
+
+@settings_command
+def chat(
+    effective: EffectiveSettings,
+    url: Annotated[str, typer.Option("--url", help="A running server (MODEL is then an id there); else one is started.")] = "",
+    system: Annotated[str, typer.Option("--system", help="System prompt.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 takes the most likely token every time.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")] = None,
+) -> None:
+    """Talk with a model: /help lists the commands, Ctrl-C stops an answer. Reads lines from a pipe too."""
+    from rich.console import Console
+
+    from holdfast.cli.chat_session import ChatSession
+
+    interactive = sys.stdin.isatty()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    with _server(effective, url, console) as client:
+        model = _model(client, effective.settings.model.path if url else "")
+        session = ChatSession(client, model, console, interactive=interactive)
+        session.system = system
+        session.options = {"temperature": temperature, "max_tokens": max_tokens}
+        code = session.run(_typed_lines(console) if interactive else (line.rstrip("\n") for line in sys.stdin))
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterator[ChatClient]:
+    from holdfast.cli.chat_client import ChatClient
+    from holdfast.cli.chat_server import own_server
+
+    if url:
+        client = ChatClient(url=url, api_key=effective.settings.server.api_key)
+        try:
+            yield client
+        finally:
+            client.close()
+        return
+    with contextlib.ExitStack() as stack:
+        status = console.status("starting") if console.is_terminal else contextlib.nullcontext()
+        with status as spinner:
+            tell = spinner.update if spinner is not None else lambda _state: None
+            client = stack.enter_context(own_server(effective, tell=tell))
+        yield client
+
+
+def _model(client: ChatClient, wanted: str) -> str:
+    """The id to send: the wanted one, else the server's first. Raises ChatFailed."""
+    from holdfast.cli.chat_client import ChatFailed
+
+    available = client.model_ids()
+    if wanted and wanted not in available:
+        raise ChatFailed(f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}")
+    if not available:
+        raise ChatFailed(f"{client.url} serves no model")
+    return wanted or available[0]
+
+
+def _typed_lines(console: Console) -> Iterator[str]:
+    """What a person types, one message at a time; a backslash at a line's end continues it on the next."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its editing keys and history
+
+    parts: list[str] = []
+    while True:
+        try:
+            line = input("… " if parts else "> ")
+        except EOFError:
+            console.print()
+            return
+        except KeyboardInterrupt:
+            console.print("\n(/exit or Ctrl-D leaves)", style="dim")
+            parts.clear()
+            continue
+        parts.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            yield "\n".join(parts)
+            parts.clear()

@@ -1,0 +1,46 @@
+"""`holdfast config`: the settings in force, and where each came from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.settings_command import settings_command
+from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
+
+
+@settings_command
+def config(
+    effective: EffectiveSettings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: key → value and origin.")] = False,
+) -> None:
+    """Show the settings in force and where each one came from. Takes the same flags as `serve`."""
+    if as_json:
+        typer.echo(json.dumps(_rows(effective), indent=2, ensure_ascii=False))
+    else:
+        _print_table(effective)
+
+
+def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
+    """Key → value (as a JSON value; a secret as whether it is set) and origin."""
+    rows = {}
+    for key, spec in all_specs().items():
+        value = value_of(effective.settings, key)
+        rows[key] = {"value": shown_value(effective.settings, key) if spec.secret else value, "origin": effective.origins[key]}
+    return rows
+
+
+def _print_table(effective: EffectiveSettings) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("setting", "value", "from"):
+        table.add_column(column, overflow="fold")
+    for key, origin in effective.origins.items():
+        style = "dim" if origin == "default" else ""
+        table.add_row(Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style)
+    Console().print(table)

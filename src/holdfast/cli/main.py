@@ -1,0 +1,24 @@
+"""The command line. Each command has a file of its own, and imports what is heavy only when it runs."""
+
+from __future__ import annotations
+
+import typer
+
+from holdfast.cli.chat import chat
+from holdfast.cli.config import config
+from holdfast.cli.serve import serve
+from holdfast.cli.version import version
+
+app = typer.Typer(
+    name="holdfast",
+    help="Runs language models with MLX for agents.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (serve, chat, config, version):
+    app.command()(command)
+
+if __name__ == "__main__":
+    app()

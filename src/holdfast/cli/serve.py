@@ -1,0 +1,37 @@
+"""`holdfast serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.settings_command import settings_command
+from holdfast.config import EffectiveSettings
+
+
+@settings_command
+def serve(
+    effective: EffectiveSettings,
+    until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API under /v1, and /health and /metrics."""
+    from holdfast.app import front
+    from holdfast.cli.progress import load_progress
+
+    if until_stdin_closes:
+        threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()
+    with load_progress(effective.settings.log) as progress:
+        code = front.run(effective, progress=progress)
+    raise typer.Exit(code)
+
+
+def _end_with_stdin() -> None:
+    """Ask this process to stop when whoever started it is gone, however it went."""
+    while os.read(sys.stdin.fileno(), 1024):  # not sys.stdin.read: its lock would be held when the interpreter ends
+        continue
+    os.kill(os.getpid(), signal.SIGTERM)
