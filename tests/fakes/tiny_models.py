@@ -12,6 +12,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+
+from holdfast.models import mlx_lm_import
 from tests.fakes.tiny_configs import CONTEXT_TOKENS, TINY, VOCAB_SIZE
 
 __all__ = ["TINY", "VOCAB_SIZE", "kept_tiny", "make_tiny", "write_tiny", "write_tokenizer"]
@@ -43,6 +45,7 @@ def _well_scaled(path: str, parameter: mx.array) -> mx.array:
 
 def make_tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A random fp32 model of the architecture `name` (a key of TINY). The same name, seed and changes give the same weights."""
+    mlx_lm_import.prepare()
     config = {**TINY[name], **changes}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)

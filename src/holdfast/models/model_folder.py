@@ -1,0 +1,106 @@
+"""Looks into a model folder before MLX does: everything that can be wrong with its files, told in one line.
+
+MLX reads lazily, and a file that ends too early can abort the whole process when it is evaluated: so each file's header is
+compared with its size first. Reads only, and never more than the headers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import ModelLoadError
+
+_PATTERN = "model*.safetensors"  # what mlx-lm reads
+_INDEX = "model.safetensors.index.json"
+_LARGEST_HEADER_BYTES = 256 << 20
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A folder whose configuration can be read and whose weight files are whole."""
+
+    path: Path
+    config: dict[str, Any]
+    tensor_bytes: int  # of all weight files, without their headers
+
+
+def inspect_folder(folder: Path) -> ModelFolder:
+    """Check the folder. Raises ModelLoadError with one line that says what is wrong."""
+    if not folder.exists():
+        raise ModelLoadError(f"there is no model folder {folder}")
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is a file; a model is a folder with config.json and model*.safetensors")
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ModelLoadError(f"{folder / 'config.json'} does not say which model_type it is")
+    files = sorted(folder.glob(_PATTERN))
+    _check_shards(folder, files)
+    return ModelFolder(path=folder, config=config, tensor_bytes=sum(_checked_tensor_bytes(file) for file in files))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`. Raises ModelLoadError if it is missing, unreadable, broken or something else than an object."""
+    try:
+        content = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file.parent} has no {file.name}: it is not a model folder") from None
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # broken JSON, or not UTF-8
+        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{file} does not hold a JSON object")
+    return content
+
+
+def _check_shards(folder: Path, files: list[Path]) -> None:
+    index = folder / _INDEX
+    if index.exists():
+        mapping = read_json(index).get("weight_map")
+        if not isinstance(mapping, dict):
+            raise ModelLoadError(f"{index} has no weight_map")
+        named = {str(name) for name in mapping.values()}
+        missing = sorted(name for name in named if not (folder / name).exists())
+        if missing:
+            raise ModelLoadError(f"{folder} lacks {len(missing)} of {len(named)} weight files: {_some(missing)}")
+    if files:
+        return
+    others = sorted(
+        file.name for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz") for file in folder.glob(f"*.{ending}")
+    )
+    if others:
+        raise ModelLoadError(f"{folder} has no {_PATTERN} (found {_some(others)}): convert the model with mlx_lm.convert first")
+    raise ModelLoadError(f"{folder} has no weights ({_PATTERN})")
+
+
+def _checked_tensor_bytes(file: Path) -> int:
+    """How many bytes of tensors the file holds. Source: https://github.com/huggingface/safetensors#format."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            start = opened.read(len(_LFS_POINTER))
+            if start == _LFS_POINTER:
+                raise ModelLoadError(f"{file} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder")
+            header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
+            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
+                raise ModelLoadError(f"{file} ({size:,} bytes) is damaged or cut short: its header does not fit into it")
+            opened.seek(8)
+            header = json.loads(opened.read(header_bytes))
+        expected = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ModelLoadError(f"{file} is damaged: its header is not that of a safetensors file") from error
+    if not isinstance(expected, int) or 8 + header_bytes + expected != size:
+        raise ModelLoadError(f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, {size:,} found")
+    return expected
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

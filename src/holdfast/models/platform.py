@@ -1,0 +1,112 @@
+"""What this machine computes with, and what has to be set before it does. Importing this module imports no MLX."""
+
+from __future__ import annotations
+
+import importlib
+import platform as standard_platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from holdfast.models.blas import BlasReport, current_blas, prepare_blas
+from holdfast.models.memory import MemoryReport, memory_report
+
+__all__ = ["PlatformReport", "prepare_blas", "prepare_device", "report", "working_set_bytes"]
+
+_NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
+_wired_limit_bytes = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformReport:
+    """Device, versions, libraries, memory, and what would make it faster."""
+
+    device: str  # "cpu" or "gpu"
+    backend: str  # "cpu", "metal" or "cuda"
+    device_name: str
+    mlx_version: str
+    mlx_lm_version: str
+    python_version: str
+    blas: BlasReport
+    memory: MemoryReport
+    compiler: bool  # whether g++ is there, which mx.compile needs on a CPU
+    wired_limit_bytes: int
+    recommendations: tuple[str, ...]
+
+
+def report() -> PlatformReport:
+    """The report for this process. Imports MLX; any thread."""
+    mx = _mlx()
+    backend = _backend(mx)
+    device = "cpu" if backend == "cpu" else "gpu"
+    blas = current_blas()
+    compiler = backend != "cpu" or shutil.which("g++") is not None
+    return PlatformReport(
+        device=device,
+        backend=backend,
+        device_name=str(mx.device_info().get("device_name", "")),
+        mlx_version=_version("mlx"),
+        mlx_lm_version=_version("mlx-lm"),
+        python_version=standard_platform.python_version(),
+        blas=blas,
+        memory=memory_report(working_set_bytes=working_set_bytes()),
+        compiler=compiler,
+        wired_limit_bytes=_wired_limit_bytes,
+        recommendations=tuple(_recommendations(backend, blas, compiler)),
+    )
+
+
+def prepare_device() -> None:
+    """Set what the device wants before a model is read: on Metal the wired limit, so that weights are not paged out.
+
+    Device thread only. On other devices nothing has to be set.
+    """
+    global _wired_limit_bytes
+    mx = _mlx()
+    if _backend(mx) != "metal":
+        return
+    limit = working_set_bytes()
+    try:
+        mx.set_wired_limit(limit)
+    except (RuntimeError, ValueError):  # before macOS 15, or more than the system grants
+        return
+    _wired_limit_bytes = limit
+
+
+def working_set_bytes() -> int:
+    """How much memory a GPU recommends to use, or has; 0 on a CPU."""
+    mx = _mlx()
+    if _backend(mx) == "cpu":
+        return 0
+    info = mx.device_info()
+    return next((int(info[name]) for name in _NAMES_OF_WORKING_SET if info.get(name)), 0)
+
+
+def _mlx() -> Any:
+    return importlib.import_module("mlx.core")
+
+
+def _backend(mx: Any) -> str:
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _recommendations(backend: str, blas: BlasReport, compiler: bool) -> list[str]:
+    found = []
+    if backend == "cpu" and sys.platform == "linux" and not blas.in_front:
+        found.append("install OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products become about ten times faster")
+    if not compiler:
+        found.append("install g++: MLX compiles fused operations with it")
+    if backend == "cuda" and shutil.which("nvcc") is None:
+        found.append("install the CUDA toolkit: MLX compiles fused operations with it")
+    return found
