@@ -97,7 +97,7 @@ def _wishes(*, packed: bool, dtype: str, dequantize: str, on_cpu: bool) -> list[
 def _cpu_computes(wish: WeightFormat, kinds: set[str]) -> bool:
     """Plain experts must be float32: upstream refuses other formats (`GatherMM`)."""
     plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and wish.unpack_experts)
-    return not plain_experts or wish.dtype == mx.float32
+    return not plain_experts or (wish.dtype is not None and wish.dtype == mx.float32)
 
 
 def _noted(wish: WeightFormat, *, first_choice_bytes: int, available_bytes: int) -> WeightFormat:
