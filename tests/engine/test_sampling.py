@@ -17,7 +17,7 @@ from holdfast.messages import SamplingParams, SequenceRequest
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300
-LARGE_VOCAB = 9001  # beyond the size up to which top-p sorts, and no multiple of a block
+LARGE_VOCAB = 9001  # many blocks, and no multiple of one
 
 
 def a_row(
@@ -87,6 +87,17 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState],
             assert together.chosen_logprobs is not None
             assert alone[index].chosen_logprobs is not None
             assert together.chosen_logprobs[index].item() == alone[index].chosen_logprobs.item()
+
+
+@settings(max_examples=40)
+@given(data=st.data(), vocab=st.sampled_from([1, 2, 127, 128, 129]))
+def test_vocabularies_of_any_size_draw_valid_tokens_alike_alone_and_together(data: st.DataObject, vocab: int) -> None:
+    rows = data.draw(st.lists(rows_strategy(vocab), min_size=1, max_size=4))
+    logits = some_logits(len(rows), vocab=vocab)
+    tokens, ok = as_lists(sample(logits, rows))
+    assert max(tokens) < vocab
+    for index, row in enumerate(rows):
+        assert as_lists(sample(logits[index : index + 1], [row])) == ([tokens[index]], [ok[index]])
 
 
 @settings(max_examples=15)

@@ -33,7 +33,7 @@ def log_probabilities(logits: Floats) -> Floats:
         return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
 
 
-def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 1e-5) -> Floats:
+def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) -> Floats:
     """The distribution that a row of edited logits is drawn from. Tokens within `tie` (nats) of a filter's edge stay."""
     if params.temperature < 1e-5 or params.top_k == 1 or params.top_p <= 0:
         return np.eye(len(logits))[int(np.argmax(logits))]
