@@ -6,6 +6,7 @@ import typer
 
 from holdfast.cli.chat import chat
 from holdfast.cli.config import config
+from holdfast.cli.doctor import doctor
 from holdfast.cli.serve import serve
 from holdfast.cli.version import version
 
@@ -17,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, config, version):
+for command in (serve, chat, doctor, config, version):
     app.command()(command)
 
 if __name__ == "__main__":
