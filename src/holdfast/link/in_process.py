@@ -197,7 +197,8 @@ class InProcessClient:
             elif isinstance(event, WorkerReady | WorkerFailed):
                 self._started.set_result(event)
             elif isinstance(event, WorkerStatistics):
-                self._statistics.get().set_result(event)
+                with contextlib.suppress(queue.Empty):  # a working worker also tells them unasked
+                    self._statistics.get_nowait().set_result(event)
             else:
                 self._on_progress(event)
         if routed:

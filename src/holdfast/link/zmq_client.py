@@ -50,7 +50,7 @@ class ZmqEngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
-        self._last_statistics = WorkerStatistics()
+        self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
         self._closed = False
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
@@ -95,7 +95,7 @@ class ZmqEngineClient:
         try:
             return await asyncio.wait_for(asyncio.shield(self._statistics), STATISTICS_PATIENCE_SECONDS)
         except TimeoutError:
-            return self._last_statistics
+            return self.last_statistics
 
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""
@@ -111,7 +111,7 @@ class ZmqEngineClient:
             self._drain()  # what it said before it died still counts
         self._router.fail_all(message)
         if self._statistics is not None and not self._statistics.done():
-            self._statistics.set_result(self._last_statistics)
+            self._statistics.set_result(self.last_statistics)
         if not self.started.done():
             self.started.set_result(WorkerFailed(message=message, fatal_input=False))
 
@@ -159,7 +159,7 @@ class ZmqEngineClient:
                 if not self.started.done():
                     self.started.set_result(event)
             elif isinstance(event, WorkerStatistics):
-                self._last_statistics = event
+                self.last_statistics = event
                 if self._statistics is not None and not self._statistics.done():
                     self._statistics.set_result(event)
                 self._statistics = None

@@ -1,0 +1,121 @@
+"""Keeps one model's worker alive: the states it goes through, and how long to wait before a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from holdfast.errors import ModelLoadError, WorkerUnavailable
+from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerStatistics
+from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
+
+ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+
+LONGEST_BACKOFF_SECONDS = 60.0
+FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
+HEALTHY_SECONDS = 60.0  # a worker that served this long starts the backoff anew
+
+logger = logging.getLogger("holdfast.residency")
+
+
+def backoff_seconds(failures_in_a_row: int) -> float:
+    """How long to wait before the next start: 0 after the first death, then 1, 2, 4 … seconds."""
+    return 0.0 if failures_in_a_row <= 1 else min(2.0 ** (failures_in_a_row - 2), LONGEST_BACKOFF_SECONDS)
+
+
+class WorkerKeeper:
+    """One model's worker through all its restarts. Loop's thread only."""
+
+    def __init__(
+        self, model: str, order: WorkerOrder, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
+    ) -> None:
+        self.model = model
+        self.state: ModelState = "loading"
+        self.info: ModelInfo | None = None
+        self.restarts = 0
+        self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
+        self._worker: WorkerProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first_start: asyncio.Future[None] | None = None
+
+    @property
+    def client(self) -> ZmqEngineClient | None:
+        """The link while the model serves, else None."""
+        return self._worker.client if self._worker is not None and self.state == "ready" and self._worker.is_alive else None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, None when there is no process."""
+        return self._worker.pid if self._worker is not None and self._worker.is_alive else None
+
+    @property
+    def last_statistics(self) -> WorkerStatistics:
+        """What the worker told last, unasked."""
+        client = self.client
+        return client.last_statistics if client is not None else WorkerStatistics()
+
+    def start(self) -> None:
+        """Start the worker and keep it alive from now on."""
+        self._first_start = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep(self._first_start), name=f"keeper-{self.model}")
+
+    async def wait_ready(self) -> None:
+        """Wait for the first start. Raises ModelLoadError when the model or a setting is at fault, WorkerUnavailable otherwise."""
+        assert self._first_start is not None, "start() comes first"
+        await asyncio.shield(self._first_start)
+
+    async def stop(self) -> None:
+        """End the worker in order and keep it no longer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._worker is not None:
+            await self._worker.stop()
+        self.state = "stopped"
+
+    async def _keep(self, first_start: asyncio.Future[None]) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            failure = await self._start_once()
+            if failure is None:
+                started_at = loop.time()
+                if not first_start.done():
+                    first_start.set_result(None)
+                failure = await self._wait_for_death()
+                failures = 0 if loop.time() - started_at >= HEALTHY_SECONDS else failures
+            failures += 1
+            if failure.fatal_input or (not first_start.done() and failures >= FAILED_FIRST_STARTS):
+                self._give_up(failure, first_start)
+                return
+            self.restarts += 1
+            self.state = "restarting"
+            delay = backoff_seconds(failures)
+            logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
+            await asyncio.sleep(delay)
+
+    def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
+        self.state = "failed"
+        if first_start.done():
+            logger.error("model %s cannot be served any more: %s", self.model, failure.message)
+        elif failure.fatal_input:
+            first_start.set_exception(ModelLoadError(failure.message))
+        else:
+            first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
+
+    async def _start_once(self) -> WorkerFailed | None:
+        self._worker = await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+        outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
+        if isinstance(outcome, WorkerFailed):
+            return outcome
+        self.info, self.state = outcome.model, "ready"
+        return None
+
+    async def _wait_for_death(self) -> WorkerFailed:
+        assert self._worker is not None
+        code = await self._worker.wait_exit()
+        await self._worker.client.close()
+        return WorkerFailed(message=f"the worker process ended unexpectedly ({describe_exit(code)})", fatal_input=False)

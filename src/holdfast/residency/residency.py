@@ -1,0 +1,92 @@
+"""Which models are loaded: keeps one worker process per model of the catalog, and restarts what dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.client import EngineClient
+from holdfast.messages import LoadProgress, ModelInfo, WorkerStatistics
+from holdfast.residency.catalog import Catalog
+from holdfast.residency.keeper import ModelState, WorkerKeeper
+from holdfast.residency.worker_process import WorkerOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """One model and how it is doing."""
+
+    id: str
+    state: ModelState
+    pid: int | None
+    layout: str
+    running: int
+    queued: int
+    info: ModelInfo | None
+    created: int
+
+
+class Residency:
+    """The workers of this server. Loop's thread only."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        orders: Mapping[str, WorkerOrder],
+        *,
+        startup_seconds: float,
+        on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
+    ) -> None:
+        self._catalog = catalog
+        self._keepers = {
+            model: WorkerKeeper(model, orders[model], startup_seconds=startup_seconds, on_progress=on_progress)
+            for model in catalog.ids()
+        }
+
+    async def start(self) -> None:
+        """Start all workers; returns at once, they load from now on."""
+        for keeper in self._keepers.values():
+            keeper.start()
+
+    async def wait_ready(self) -> None:
+        """Wait until every model serves. Raises ModelLoadError when one never will."""
+        await asyncio.gather(*(keeper.wait_ready() for keeper in self._keepers.values()))
+
+    async def stop(self) -> None:
+        """End all workers in order; open streams end as failed."""
+        await asyncio.gather(*(keeper.stop() for keeper in self._keepers.values()))
+
+    def lease(self, model: str) -> EngineClient:
+        """The link to the worker of a model. Raises UnknownModel, or WorkerUnavailable while it is not ready."""
+        keeper = self._keepers[self._catalog.find(model).id]
+        client = keeper.client
+        if client is None:
+            raise WorkerUnavailable(f"model {model!r} is {keeper.state}; please try again")
+        return client
+
+    def statuses(self) -> list[ModelStatus]:
+        """All models and how they are doing, in the catalog's order."""
+        return [self._status(entry.id, entry.created) for entry in self._catalog.entries()]
+
+    async def statistics(self) -> dict[str, WorkerStatistics]:
+        """Counters of the workers that answer, by model id."""
+        clients = {model: keeper.client for model, keeper in self._keepers.items()}
+        answering = {model: client for model, client in clients.items() if client is not None}
+        answers = await asyncio.gather(*(client.statistics() for client in answering.values()), return_exceptions=True)
+        return {model: answer for model, answer in zip(answering, answers, strict=True) if isinstance(answer, WorkerStatistics)}
+
+    def _status(self, model: str, created: int) -> ModelStatus:
+        keeper = self._keepers[model]
+        info, load = keeper.info, keeper.last_statistics
+        return ModelStatus(
+            id=model,
+            state=keeper.state,
+            pid=keeper.pid,
+            layout=info.layout if info is not None else "",
+            running=load.running,
+            queued=load.queued,
+            info=info,
+            created=created,
+        )

@@ -1,0 +1,170 @@
+"""One worker as a child process: started, waited for, ended. Knows nothing about restarting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.config import LogSettings, ModelSettings, SchedulerSettings
+from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.worker.assignment import Assignment
+
+GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
+WORKER_COMMAND = (sys.executable, "-m", "holdfast.worker")
+_LONGEST_LOG_LINE_BYTES = 1 << 20
+
+logger = logging.getLogger("holdfast.residency")
+worker_logger = logging.getLogger("holdfast.worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """What is to be served, by which command."""
+
+    folder: str
+    model: ModelSettings
+    scheduler: SchedulerSettings
+    log: LogSettings
+    command: tuple[str, ...] = WORKER_COMMAND
+
+
+class WorkerProcess:
+    """A running child process and the link to it. Loop's thread only."""
+
+    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient) -> None:
+        self._process = process
+        self.client = client
+        self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
+        self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
+
+    @classmethod
+    async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
+        """Start the process and give it its assignment; it loads its model from now on."""
+        client = ZmqEngineClient(on_progress=on_progress)
+        assignment = Assignment(
+            folder=order.folder,
+            endpoint=client.endpoint,
+            parent_pid=os.getpid(),
+            model=order.model,
+            scheduler=order.scheduler,
+            log=order.log,
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *order.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LOG_LINE_BYTES,
+                env=_environment(order.model),
+            )
+        except BaseException:
+            await client.close()
+            raise
+        worker = cls(process, client)
+        worker._hand_over(msgspec.json.encode(assignment))
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.returncode is None
+
+    async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
+        """Wait until the model serves, or the worker has said why not, or has died; it is killed when the time is over."""
+        try:
+            outcome = await asyncio.wait_for(asyncio.shield(self.client.started), timeout_seconds)
+        except TimeoutError:
+            self._kill()
+            await self.wait_exit()
+            return WorkerFailed(message=f"the model was not loaded within {timeout_seconds:.0f} s", fatal_input=False)
+        if isinstance(outcome, WorkerFailed):
+            await self.stop()
+        return outcome
+
+    async def wait_exit(self) -> int:
+        """Wait until the process has ended and its log is read; returns its exit code (negative: the signal)."""
+        await asyncio.shield(self._exit_task)
+        await asyncio.shield(self._log_task)
+        return self._process.returncode or 0
+
+    async def stop(self) -> None:
+        """End the process in order, with force when it takes too long, and close the link."""
+        self.client.shut_down_worker()
+        if self.is_alive:
+            self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait_exit(), GRACE_SECONDS)
+        except TimeoutError:
+            logger.warning("worker %d does not end; killing it", self.pid)
+            self._kill()
+            await self.wait_exit()
+        await self.client.close()
+
+    def _hand_over(self, assignment: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(assignment)  # small enough for the pipe; a worker that is gone shows by its exit
+        self._process.stdin.close()
+
+    async def _watch_exit(self) -> None:
+        code = await self._process.wait()
+        self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            self._process.send_signal(number)
+        except ProcessLookupError:
+            return  # it has ended in this very moment
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words; a negative code is a signal."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _environment(model: ModelSettings) -> dict[str, str]:
+    """The worker's environment: ours; the number of BLAS threads only when it is set."""
+    environment = dict(os.environ)
+    if model.threads > 0:
+        environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = str(model.threads)
+    return environment
+
+
+async def _pass_log_on(process: asyncio.subprocess.Process) -> None:
+    """Log what the worker writes to its standard error. Lines without a level (tracebacks) keep that of the line before."""
+    assert process.stderr is not None
+    level = logging.WARNING
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue  # a line beyond the limit; what is kept of it was dropped by the reader
+        if not line:
+            return
+        text = line.decode("utf-8", errors="replace").rstrip()
+        word, _, rest = text.partition(" ")
+        known = logging.getLevelNamesMapping().get(word)
+        if known is not None:
+            level, text = known, rest
+        worker_logger.log(level, "%s", text, extra={"worker_pid": process.pid})

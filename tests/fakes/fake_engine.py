@@ -1,0 +1,119 @@
+"""An engine without a device: draws tokens by a fixed rule and checks that plans keep the engine's contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.messages import SequenceRequest, TokenLogprob
+
+RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that has a span of it raise
+RAISES_AT_COLLECT = 667
+FAILS_ALONE = 668  # its drawing spans come back with a failure
+RAISES_AT_OPEN = 669
+RAISES_ONCE = 670  # at the first collect only: an innocent victim
+
+
+def token_at(prompt: tuple[int, ...], position: int) -> int:
+    """The token that the fake model puts at a position after a prompt."""
+    return (sum(prompt) * 31 + position * 7) % 601
+
+
+def expected_tokens(request: SequenceRequest) -> list[int]:
+    """The whole answer of the fake model, cut at stop tokens and length."""
+    tokens: list[int] = []
+    for index in range(request.max_tokens):
+        tokens.append(token_at(request.prompt_token_ids, len(request.prompt_token_ids) + index))
+        if tokens[-1] in request.stop_token_ids:
+            break
+    return tokens
+
+
+@dataclass
+class _Open:
+    request: SequenceRequest
+    known: list[int]
+    capacity: int
+    position: int = 0
+    drawn: int = 0
+
+
+@dataclass
+class _Pending:
+    plan: StepPlan
+    sequences: list[_Open]
+    raises: bool
+
+
+@dataclass
+class FakeEngine:
+    """Deterministic; `is_broken` makes every dispatch raise."""
+
+    is_broken: bool = False
+    opened: dict[str, _Open] = field(default_factory=dict)
+    pending: list[_Pending] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+    raised_once: bool = False
+
+    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
+        assert request.request_id not in self.opened
+        if RAISES_AT_OPEN in request.prompt_token_ids:
+            raise ValueError("cannot be opened")
+        self.opened[request.request_id] = _Open(request, [*request.prompt_token_ids, *generated], capacity_tokens)
+
+    def grow(self, request_id: str, capacity_tokens: int) -> None:
+        assert capacity_tokens > self.opened[request_id].capacity
+        self.opened[request_id].capacity = capacity_tokens
+
+    def close(self, request_id: str) -> None:
+        del self.opened[request_id]
+
+    def dispatch(self, plan: StepPlan) -> _Pending:
+        assert plan.spans, "an empty plan is not dispatched"
+        assert len(self.pending) < 2, "pipelined by one step only"
+        sequences = [self.opened[span.request_id] for span in plan.spans]
+        for span, sequence in zip(plan.spans, sequences, strict=True):
+            self._advance(span, sequence)
+        if self.is_broken or any(RAISES_AT_DISPATCH in each.request.prompt_token_ids for each in sequences):
+            raise RuntimeError("the device refuses the step")
+        victims = not self.raised_once and any(RAISES_ONCE in each.request.prompt_token_ids for each in sequences)
+        self.raised_once = self.raised_once or victims
+        raises = victims or any(RAISES_AT_COLLECT in each.request.prompt_token_ids for each in sequences)
+        self.plans.append(plan)
+        self.pending.append(_Pending(plan, sequences, raises))
+        return self.pending[-1]
+
+    def collect(self, pending: _Pending) -> StepResult:
+        assert self.pending[0] is pending, "steps are collected in order"
+        self.pending.pop(0)
+        if pending.raises:
+            raise RuntimeError("the device failed in this step")
+        return StepResult(spans=tuple(map(_result, pending.plan.spans, pending.sequences)))
+
+    def abandon_pending(self) -> None:
+        self.pending.clear()
+
+    @staticmethod
+    def _advance(span: Span, sequence: _Open) -> None:
+        assert span.start == sequence.position, f"{span} does not follow position {sequence.position}"
+        sequence.position += span.tokens
+        assert sequence.position <= sequence.capacity, "beyond the reserved capacity"
+        known = len(sequence.known) + sequence.drawn
+        assert sequence.position <= known, "reads a token that nobody knows"
+        assert span.draws <= (sequence.position == known), "draws before the end of what is known"
+        sequence.drawn += span.draws
+
+
+def _result(span: Span, sequence: _Open) -> SpanResult:
+    request = sequence.request
+    if span.draws and FAILS_ALONE in request.prompt_token_ids:
+        return SpanResult(request_id=span.request_id, failure="not a number")
+    scores: tuple[TokenLogprob, ...] = ()
+    prompt = request.prompt_token_ids
+    if request.want_prompt_logprobs and span.start < len(prompt):
+        scores = tuple(TokenLogprob(token, -1.0) for token in prompt[span.start + 1 : span.start + span.tokens + 1])
+    if not span.draws:
+        return SpanResult(request_id=span.request_id, prompt_logprobs=scores)
+    token = token_at(prompt, span.start + span.tokens)
+    logprobs = (TokenLogprob(token, -0.5),) if request.want_logprobs else ()
+    return SpanResult(request_id=span.request_id, token_ids=(token,), logprobs=logprobs, prompt_logprobs=scores)

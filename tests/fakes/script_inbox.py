@@ -1,0 +1,66 @@
+"""An inbox without a link: a script says what arrives between steps, everything that is sent is kept."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from holdfast.messages import Accepted, Command, Event, Finished, Rejected, Shutdown, TokensGenerated, WorkerStatistics
+
+
+class ScriptInbox:
+    """Gives one entry of the script per call; when it is used up, shuts down as soon as all requests have ended."""
+
+    def __init__(self, script: Iterable[Sequence[Command]], *, on_receive: Callable[[], None] = lambda: None) -> None:
+        self._script = list(script)
+        self._on_receive = on_receive
+        self.events: list[Event] = []
+        self.is_closed = False
+        self.patience = 100_000
+
+    def receive(self, *, timeout_seconds: float) -> list[Command]:
+        self._on_receive()
+        self.patience -= 1
+        assert self.patience > 0, "the loop does not come to an end"
+        if self._script:
+            return list(self._script.pop(0))
+        return [Shutdown()] if not self.open_requests() or timeout_seconds > 0 else []
+
+    def send(self, events: Sequence[Event]) -> None:
+        assert not self.is_closed
+        self.events += events
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def open_requests(self) -> Counter[str]:
+        accepted = Counter(event.request_id for event in self.events if isinstance(event, Accepted))
+        return accepted - Counter(event.request_id for event in self.events if isinstance(event, Finished))
+
+    def of(self, request_id: str) -> list[Event]:
+        """All events of one request."""
+        return [event for event in self.events if getattr(event, "request_id", None) == request_id]
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for event in self.of(request_id) if isinstance(event, TokensGenerated) for token in event.token_ids]
+
+    def finished(self, request_id: str) -> Finished:
+        (finished,) = [event for event in self.of(request_id) if isinstance(event, Finished)]
+        return finished
+
+    def check_protocol(self) -> None:
+        """Accepted first, one Finished last; Rejected alone; counts agree."""
+        by_request: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            if not isinstance(event, WorkerStatistics) and hasattr(event, "request_id"):
+                by_request[event.request_id].append(event)
+        for events in by_request.values():
+            if isinstance(events[0], Rejected):
+                assert len(events) == 1
+                continue
+            kinds = [type(event) for event in events]
+            assert kinds[0] is Accepted
+            assert kinds[-1] is Finished
+            assert kinds.count(Accepted) == kinds.count(Finished) == 1
+            drawn = sum(len(event.token_ids) for event in events if isinstance(event, TokensGenerated))
+            assert events[-1].completion_tokens == drawn
