@@ -1,0 +1,103 @@
+"""The HTTP application: its paths and what stands in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeAlias
+
+from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from holdfast.http import errors, openapi, status_api
+from holdfast.http.body import parse, read_body
+from holdfast.http.generation import GenerationResponse
+from holdfast.http.guard import Guard
+from holdfast.http.openai_chat import ChatCompletionRequest
+from holdfast.http.openai_completions import CompletionRequest
+from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
+from holdfast.http.services import Services
+
+Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def _nothing_to_start(_: FastAPI) -> AsyncIterator[None]:
+    yield
+
+
+def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_start) -> FastAPI:
+    """The application over these services. `lifespan` starts and stops what the services need, in the server's own loop."""
+    app = FastAPI(
+        title="Holdfast",
+        summary="Language models with MLX, for agents; OpenAI-compatible.",
+        version=services.version,
+        lifespan=lifespan,
+        docs_url=None,  # its pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    _add_generating_paths(app, services)
+    _add_status_paths(app, services)
+    errors.install(app)
+    openapi.install(app)
+    app.add_middleware(Guard, server=services.server, metrics=services.metrics)
+    if services.server.cors_origins:
+        origins = list(services.server.cors_origins)
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    return app
+
+
+def _add_generating_paths(app: FastAPI, services: Services) -> None:
+    limit_bytes = services.limits.max_body_bytes
+
+    @app.post(
+        "/v1/chat/completions",
+        openapi_extra=openapi.request_of(ChatCompletionRequest),
+        responses=openapi.answers_of(ChatCompletion, chunk=ChatCompletionChunk),
+    )
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        body = await read_body(request.scope, request.receive, limit_bytes=limit_bytes)
+        checked = parse(ChatCompletionRequest, body)
+        return GenerationResponse(services, checked.plan(services.limits, version=services.version))
+
+    @app.post(
+        "/v1/completions",
+        openapi_extra=openapi.request_of(CompletionRequest),
+        responses=openapi.answers_of(Completion, chunk=Completion),
+    )
+    async def create_completion(request: Request) -> Response:
+        """Continue a text."""
+        body = await read_body(request.scope, request.receive, limit_bytes=limit_bytes)
+        checked = parse(CompletionRequest, body)
+        return GenerationResponse(services, checked.plan(services.limits, version=services.version))
+
+
+def _add_status_paths(app: FastAPI, services: Services) -> None:
+    @app.get("/v1/models", responses=openapi.answers_of(ModelList))
+    async def list_models() -> Response:
+        """The served models."""
+        return status_api.list_models(services)
+
+    @app.get("/v1/models/{model_id:path}", responses=openapi.answers_of(ModelCard))
+    async def get_model(model_id: str) -> Response:
+        """One served model; its id may contain slashes."""
+        return status_api.one_model(services, model_id)
+
+    @app.get("/health", responses=openapi.answers_of(Health))
+    async def health() -> Response:
+        """How the server and its models are doing. Needs no key."""
+        return status_api.health(services)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return await status_api.metrics(services)

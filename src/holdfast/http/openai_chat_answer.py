@@ -1,0 +1,110 @@
+"""The answers of /v1/chat/completions, streamed and whole."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer
+from holdfast.http.openai_shapes import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ContentLogprob,
+    TopLogprob,
+    Usage,
+)
+from holdfast.http.sse import event_prefix, event_with_usage
+from holdfast.messages import ChoiceFinished, TextDelta, TokenText
+
+_encode = msgspec.json.encode
+_LEAST_LOGPROB = -9999.0  # what OpenAI shows for minus infinity, which JSON cannot say
+
+
+class ChatStream(StreamFormat):
+    """StreamFormat of a chat answer. All that is the same in every chunk is encoded once."""
+
+    def __init__(self, head: AnswerHead, *, choices: int, shows_usage: bool) -> None:
+        self._head, self._choices, self._shows_usage = head, choices, shows_usage
+        self._prefix = event_prefix(head, "chat.completion.chunk")
+        self._tail = b'}],"usage":null}\n\n' if shows_usage else b"}]}\n\n"
+        self._text_tail = b',"finish_reason":null' + self._tail
+        self._text_heads = [self._choice(index) + b'"delta":{"content":' for index in range(choices)]
+
+    def opening(self) -> bytes:
+        """One chunk per choice that says who speaks."""
+        said = b'"delta":{"role":"assistant","content":""},"logprobs":null'
+        return b"".join(self._choice(index) + said + self._text_tail for index in range(self._choices))
+
+    def delta(self, event: TextDelta) -> bytes:
+        """New text of a choice."""
+        logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
+        return b'%b%b},"logprobs":%b%b' % (self._text_heads[event.index], _encode(event.text), logprobs, self._text_tail)
+
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of a choice."""
+        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"' % event.reason.value.encode()
+        return self._choice(event.index) + end + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        """The token counts, in a chunk without choices."""
+        return event_with_usage(self._prefix, usage) if self._shows_usage else b""
+
+    def _choice(self, index: int) -> bytes:
+        return self._prefix + b'{"index":%d,' % index
+
+
+class WholeChat(WholeAnswer):
+    """WholeAnswer of a chat answer."""
+
+    def __init__(self, head: AnswerHead, *, choices: int, shows_logprobs: bool) -> None:
+        self._head = head
+        self._texts: list[list[str]] = [[] for _ in range(choices)]
+        self._logprobs: list[list[ContentLogprob]] | None = [[] for _ in range(choices)] if shows_logprobs else None
+        self._reasons = ["stop"] * choices
+
+    def delta(self, event: TextDelta) -> None:
+        """New text of a choice."""
+        self._texts[event.index].append(event.text)
+        if self._logprobs is not None:
+            self._logprobs[event.index].extend(_content_logprob(token) for token in event.logprobs)
+
+    def finish(self, event: ChoiceFinished) -> None:
+        """The end of a choice."""
+        self._reasons[event.index] = event.reason.value
+
+    def body(self, usage: Usage) -> bytes:
+        """The whole as JSON."""
+        choices = [
+            ChatChoice(
+                index=index,
+                message=AnswerMessage(content="".join(texts)),
+                logprobs=None if self._logprobs is None else ChatLogprobs(content=self._logprobs[index]),
+                finish_reason="length" if self._reasons[index] == "length" else "stop",
+            )
+            for index, texts in enumerate(self._texts)
+        ]
+        head = self._head
+        return _encode(
+            ChatCompletion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                system_fingerprint=head.system_fingerprint,
+                choices=choices,
+                usage=usage,
+            )
+        )
+
+
+def _chat_logprobs(tokens: tuple[TokenText, ...]) -> ChatLogprobs:
+    return ChatLogprobs(content=[_content_logprob(token) for token in tokens])
+
+
+def _content_logprob(token: TokenText) -> ContentLogprob:
+    top = [TopLogprob(token=rival.text, logprob=_shown(rival.logprob), bytes=list(rival.raw)) for rival in token.top]
+    return ContentLogprob(token=token.text, logprob=_shown(token.logprob), bytes=list(token.raw), top_logprobs=top)
+
+
+def _shown(logprob: float) -> float:
+    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB

@@ -1,0 +1,122 @@
+"""The fields that OpenAI's two generating endpoints share, with their ranges, and what they come to in a GenerationRequest."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from holdfast.config import LimitsSettings
+from holdfast.http.body import TAG_MARK
+from holdfast.http.errors import RequestRefused
+from holdfast.http.unsupported import refuse_unsupported
+from holdfast.messages import SamplingParams
+
+INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+_ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
+
+
+def one_or_many(value: Any) -> str:
+    """Tag of a field that takes one thing or a list of them."""
+    return _MANY if isinstance(value, list) else _ONE
+
+
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+StopString = Annotated[str, Field(min_length=1)]
+Stop = Annotated[Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Tag(_MANY)], Discriminator(one_or_many)]
+MaxTokens = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides the text."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts before [DONE].")
+
+
+class GenerationFields(BaseModel):
+    """Sampling and streaming, the same for chat and for completions."""
+
+    model_config = STRICT
+
+    model: str = Field(min_length=1, description="Id of a model that /v1/models lists.")
+    stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 takes the most likely token.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Draw from the likeliest tokens of this mass.")
+    top_k: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = Field(None, description="Draw from so many tokens; 0: off.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Draw from tokens at least this likely, relative to the likeliest."
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="On tokens the answer has already.")
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Per time the answer has a token.")
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="Factor on tokens of prompt and answer; 1: off."
+    )
+    logit_bias: dict[TokenKey, Bias] | None = Field(None, description="Token id → what is added to its logit.")
+    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
+        None, description="The same seed and request give the same answer."
+    )
+    stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
+    ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-text tokens.")
+    user: str | None = Field(None, description="Accepted, without effect.")
+    metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
+    store: bool | None = Field(None, description="Accepted, without effect.")
+    service_tier: str | None = Field(None, description="Accepted, without effect.")
+    safety_identifier: str | None = Field(None, description="Accepted, without effect.")
+    prompt_cache_key: str | None = Field(None, description="Accepted, without effect.")
+
+    @property
+    def choices(self) -> int:
+        """Answers per prompt."""
+        return self.n or 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is to be streamed."""
+        return bool(self.stream)
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether the stream ends with the token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self) -> SamplingParams:
+        """The sampling parameters: what is given, on top of the plain defaults."""
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+        if self.seed is not None:
+            given["seed"] = self.seed & INT64_MAX  # seeds of further choices are counted up from it: stay below 2**64
+        return SamplingParams(**given)
+
+    def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
+        """Raise RequestRefused for what the types alone cannot tell."""
+        refuse_unsupported(self.model_extra)
+        if self.stream_options is not None and not self.stream:
+            raise RequestRefused("`stream_options` is allowed only with `stream`", field="stream_options")
+        if self.choices > limits.max_choices:
+            raise RequestRefused(f"`n`: this server gives at most {limits.max_choices} choices, got {self.n}", field="n")
+        if len(self.stop_strings()) > limits.max_stop_strings:
+            raise RequestRefused(f"`stop`: at most {limits.max_stop_strings} strings", field="stop")
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def refuse_above(value: int | None, limit: int, *, field: str) -> None:
+    """Raise RequestRefused when a number is larger than a configured limit."""
+    if value is not None and value > limit:
+        raise RequestRefused(f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field)

@@ -1,0 +1,99 @@
+"""What the HTTP front needs from the rooms below, as narrow protocols, and the bundle in which it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.messages import GenerationRequest, ModelInfo, OutputEvent, WorkerStatistics
+from holdfast.telemetry.metrics import Metrics
+
+
+class OutputStream(Protocol):
+    """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        """The events. Raises GenerationFailed when one of the choices cannot be finished."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, counted once however many choices there are."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel what still runs. Does nothing when everything has ended."""
+        ...
+
+
+class Generator(Protocol):
+    """Intake's gateway, as far as the protocols use it."""
+
+    async def generate(self, request: GenerationRequest) -> OutputStream:
+        """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
+        ...
+
+
+class ServedModel(Protocol):
+    """One model of the server and how it is doing."""
+
+    @property
+    def id(self) -> str:
+        """The name that requests use."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """loading, ready, restarting, failed or stopped."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, None when there is no process."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that are being computed."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        ...
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Facts of the loaded model, None before it is loaded."""
+        ...
+
+    @property
+    def created(self) -> int:
+        """Unix time since when the model is served."""
+        ...
+
+
+class ModelDirectory(Protocol):
+    """Residency, as far as /v1/models, /health and /metrics use it."""
+
+    def statuses(self) -> Sequence[ServedModel]:
+        """All models of the server, in the order in which they are listed."""
+        ...
+
+    async def statistics(self) -> Mapping[str, WorkerStatistics]:
+        """Counters of the workers that answer, by model id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that the HTTP front works with."""
+
+    gateway: Generator
+    models: ModelDirectory
+    server: ServerSettings
+    limits: LimitsSettings
+    metrics: Metrics
+    version: str

@@ -1,0 +1,111 @@
+"""The server's metrics in a Prometheus registry of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from holdfast import messages
+from holdfast.messages import WorkerStatistics
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+_SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+_GAUGES = (
+    ("running", "Sequences that are being computed."),
+    ("queued", "Sequences that wait in the worker."),
+    ("kv_reserved_bytes", "KV memory that is reserved for running sequences."),
+    ("kv_budget_bytes", "KV memory that may be reserved."),
+    ("resident_bytes", "Resident memory of the worker process."),
+)
+_COUNTERS = (
+    ("steps", "Steps that the engine has made."),
+    ("prompt_tokens", "Prompt tokens that were read, by the worker's own count."),
+    ("generated_tokens", "Tokens that were drawn."),
+    ("cached_tokens", "Prompt tokens that needed no prefill."),
+    ("preemptions", "Sequences that had to give up their memory for a while."),
+    ("finished", "Sequences that ended."),
+    ("failed", "Sequences that ended with an error."),
+    ("cancelled", "Sequences that were cancelled."),
+    ("rejected", "Sequences that were not accepted."),
+)
+
+
+class Metrics:
+    """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
+
+    def __init__(self) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
+        self.registry = CollectorRegistry()
+        self._workers = _WorkerCollector()
+        self.registry.register(self._workers)
+        ProcessCollector(registry=self.registry)
+        self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
+        self.requests = self._counter("requests", "Choices that ended, by the reason.", "model", "reason")
+        self.prompt_tokens = self._counter("request_prompt_tokens", "Prompt tokens of ended choices.", "model")
+        self.completion_tokens = self._counter("request_completion_tokens", "Tokens of ended choices.", "model")
+        self.cached_tokens = self._counter("request_cached_tokens", "Prompt tokens that needed no prefill.", "model")
+        self.accept_seconds = self._histogram("accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT)
+        self.queue_seconds = self._histogram("queue_seconds", "Waiting in the worker before the prompt was read.", _LONG)
+        self.prefill_seconds = self._histogram("prefill_seconds", "Admission to first token.", _LONG)
+        self.decode_seconds = self._histogram("decode_seconds", "First token to last.", _LONG)
+        self.first_token_seconds = self._histogram("first_token_seconds", "Request to first text, all waiting included.", _LONG)
+        self.inter_token_seconds = self._histogram("inter_token_seconds", "Between two pieces of text of one choice.", _SHORT)
+        self.request_seconds = self._histogram("request_seconds", "Request to the end of the answer.", _LONG)
+
+    def exposition(self, statistics: Mapping[str, WorkerStatistics], load_seconds: Mapping[str, float]) -> bytes:
+        """All metrics in Prometheus' text format, with these workers' counters and load times, by model id."""
+        self._workers.statistics, self._workers.load_seconds = statistics, load_seconds
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"holdfast_{name}", documentation, labels, registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry)
+
+
+class _WorkerCollector(Collector):
+    """Shows the last statistics of the workers."""
+
+    def __init__(self) -> None:
+        self.statistics: Mapping[str, WorkerStatistics] = {}
+        self.load_seconds: Mapping[str, float] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of this moment."""
+        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
+        for model, seconds in self.load_seconds.items():
+            load.add_metric([model], seconds)
+        yield load
+        for name, documentation in _GAUGES:
+            gauge = GaugeMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
+            for model, numbers in self.statistics.items():
+                gauge.add_metric([model], getattr(numbers, name))
+            yield gauge
+        for name, documentation in _COUNTERS:
+            counter = CounterMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
+            for model, numbers in self.statistics.items():
+                counter.add_metric([model], getattr(numbers, name))
+            yield counter
+        yield self._step_seconds()
+
+    def _step_seconds(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily("holdfast_worker_step_seconds", "How long the engine's steps take.", labels=["model"])
+        for model, numbers in self.statistics.items():
+            if numbers.step_seconds is not None:
+                family.add_metric([model], list(_cumulative(numbers.step_seconds)), sum_value=numbers.step_seconds.total)
+        return family
+
+
+def _cumulative(histogram: messages.Histogram) -> Iterable[tuple[str, float]]:
+    count = 0
+    for bound, more in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        count += more
+        yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

@@ -1,0 +1,63 @@
+"""Ways to talk to the HTTP application: in memory, and through a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.http.application import create_application
+from holdfast.http.serve import Server, listen, url_of
+from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, scripted_services
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def client_of(
+    gateway: ScriptedGateway,
+    *,
+    directory: ScriptedDirectory | None = None,
+    server: ServerSettings | None = None,
+    limits: LimitsSettings | None = None,
+) -> httpx.AsyncClient:
+    app = create_application(scripted_services(gateway, directory=directory, server=server, limits=limits))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321")
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": HELLO, **fields}
+
+
+def completion_body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "hello", **fields}
+
+
+def events_of(text: str) -> list[Any]:
+    """The data of a stream's events; the last one, [DONE], as a string."""
+    lines = [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+@asynccontextmanager
+async def served(gateway: ScriptedGateway) -> AsyncIterator[str]:
+    """The application on a free loopback port, with the real server and the options that matter."""
+    app = create_application(scripted_services(gateway))
+    with listen(ServerSettings(port=0)) as listener:
+        started = asyncio.Event()
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none", timeout_graceful_shutdown=1)
+        server = Server(config, on_started=started.set)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await started.wait()
+        try:
+            yield url_of(listener)
+        finally:
+            server.should_exit = True
+            await serving

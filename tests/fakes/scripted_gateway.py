@@ -1,0 +1,156 @@
+"""A gateway and a model directory that follow a script, for tests of the HTTP front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.errors import UnknownModel
+from holdfast.http.services import Services
+from holdfast.messages import (
+    ChoiceFinished,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    OutputEvent,
+    TextDelta,
+    TokenText,
+    WorkerStatistics,
+)
+from holdfast.telemetry.metrics import Metrics
+
+MODEL = "demo/tiny"
+PROMPT_TOKENS = 7
+Script = Sequence[OutputEvent | Exception | asyncio.Event]
+
+
+def token(text: str, logprob: float = -0.5, *, offset: int = 0, rivals: tuple[tuple[str, float], ...] = ()) -> TokenText:
+    top = tuple(TokenText(text=rival, raw=rival.encode(), logprob=score) for rival, score in rivals)
+    return TokenText(text=text, raw=text.encode(), logprob=logprob, top=top, text_offset=offset)
+
+
+def answer(
+    *texts: str, index: int = 0, reason: FinishReason = FinishReason.STOP, cached_tokens: int = 0
+) -> list[OutputEvent | Exception | asyncio.Event]:
+    deltas = [TextDelta(index=index, text=text, token_ids=(place,)) for place, text in enumerate(texts)]
+    end = ChoiceFinished(
+        index=index, reason=reason, prompt_tokens=PROMPT_TOKENS, completion_tokens=len(texts), cached_tokens=cached_tokens
+    )
+    return [*deltas, end]
+
+
+class ScriptedStream:
+    """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
+
+    def __init__(self, script: Script, on_close: Callable[[], None]) -> None:
+        self._script, self._on_close = iter(script), on_close
+        self.prompt_tokens = PROMPT_TOKENS
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        for step in self._script:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, Exception):
+                raise step
+            else:
+                return step
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._on_close()
+
+
+@dataclass
+class ScriptedGateway:
+    """Answers every request with `script`, or refuses it with `refusal`."""
+
+    script: Script | Callable[[GenerationRequest], Script] = field(default_factory=lambda: answer("Hel", "lo"))
+    refusal: Exception | None = None
+    accept_when: asyncio.Event | None = None
+    requests: list[GenerationRequest] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    all_closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: GenerationRequest) -> ScriptedStream:
+        self.requests.append(request)
+        if request.model != MODEL:
+            raise UnknownModel(model=request.model, available=(MODEL,))
+        if self.refusal is not None:
+            raise self.refusal
+        if self.accept_when is not None:
+            await self.accept_when.wait()
+        script = self.script(request) if callable(self.script) else self.script
+        return ScriptedStream(script, lambda: self._close(request.request_id))
+
+    def _close(self, request_id: str) -> None:
+        self.closed.append(request_id)
+        if len(self.closed) == len(self.requests):
+            self.all_closed.set()
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The only request that has come."""
+        assert len(self.requests) == 1
+        return self.requests[0]
+
+
+INFO = ModelInfo(
+    model_type="qwen3",
+    layout="rows",
+    layout_reason="both ways agree",
+    parameters=1,
+    weight_bytes=4,
+    compute_dtype="float32",
+    context_tokens=2048,
+    vocab_size=10,
+    kv_bytes_per_token=8,
+    fixed_bytes_per_sequence=0,
+    kv_budget_bytes=1024,
+    device="cpu",
+    load_seconds=1.5,
+)
+
+
+@dataclass(frozen=True)
+class ScriptedModel:
+    id: str = MODEL
+    state: str = "ready"
+    pid: int | None = 4711
+    running: int = 2
+    queued: int = 1
+    info: ModelInfo | None = INFO
+    created: int = 1_700_000_000
+
+
+@dataclass
+class ScriptedDirectory:
+    models: Sequence[ScriptedModel] = (ScriptedModel(),)
+    numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
+
+    def statuses(self) -> Sequence[ScriptedModel]:
+        return self.models
+
+    async def statistics(self) -> Mapping[str, WorkerStatistics]:
+        return self.numbers
+
+
+def scripted_services(
+    gateway: ScriptedGateway,
+    *,
+    directory: ScriptedDirectory | None = None,
+    server: ServerSettings | None = None,
+    limits: LimitsSettings | None = None,
+) -> Services:
+    return Services(
+        gateway=gateway,
+        models=directory or ScriptedDirectory(),
+        server=server or ServerSettings(),
+        limits=limits or LimitsSettings(),
+        metrics=Metrics(),
+        version="0.1.0",
+    )
