@@ -145,8 +145,9 @@ def test_greedy_rows_take_the_most_likely_token_and_the_first_of_ties() -> None:
         assert as_lists(sample(logits, [a_row(params, vocab=4)] * 2)) == ([1, 0], [True, True])
 
 
-def test_a_row_with_bad_logits_is_not_ok_and_disturbs_no_other() -> None:
-    logits = some_logits(6)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+def test_a_row_with_bad_logits_is_not_ok_and_disturbs_no_other(dtype: mx.Dtype) -> None:
+    logits = some_logits(6, dtype=dtype)
     bad = mx.array(logits)
     bad[1, 7] = math.nan
     bad[2] = mx.full((VOCAB,), math.nan)

@@ -107,8 +107,8 @@ def _column(values: Sequence[float]) -> mx.array:
 
 
 def _draw_candidate(scaled: mx.array, *, ids: mx.array, params: Sequence[SamplingParams], keys: mx.array) -> mx.array:
-    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's random number goes with its id,
-    # not its rank: rounding that swaps two nearly equal candidates then does not change which of them wins.
+    # Top-p is relative to what top-k leaves, as when one is applied after the other. A candidate's random number goes with its
+    # id, not its rank: rounding that swaps two nearly equal candidates then does not change which of them wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
     kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)

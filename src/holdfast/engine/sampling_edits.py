@@ -114,11 +114,14 @@ def _take_off(logits: mx.array, generated: Sequence[tuple[int, mx.array]], edits
     if not _entries(generated):
         return logits
     rows, ids = _places(generated)
-    presence = mx.array([edit.params.presence_penalty for edit in edits], dtype=mx.float32)[rows]
-    frequency = mx.array([edit.params.frequency_penalty for edit in edits], dtype=mx.float32)[rows]
     edited = mx.array(logits)
-    edited[rows, ids] = logits[rows, ids] - presence
-    return edited.at[rows, ids].add(-frequency)
+    if any(edit.params.presence_penalty for edit in edits):
+        presence = mx.array([edit.params.presence_penalty for edit in edits], dtype=mx.float32)[rows]
+        edited[rows, ids] = logits[rows, ids] - presence
+    if any(edit.params.frequency_penalty for edit in edits):
+        frequency = mx.array([edit.params.frequency_penalty for edit in edits], dtype=mx.float32)[rows]
+        edited = edited.at[rows, ids].add(-frequency)
+    return edited
 
 
 def _entries(lists: Sequence[tuple[int, mx.array]]) -> int:
