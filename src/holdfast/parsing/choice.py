@@ -40,7 +40,7 @@ class ChoiceRules:
 
 @dataclass(slots=True)
 class _Pending:
-    """A token whose text is not visible yet. `start` and `end` count characters of the answer, `emitted` is what it made certain."""
+    """A token whose text is not visible yet. `start` and `end` count characters of the answer; `emitted` became certain with it."""
 
     token_id: int
     start: int
@@ -52,9 +52,9 @@ class _Pending:
 class ChoiceText:
     """Turns the events of one sequence into text deltas and exactly one `ChoiceFinished`.
 
-    Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are dropped with
-    their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token that was drawn up to
-    the one that ended the choice.
+    Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are
+    dropped with their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token
+    that was drawn up to the one that ended the choice.
     """
 
     def __init__(self, *, index: int, pieces: TokenPieces, rules: ChoiceRules) -> None:

@@ -17,8 +17,8 @@ class IncrementalDetokenizer:
     The joined text of all `push` and the `flush` equals the tokenizer's decoding of all ids at once, however they were divided.
     Incomplete characters are held back; bytes that are no UTF-8 become U+FFFD as they do in the whole.
 
-    at_start: the tokens open a text, so that the space which some tokenizers put in front of a first word is taken off again. Off for a
-        continuation: there the space parts the first word from what stands before it.
+    at_start: the tokens open a text, so that the space which some tokenizers put in front of a first word is taken off again.
+        Off for a continuation: there the space parts the first word from what stands before it.
     show_special: special tokens are part of the text (for an echoed prompt).
     """
 
@@ -66,8 +66,8 @@ class _ByteDecoder(_Decoder):
 class _PieceDecoder(_Decoder):
     """SentencePiece-like vocabularies.
 
-    A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run that is not UTF-8 throughout into
-    U+FFFD, so no part of a run is certain before its end.
+    A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run that is not UTF-8 throughout
+    into U+FFFD, so no part of a run is certain before its end.
     """
 
     def __init__(self, pieces: TokenPieces, at_start: bool, show_special: bool) -> None:

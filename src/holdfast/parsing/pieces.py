@@ -1,4 +1,4 @@
-"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart so that it works one token at a time."""
+"""What each token id adds to the text: the decoder of a `tokenizers` tokenizer, taken apart to work one token at a time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def decoding_rules(decoder: Any) -> DecodingRules:
         case ["Metaspace", *rest] if not replacements and rest in ([], ["Fuse"], ["ByteFallback"], ["ByteFallback", "Fuse"]):
             return _metaspace_rules(stages[0], byte_fallback="ByteFallback" in rest)
         case [] | ["Fuse"] | ["ByteFallback"] | ["ByteFallback", "Fuse"]:
-            return DecodingRules(style=DecodingStyle.PIECES, replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds)
+            return DecodingRules(
+                style=DecodingStyle.PIECES, replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds
+            )
         case ["Fuse", "Strip"] | ["ByteFallback", "Fuse", "Strip"] if stages[-1]["stop"] == 0:
             return DecodingRules(
                 style=DecodingStyle.PIECES,
@@ -105,7 +107,7 @@ def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingR
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table of a printable character for each byte: Latin-1's printable ones stand for themselves, the rest from U+0100 on."""
+    """GPT-2's printable character for each byte: Latin-1's printable ones stand for themselves, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -137,7 +139,9 @@ class TokenPieces:
         self._replace = [decoders.Replace(pattern, content) for pattern, content in self.rules.replacements]
         self.visible_bytes: dict[int, bytes] = _Table(lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id))
         self.all_bytes: dict[int, bytes] = _Table(self.raw)
-        self.visible_pieces: dict[int, Piece] = _Table(lambda token_id: None if self.is_special(token_id) else self._piece(token_id))
+        self.visible_pieces: dict[int, Piece] = _Table(
+            lambda token_id: None if self.is_special(token_id) else self._piece(token_id)
+        )
         self.all_pieces: dict[int, Piece] = _Table(self._piece)
 
     def is_special(self, token_id: int) -> bool:

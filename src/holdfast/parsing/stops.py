@@ -21,8 +21,8 @@ _NOTHING = StopStep("", False)
 class StopScanner:
     """Looks for stop strings in a text that comes in parts. One per sequence.
 
-    The stop string that is *complete* first ends the text, whatever was pushed in one part or in many; of several that end at the same
-    character the longest, so that no beginning of it is shown. The text before it is visible.
+    The stop string that is *complete* first ends the text, whatever was pushed in one part or in many; of several that end at
+    the same character the longest, so that no beginning of it is shown. The text before it is visible.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

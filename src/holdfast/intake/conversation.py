@@ -1,0 +1,103 @@
+"""Messages as clients send them → messages as chat templates expect them. Where a message can be read in one way only, it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.errors import InvalidRequest
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name for the same thing
+
+
+def template_messages(
+    messages: Iterable[dict[str, Any]], *, keep_parts: bool, arguments_as_text: bool, field: str = "messages"
+) -> list[dict[str, Any]]:
+    """Messages for a template, as fresh copies. Raises InvalidRequest naming the part that no template could use.
+
+    keep_parts: the template goes through lists of content parts itself; else the text of the parts is joined, one per line.
+    arguments_as_text: the template writes the arguments of tool calls as they are; else it expects objects.
+    """
+    ready = [
+        _message(message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, field=f"{field}[{place}]")
+        for place, message in enumerate(messages)
+    ]
+    if not ready:
+        raise InvalidRequest("there must be at least one message", field=field)
+    return ready
+
+
+def _message(message: dict[str, Any], *, keep_parts: bool, arguments_as_text: bool, field: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequest("a message must be an object", field=field)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest("a message must have a role", field=f"{field}.role")
+    # Templates ask whether a key is there: one that is null is left out.
+    ready = {key: value for key, value in message.items() if value is not None}
+    ready["role"] = _ROLES.get(role, role)
+    ready["content"] = _content(message.get("content"), keep_parts=keep_parts, field=f"{field}.content")
+    calls = ready.pop("tool_calls", None)
+    if calls:
+        ready["tool_calls"] = [
+            _tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls[{place}]")
+            for place, call in enumerate(calls)
+        ]
+    return ready
+
+
+def _content(content: Any, *, keep_parts: bool, field: str) -> str | list[dict[str, Any]]:
+    if content is None:
+        parts = []
+    elif isinstance(content, str):
+        parts = [content]
+    elif isinstance(content, list | tuple):
+        parts = [_part(part, field=f"{field}[{place}]") for place, part in enumerate(content)]
+    else:
+        raise InvalidRequest("content must be a string or a list of parts", field=field)
+    return [{"type": "text", "text": part} for part in parts] if keep_parts else "\n".join(parts)
+
+
+def _part(part: Any, *, field: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidRequest("a content part must be an object", field=field)
+    kind = part.get("type", "text")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise InvalidRequest(
+            f"content parts of type {kind!r} are not supported by this model: it reads text only", field=f"{field}.type"
+        )
+    if not isinstance(text, str):
+        raise InvalidRequest("the text of a content part must be a string", field=f"{field}.text")
+    return text
+
+
+def _tool_call(call: Any, *, arguments_as_text: bool, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest("a tool call must have a function with a name", field=f"{field}.function")
+    arguments = function.get("arguments")
+    ready = arguments_text(arguments) if arguments_as_text else arguments_object(arguments)
+    return {**call, "function": {**function, "arguments": ready}}
+
+
+def arguments_object(arguments: Any) -> Any:
+    """Arguments as an object. Text that is no JSON stays text: a model wrote it, and the conversation must be able to go on."""
+    if arguments is None or arguments == "":
+        return {}
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def arguments_text(arguments: Any) -> str:
+    """Arguments as JSON text."""
+    if arguments is None or arguments == "":
+        return "{}"
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,43 @@
+"""What a model's makers recommend for sampling (generation_config.json), for the fields that a client left open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.intake.tokenize import read_json
+from holdfast.messages import SamplingParams
+
+# Name there → lowest and highest value that makes sense, for SamplingParams' field of the same name.
+_FIELDS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0.0, 2.0**31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+}
+
+
+def generation_defaults(folder: Path) -> dict[str, float]:
+    """The recommended values of a model folder; nonsense is left out. Raises ModelLoadError when the file is damaged."""
+    return usable_defaults(read_json(folder / "generation_config.json"))
+
+
+def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
+    """Those entries of a generation_config that are sampling parameters with a usable value."""
+    usable: dict[str, float] = {}
+    for name, (lowest, highest) in _FIELDS.items():
+        value = recommended.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and lowest <= value <= highest:
+            usable[name] = int(value) if name == "top_k" else float(value)
+    return usable
+
+
+def with_model_defaults(sampling: SamplingParams, *, unset: Collection[str], defaults: Mapping[str, float]) -> SamplingParams:
+    """The parameters with the model's recommendation in each field that is in `unset`."""
+    recommended = {name: value for name, value in defaults.items() if name in unset}
+    return msgspec.structs.replace(sampling, **recommended) if recommended else sampling

@@ -1,0 +1,84 @@
+"""Where a protocol hands in a request: makes it servable, submits it, gives back the stream of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import UnknownModel
+from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.stream import GenerationStream
+from holdfast.intake.text_side import TextSide
+from holdfast.link.client import EngineClient
+from holdfast.link.event_stream import EventStream
+from holdfast.messages import GenerationRequest, ModelInfo
+
+# About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
+_LONG_TEXT_CHARACTERS = 20_000
+
+
+class Leases(Protocol):
+    """Residency, as far as the gateway uses it."""
+
+    def lease(self, model: str) -> EngineClient:
+        """The running worker of a model. Raises UnknownModel and WorkerUnavailable."""
+        ...
+
+
+class Gateway:
+    """Makes requests servable and submits them. One for all protocols, on the loop's thread.
+
+    text_sides: by served id, the same ids that `leases` knows.
+    """
+
+    def __init__(self, leases: Leases, text_sides: Mapping[str, TextSide], limits: LimitsSettings) -> None:
+        self._leases = leases
+        self._text_sides = text_sides
+        self._limits = limits
+
+    async def generate(self, request: GenerationRequest) -> GenerationStream:
+        """Submit a request; returns when the worker has accepted all its choices.
+
+        Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
+        """
+        started = time.perf_counter()
+        client = self._leases.lease(request.model)
+        side = self._text_sides.get(request.model)
+        if side is None:
+            raise UnknownModel(model=request.model, available=tuple(self._text_sides))
+        prepared = await self._prepare(request, side, client.info)
+        return await self._submit(request, client, prepared, intake_seconds=time.perf_counter() - started)
+
+    async def _prepare(self, request: GenerationRequest, side: TextSide, info: ModelInfo) -> Prepared:
+        request = with_defaults(request, side, info=info, limits=self._limits)
+        prompt = prompt_text(request, side)
+        if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
+            token_ids = encode_prompt(request, side, prompt, info=info)
+        else:
+            token_ids = await asyncio.to_thread(encode_prompt, request, side, prompt, info=info)
+        return assemble(request, side, prompt, token_ids, info=info)
+
+    async def _submit(
+        self, request: GenerationRequest, client: EngineClient, prepared: Prepared, *, intake_seconds: float
+    ) -> GenerationStream:
+        sources: list[EventStream] = []
+        is_accepted = False
+        try:
+            sources.extend(client.submit(sequence) for sequence in prepared.sequences)
+            stream = GenerationStream(
+                request,
+                choices=[prepared.choice(index) for index in range(len(sources))],
+                sources=sources,
+                prompt_tokens=prepared.prompt_tokens,
+                intake_seconds=intake_seconds,
+            )
+            await stream.accepted()
+            is_accepted = True
+        finally:
+            if not is_accepted:
+                for source in sources:
+                    await source.aclose()
+        return stream

@@ -1,0 +1,58 @@
+"""What a request may ask for, whichever way it came. Protocols check the form of their JSON; this is what any request must meet."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest
+from holdfast.messages import GenerationRequest, SamplingParams
+
+MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
+
+
+def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:
+    """Raise InvalidRequest, naming the field, for what this server or the model cannot do."""
+    _between("n", request.choices, 1, limits.max_choices)
+    if request.max_tokens is not None:
+        _between("max_tokens", request.max_tokens, 0 if request.echo else 1, math.inf)
+    _between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+    if request.top_logprobs and not request.want_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs", field="top_logprobs")
+    _check_stops(request.stop, limits.max_stop_strings)
+    _check_sampling(request.sampling, vocab_size)
+
+
+def check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int, field: str) -> None:
+    """Raise InvalidRequest when the model has no such token."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        place, token_id = next((place, token_id) for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id} at place {place}", field=field)
+
+
+def _check_stops(stops: tuple[str, ...], most: int) -> None:
+    if len(stops) > most:
+        raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", field="stop")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters, got {len(stop)}", field="stop")
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    _between("temperature", sampling.temperature, 0, 100)
+    _between("top_p", sampling.top_p, 0, 1)
+    _between("top_k", sampling.top_k, 0, math.inf)
+    _between("min_p", sampling.min_p, 0, 1)
+    _between("presence_penalty", sampling.presence_penalty, -2, 2)
+    _between("frequency_penalty", sampling.frequency_penalty, -2, 2)
+    _between("repetition_penalty", sampling.repetition_penalty, 1e-3, 100)
+    for token_id, bias in sampling.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}", field="logit_bias")
+        _between("logit_bias", bias, -100, 100)
+
+
+def _between(field: str, value: float, lowest: float, highest: float) -> None:
+    if not lowest <= value <= highest:  # also for NaN
+        wanted = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+        raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)

@@ -1,0 +1,159 @@
+"""A neutral request → sequences for the worker. Pure: what is slow in it (long texts) may run on any thread."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.limits import check_limits, check_token_ids
+from holdfast.intake.text_side import TextSide
+from holdfast.intake.tokenize import Tokenizer, well_formed
+from holdfast.messages import ChatPrompt, GenerationRequest, ModelInfo, SequenceRequest, TextPrompt, TokenPrompt
+from holdfast.parsing.choice import ChoiceRules, ChoiceText
+from holdfast.parsing.pieces import TokenPieces
+
+# No text of a language has so many characters per token on average. A longer text is first judged by its beginning, so that a
+# body of many megabytes costs neither minutes nor gigabytes.
+_MOST_CHARACTERS_PER_TOKEN = 32
+_SEED_MASK = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptText:
+    """A prompt before tokenization. `token_ids` is set when the client sent ids; then `text` is empty."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    add_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request that can be served: one sequence per choice, and how to read what comes back."""
+
+    sequences: tuple[SequenceRequest, ...]
+    rules: ChoiceRules
+    pieces: TokenPieces
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, the same for all choices."""
+        return len(self.rules.prompt_token_ids)
+
+    def choice(self, index: int) -> ChoiceText:
+        """A reader for the events of one of the sequences."""
+        return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
+
+
+def prepare(request: GenerationRequest, side: TextSide, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+    """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
+    request = with_defaults(request, side, info=info, limits=limits)
+    prompt = prompt_text(request, side)
+    return assemble(request, side, prompt, encode_prompt(request, side, prompt, info=info), info=info)
+
+
+def with_defaults(request: GenerationRequest, side: TextSide, *, info: ModelInfo, limits: LimitsSettings) -> GenerationRequest:
+    """The request with all sampling fields as they will be used, checked. Raises InvalidRequest."""
+    sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=side.generation_defaults)
+    request = msgspec.structs.replace(request, sampling=sampling)
+    check_limits(request, limits=limits, vocab_size=info.vocab_size)
+    return request
+
+
+def prompt_text(request: GenerationRequest, side: TextSide) -> PromptText:
+    """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
+    prompt = request.prompt
+    if isinstance(prompt, TokenPrompt):
+        return PromptText(token_ids=prompt.token_ids)
+    if isinstance(prompt, TextPrompt):
+        return PromptText(text=well_formed(prompt.text), add_special_tokens=True)
+    if not prompt.messages:
+        raise InvalidRequest("there must be at least one message", field=request.prompt_field)
+    if side.template is None:
+        raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
+    # The template writes the special tokens itself, BOS included.
+    return PromptText(text=well_formed(side.template.render(prompt, field=request.prompt_field)))
+
+
+def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText, *, info: ModelInfo) -> tuple[int, ...]:
+    """Token ids of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
+    field, tokenizer = request.prompt_field, side.tokenizer
+    limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
+    token_ids = prompt.token_ids
+    if prompt.text or prompt.add_special_tokens:
+        _refuse_by_beginning(tokenizer, prompt, limit_tokens=limit_tokens, field=field)
+        token_ids = tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens))
+        bos = tokenizer.bos_token_id
+        if prompt.add_special_tokens and len(token_ids) > 1 and token_ids[0] == token_ids[1] == bos:
+            token_ids = token_ids[1:]  # the client wrote BOS itself
+    if not token_ids:
+        if tokenizer.bos_token_id is None:
+            raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
+        token_ids = (tokenizer.bos_token_id,)
+    if len(token_ids) > limit_tokens:
+        raise PromptTooLong(prompt_tokens=len(token_ids), limit_tokens=limit_tokens, field=field)
+    check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
+    return token_ids
+
+
+def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, limit_tokens: int, field: str) -> None:
+    most = limit_tokens * _MOST_CHARACTERS_PER_TOKEN
+    if len(prompt.text) <= most:
+        return
+    tokens = len(tokenizer.encode(prompt.text[:most], add_special_tokens=False))
+    if tokens > limit_tokens:
+        raise PromptTooLong(prompt_tokens=tokens * len(prompt.text) // most, limit_tokens=limit_tokens, field=field)
+
+
+def assemble(
+    request: GenerationRequest, side: TextSide, prompt: PromptText, token_ids: tuple[int, ...], *, info: ModelInfo
+) -> Prepared:
+    """The sequences of a request whose prompt is tokenized.
+
+    max_tokens beyond what the window leaves is cut to that without a word: agents ask for fixed large numbers.
+    """
+    room = info.context_tokens - len(token_ids)
+    max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+    stop_token_ids = (
+        () if request.ignore_eos else tuple(token_id for token_id in side.tokenizer.eos_token_ids if token_id < info.vocab_size)
+    )
+    seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
+    sequences = tuple(
+        SequenceRequest(
+            request_id=f"{request.request_id}/{index}",
+            prompt_token_ids=token_ids,
+            max_tokens=max_tokens,
+            sampling=msgspec.structs.replace(request.sampling, seed=(seed + index) & _SEED_MASK),
+            stop_token_ids=stop_token_ids,
+            want_logprobs=request.want_logprobs,
+            top_logprobs=request.top_logprobs,
+            want_prompt_logprobs=request.echo and request.want_logprobs,
+        )
+        for index in range(request.choices)
+    )
+    rules = ChoiceRules(
+        prompt_token_ids=token_ids,
+        stop_token_ids=frozenset(stop_token_ids),
+        max_tokens=max_tokens,
+        stops=request.stop,
+        want_logprobs=request.want_logprobs,
+        at_start=_opens_a_text(request, side.tokenizer, token_ids),
+        echo=request.echo,
+        echo_text=_echo_text(prompt, side.tokenizer) if request.echo else "",
+    )
+    return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces)
+
+
+def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
+    if isinstance(request.prompt, ChatPrompt):
+        return not request.prompt.continue_last
+    return token_ids == (tokenizer.bos_token_id,)
+
+
+def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
+    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)

@@ -1,0 +1,125 @@
+"""The answer to one request: the events of its choices, merged, as an asynchronous iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.link.event_stream import EventStream, RequestEvent
+from holdfast.messages import GenerationRequest, OutputEvent, Rejected, RejectionKind
+from holdfast.parsing.choice import ChoiceText
+
+
+class GenerationStream:
+    """Events of an accepted request: text deltas, and exactly one `ChoiceFinished` per choice. For one consumer.
+
+    `aclose` cancels what still runs, and so does cancelling a pending `__anext__`. A choice that failed raises GenerationFailed
+    and cancels the others. Use `async with contextlib.aclosing(stream)`.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        choices: Sequence[ChoiceText],
+        sources: Sequence[EventStream],
+        prompt_tokens: int,
+        intake_seconds: float = 0.0,
+    ) -> None:
+        self.request = request
+        self.prompt_tokens = prompt_tokens
+        self.intake_seconds = intake_seconds  # rendering and tokenization
+        self._choices = tuple(choices)
+        self._sources = tuple(sources)
+        self._ready: deque[OutputEvent] = deque()
+        self._pumps: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()  # for several choices: something is ready, or a pump has ended
+        self._closed = False
+
+    def __aiter__(self) -> GenerationStream:
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
+            whole = False
+            try:
+                await (self._next_of_one() if len(self._choices) == 1 else self._next_of_many())
+                whole = True
+            finally:
+                if not whole:
+                    await self.aclose()
+        return self._ready.popleft()
+
+    async def accepted(self) -> None:
+        """Wait until the worker has taken all choices. Raises what its refusal means; the caller closes the stream then."""
+        for choice, source in zip(self._choices, self._sources, strict=True):
+            event = await anext(source, None)
+            if event is None:
+                raise WorkerUnavailable("the worker ended before it took the request; please try again")
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            self._ready.extend(choice.feed(event))
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and end the iteration. May be called twice."""
+        self._closed = True
+        self._ready.clear()
+        for pump in self._pumps:
+            pump.cancel()
+        if self._pumps:
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            self._pumps.clear()
+        for source in self._sources:
+            await source.aclose()
+
+    async def _next_of_one(self) -> None:
+        """Straight from the link: no task and no queue between."""
+        choice, source = self._choices[0], self._sources[0]
+        self._ready.extend(choice.feed(await _next_event(source)))
+        if choice.done:
+            self._closed = True
+            await source.aclose()
+
+    async def _next_of_many(self) -> None:
+        if not self._pumps:
+            pairs = zip(self._choices, self._sources, strict=True)
+            self._pumps = [asyncio.create_task(self._pump(choice, source)) for choice, source in pairs]
+            for pump in self._pumps:
+                pump.add_done_callback(lambda _: self._changed.set())
+        self._changed.clear()
+        ended = [pump for pump in self._pumps if pump.done()]
+        for pump in ended:
+            pump.result()  # raises what the pump raised
+        if len(ended) == len(self._pumps):
+            self._closed = True
+        else:
+            await self._changed.wait()
+
+    async def _pump(self, choice: ChoiceText, source: EventStream) -> None:
+        while not choice.done:
+            if events := choice.feed(await _next_event(source)):
+                self._ready.extend(events)
+                self._changed.set()
+        await source.aclose()
+
+
+async def _next_event(source: EventStream) -> RequestEvent:
+    event = await anext(source, None)
+    if event is None:
+        raise GenerationFailed("the worker's stream ended without a word")
+    return event
+
+
+def refusal(event: Rejected) -> HoldfastError:
+    """The error that a worker's refusal means to the client."""
+    match event.kind:
+        case RejectionKind.QUEUE_FULL:
+            return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
+        case RejectionKind.SHUTTING_DOWN:
+            return WorkerUnavailable(event.message)
+        case _:
+            return InvalidRequest(event.message, field=event.field)
