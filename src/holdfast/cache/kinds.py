@@ -1,7 +1,7 @@
 """Live key/value memory of one sequence and layer, one class per kind. Device thread only.
 
-Keys and values are [1, kv_heads, tokens, head_dim], rotary already applied. A live object belongs to one sequence and is never shared.
-Updates write in place as long as nobody else holds the buffer: callers must not keep the arrays that `append` or `last` return.
+Keys and values are [1, kv_heads, tokens, head_dim], rotary already applied. A live object belongs to one sequence and is never
+shared. Updates write in place as long as nobody else holds the buffer: callers must not keep the arrays that `last` returns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class FullKV:
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        assert self._keys is not None and self._values is not None
+        assert self._keys is not None
+        assert self._values is not None
         start = self.tokens - count
         return self._keys[:, :, start : self.tokens], self._values[:, :, start : self.tokens]
 
@@ -101,12 +102,13 @@ class WindowKV:
         self.tokens += added
 
     def held(self) -> int:
-        """How many of the last tokens can be attended to: at least window - 1 + the tokens of the last append, if there were as many."""
+        """How many of the last tokens can be attended to: window - 1 and those of the last append, if there were as many."""
         return self._end
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        assert self._keys is not None and self._values is not None
+        assert self._keys is not None
+        assert self._values is not None
         start = self._end - count
         return self._keys[:, :, start : self._end], self._values[:, :, start : self._end]
 
@@ -129,8 +131,8 @@ class WindowKV:
 class RecurrentState:
     """State arrays of a layer that has no keys: convolution tails, state-space matrices. Speaks mlx-lm's `ArraysCache`.
 
-    After a step over several sequences a slot may be a row of a stacked array; the next step over the same sequences takes the stack as
-    it is, and only a change of company cuts the row out.
+    After a step over several sequences a slot may be a row of a stacked array; the next step over the same sequences takes the
+    stack as it is, and only a change of company cuts the row out.
     """
 
     lengths = None

@@ -157,7 +157,11 @@ def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
     raise LayoutError("recurrent layers cannot be read as rows")
 
 
-def _views(spans: Sequence[SequenceSpan], for_kv: Callable[[Sequence[LayerKV]], Any], for_recurrent: Callable[[Sequence[RecurrentState]], Any]) -> list[Any]:
+def _views(
+    spans: Sequence[SequenceSpan],
+    for_kv: Callable[[Sequence[LayerKV]], Any],
+    for_recurrent: Callable[[Sequence[RecurrentState]], Any],
+) -> list[Any]:
     layers = zip(*(each.sequence.layers for each in spans), strict=True)
     return [layer_view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
@@ -168,7 +172,9 @@ def _joined(parts: list[mx.array]) -> mx.array | None:
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> mx.array | None:
+def _project(
+    model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]
+) -> mx.array | None:
     """Run the model and return the logits of the wanted rows of these spans, [rows, vocabulary]."""
     wanted: list[int] = []
     first = 0
@@ -182,5 +188,5 @@ def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any]
         logits = model(ids, cache=caches)
     if not wanted:
         return None  # the state is evaluated, the logits never are
-    flat = logits.reshape(-1, logits.shape[-1])
+    flat: mx.array = logits.reshape(-1, logits.shape[-1])
     return flat if everything or (selection is not None and selection.used) else flat[rows]

@@ -12,8 +12,8 @@ class Span:
     """The next `tokens` tokens of one sequence.
 
     `start` is the position of the first of them. Tokens of the prompt are known; the token of a decoding span (tokens == 1,
-    start >= prompt length) is what the span before it drew: the engine keeps it on the device, so that the next step can be laid out
-    before the last one's tokens are known.
+    start >= prompt length) is what the span before it drew: the engine keeps it on the device, so that the next step can be laid
+    out before the last one's tokens are known.
     """
 
     request_id: RequestId

@@ -99,7 +99,9 @@ def _try(make: Callable[[], Runner], variant: str, reference: _Reference, *, tri
         error = reference.relative_error(_staggered(runner, reference.cases))
     except _MISFITS as misfit:
         first_line = str(misfit).split("\n", 1)[0][:160]
-        return None, Trial(layout=runner.name, variant=variant, relative_error=None, note=f"{type(misfit).__name__}: {first_line}")
+        return None, Trial(
+            layout=runner.name, variant=variant, relative_error=None, note=f"{type(misfit).__name__}: {first_line}"
+        )
     right = error <= reference.tolerance
     note = f"relative error {error:.1e}" + ("" if right else f", allowed {reference.tolerance:.1e}")
     return (runner if right else None), Trial(layout=runner.name, variant=variant, relative_error=error, note=note)
@@ -118,7 +120,9 @@ def _cases(model: Any, vocab_size: int) -> tuple[_Case, ...]:
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
     return tuple(
         _Case(
-            tokens=tuple((7 + 13 * index * (case + 1) + case) % min(vocab_size, 1009) for index in range(length + DECODED_TOKENS)),
+            tokens=tuple(
+                (7 + 13 * index * (case + 1) + case) % min(vocab_size, 1009) for index in range(length + DECODED_TOKENS)
+            ),
             chunks=chunks[case],
             joins=case,
         )
@@ -158,10 +162,8 @@ def _distance(a: mx.array, b: mx.array) -> float:
 def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
     """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later tokens, vocabulary]"""
     caches = SoloRunner.own_caches(model)
-    logits = [model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]]
-    for token in tokens[prompt:]:
-        logits.append(model(mx.array([[token]]), cache=caches)[0])
-    return mx.concatenate(logits)
+    after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
+    return mx.concatenate([after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])])
 
 
 def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
@@ -189,7 +191,10 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
 def _sequence(case: _Case, layers: list[LayerState], index: int) -> LiveSequence:
     prompt = case.tokens[: sum(case.chunks)]
     request = SequenceRequest(
-        request_id=str(index), prompt_token_ids=prompt, max_tokens=DECODED_TOKENS, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id=str(index),
+        prompt_token_ids=prompt,
+        max_tokens=DECODED_TOKENS,
+        sampling=SamplingParams(temperature=0.0, seed=0),
     )
     for layer in layers:
         layer.reserve(len(case.tokens))
@@ -208,6 +213,5 @@ def _spans(case: _Case, request_id: str) -> list[Span]:
     for tokens in case.chunks:
         spans.append(Span(request_id=request_id, start=start, tokens=tokens, draws=start + tokens == sum(case.chunks)))
         start += tokens
-    for position in range(start, len(case.tokens)):
-        spans.append(Span(request_id=request_id, start=position, tokens=1, draws=True))
-    return spans
+    decoding = [Span(request_id=request_id, start=at, tokens=1, draws=True) for at in range(start, len(case.tokens))]
+    return spans + decoding

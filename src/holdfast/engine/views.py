@@ -72,9 +72,9 @@ class RowsView:
         parts = [self._attend_span(layer, tokens, part, scale, asked, sinks) for layer, tokens, part in spans]
         return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
 
-    def _split(self, rows: mx.array) -> Sequence[mx.array]:
+    def _split(self, rows: mx.array) -> list[mx.array]:
         spans = rows.swapaxes(0, 2)
-        return mx.split(spans, self._cuts, axis=2) if self._cuts else [spans]
+        return list(mx.split(spans, self._cuts, axis=2)) if self._cuts else [spans]
 
     def _attend_span(
         self, layer: LayerKV, tokens: int, queries: mx.array, scale: float, asked: int | None, sinks: mx.array | None
@@ -105,7 +105,7 @@ class GatherView:
         return mask if window_size is None else mask & (positions >= lengths - window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """keys, values: [rows, kv_heads, 1, head_dim]. Returns [rows, kv_heads, longest, head_dim], zeros behind each row's end."""
+        """keys, values: [rows, kv_heads, 1, head_dim]. Returns [rows, kv_heads, longest, head_dim], zeros behind each end."""
         seen = [_seen_by(layer, 1) for layer in self._layers]
         parts = []
         for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
@@ -163,7 +163,8 @@ class StateView:
             return None
         if first == 0 and stack.shape[0] == len(self._states) and self._is_whole(index, stack):
             return stack
-        return mx.concatenate([state[index] for state in self._states])
+        rows = [state[index] for state in self._states]
+        return mx.concatenate([row for row in rows if row is not None])
 
     def _is_whole(self, index: int, stack: mx.array) -> bool:
         return all(kept is stack and row == at for at, (kept, row) in enumerate(state.stacked(index) for state in self._states))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 
 _HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 
@@ -19,22 +19,22 @@ _HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 class HeadSeam:
     """Row selection in front of the vocabulary projection of one model. Device thread only."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Module) -> None:
         self._rows: mx.array | None = None
         self._used = False
-        self._plain_classes: list[tuple[nn.Module, type[nn.Module]]] = []
-        for name, part in model.named_modules():
+        self._plain_classes: list[tuple[Module, type[Module]]] = []
+        for name, part in model.named_modules():  # type: ignore[no-untyped-call]
             path = name.split(".")
             if path[-1] in _HEAD_NAMES and "weight" in part and not any(step.isdigit() for step in path):
                 self._select_in(part, "__call__")
             elif hasattr(type(part), "as_linear"):
                 self._select_in(part, "as_linear")
 
-    def _select_in(self, part: nn.Module, method: str) -> None:
+    def _select_in(self, part: Module, method: str) -> None:
         plain = getattr(type(part), method)
         seam = self
 
-        def project(module: nn.Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        def project(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
             result: mx.array = plain(module, seam._take(x), *args, **kwargs)
             return result
 

@@ -1,0 +1,198 @@
+"""Executes step plans: one forward pass (as the layout has it), one vectorized draw. Device thread only.
+
+Steps are pipelined. `dispatch` lays a step out lazily, with the tokens that the step before is still drawing; it is launched when
+that one has been collected. Building the graph of the next step thus overlaps with computing this one, and nothing holds the KV
+buffers of a running step when the next one starts, so they are updated in place. (Launching earlier copies every KV buffer once
+per step on the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+
+from holdfast.engine.layouts import Runner
+from holdfast.engine.plan import SpanResult, StepPlan, StepResult
+from holdfast.engine.sampling import Drawn, advance, row_state, sample
+from holdfast.engine.scoring import PromptScores, drawn_logprobs, score_prompt
+from holdfast.engine.sequence import Sequence as LiveSequence
+from holdfast.engine.sequence import SequenceSpan
+from holdfast.messages import RequestId, SequenceRequest, TokenLogprob
+
+NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step that was laid out and not yet collected."""
+
+    spans: list[SequenceSpan]
+    drawing: list[SequenceSpan]  # those with a row in `drawn`, in its order
+    drawn: Drawn | None
+    scores: dict[RequestId, PromptScores]
+    outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
+    launched: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """Counters since the start and gauges of now."""
+
+    steps: int
+    sequences: int
+    live_bytes: int
+
+
+@dataclass(slots=True)
+class _Counters:
+    steps: int = 0
+    pending: list[PendingStep] = field(default_factory=list)
+
+
+class Engine:
+    """Live sequences of one model, advanced step by step."""
+
+    def __init__(self, runner: Runner, *, vocab_size: int) -> None:
+        self._runner, self._vocab_size = runner, vocab_size
+        self._sequences: dict[RequestId, LiveSequence] = {}
+        self._counters = _Counters()
+
+    @property
+    def mixes_chunks(self) -> bool:
+        """Whether prompt chunks share a forward pass with decoding rows."""
+        return self._runner.mixes_chunks
+
+    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
+        """Begin a sequence, or begin it again after a preemption with the tokens that it had generated."""
+        assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
+        known = request.prompt_token_ids + generated
+        layers = self._runner.fresh_layers()
+        sequence = LiveSequence(
+            request=request,
+            known=mx.array(known, dtype=mx.int32),
+            known_tokens=len(known),
+            layers=layers,
+            sampler=row_state(request, generated=generated, vocab_size=self._vocab_size),
+        )
+        sequence.reserve(capacity_tokens)
+        self._sequences[request.request_id] = sequence
+
+    def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
+        """Reserve more room; the next append copies once."""
+        self._sequences[request_id].reserve(capacity_tokens)
+
+    def close(self, request_id: RequestId) -> None:
+        """Drop a sequence and its state. Steps that are under way may still hold it; their results for it are to be ignored."""
+        del self._sequences[request_id]
+
+    def dispatch(self, plan: StepPlan) -> PendingStep:
+        """Lay out a step, and launch it when nothing else is under way; does not wait."""
+        spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
+        logits = self._runner.forward(spans)
+        pending = self._draw(spans, logits)
+        for each in spans:
+            pending.outputs.extend(each.sequence.arrays())
+        self._counters.pending.append(pending)
+        if len(self._counters.pending) == 1:
+            _launch(pending)
+        return pending
+
+    def collect(self, pending: PendingStep) -> StepResult:
+        """Wait for a step, launch the one that was laid out behind it, and return what was drawn."""
+        queue = self._counters.pending
+        assert queue[0] is pending, "steps are collected in the order of their dispatch"
+        try:
+            _wait(pending)
+        finally:
+            queue.pop(0)
+            if queue:
+                _launch(queue[0])
+        self._counters.steps += 1
+        return StepResult(spans=tuple(_results(pending)))
+
+    def abandon_pending(self) -> None:
+        """Forget steps that were laid out but cannot be collected because one of them failed."""
+        self._counters.pending.clear()
+
+    def statistics(self) -> EngineStatistics:
+        """Counters and gauges."""
+        live = sum(array.nbytes for sequence in self._sequences.values() for array in sequence.arrays())
+        return EngineStatistics(steps=self._counters.steps, sequences=len(self._sequences), live_bytes=live)
+
+    def _draw(self, spans: list[SequenceSpan], logits: mx.array | None) -> PendingStep:
+        """Split the wanted rows of logits into prompt scores and draws."""
+        drawing: list[SequenceSpan] = []
+        rows: list[int] = []
+        scores: dict[RequestId, PromptScores] = {}
+        first = 0
+        for each in spans:
+            if each.scores_prompt and logits is not None:
+                scored = score_prompt(logits[first : first + each.wanted_rows], each)
+                if scored is not None:
+                    scores[each.span.request_id] = scored
+            first += each.wanted_rows
+            if each.span.draws:
+                drawing.append(each)
+                rows.append(first - 1)
+        drawn: Drawn | None = None
+        if drawing and logits is not None:
+            picked = logits if len(rows) == logits.shape[0] else logits[mx.array(rows)]
+            drawn = self._draw_rows(picked, drawing)
+        outputs = [array for score in scores.values() for array in score.arrays()]
+        if drawn is not None:
+            outputs.extend(drawn.arrays())
+        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, outputs=outputs)
+
+    def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> Drawn:
+        states = [each.sequence.sampler for each in drawing]
+        drawn = sample(logits, states)
+        advance(states, drawn.tokens)
+        for row, each in enumerate(drawing):
+            each.sequence.drawn, each.sequence.drawn_row = drawn.tokens, row
+        return drawn
+
+
+def _launch(pending: PendingStep) -> None:
+    mx.async_eval(pending.outputs)  # type: ignore[no-untyped-call]
+    pending.outputs = []  # so that the next step finds the KV buffers held by nobody else
+    pending.launched = True
+
+
+def _wait(pending: PendingStep) -> None:
+    if not pending.launched:
+        _launch(pending)
+    if pending.drawn is not None:
+        mx.eval(pending.drawn.tokens)
+    mx.synchronize()
+
+
+def _results(pending: PendingStep) -> list[SpanResult]:
+    results = _draws(pending)
+    for request_id, scores in pending.scores.items():
+        result = results.get(request_id, SpanResult(request_id=request_id))
+        results[request_id] = replace(result, prompt_logprobs=scores.logprobs())
+    ids = [each.span.request_id for each in pending.spans]
+    return [results.get(request_id, SpanResult(request_id=request_id)) for request_id in ids]
+
+
+def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
+    """What each drawing span drew, read back from the device."""
+    if pending.drawn is None:
+        return {}
+    tokens: list[int] = pending.drawn.tokens.tolist()  # type: ignore[assignment]
+    healthy: list[bool] = pending.drawn.ok.tolist()  # type: ignore[assignment]
+    logprobs = drawn_logprobs(pending.drawn, tokens)
+    results = {}
+    for row, each in enumerate(pending.drawing):
+        request = each.sequence.request
+        if not healthy[row]:
+            results[request.request_id] = SpanResult(request_id=request.request_id, failure=NOT_A_NUMBER)
+            continue
+        wanted: tuple[TokenLogprob, ...] = ()
+        if request.want_logprobs:
+            score = logprobs[row]
+            wanted = (TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs]),)
+        results[request.request_id] = SpanResult(request_id=request.request_id, token_ids=(tokens[row],), logprobs=wanted)
+    return results

@@ -1,0 +1,120 @@
+"""Plays sequences through a real engine in a random order of chunks, decoding rows, joins and leaves, and one by one through mlx-lm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.plan import Span, StepPlan
+from holdfast.messages import SamplingParams, SequenceRequest, TokenLogprob
+
+TOP_LOGPROBS = 4
+
+
+@dataclass
+class Played:
+    """What one sequence drew."""
+
+    prompt: tuple[int, ...]
+    wanted_tokens: int
+    leaves_after: int  # tokens drawn when it is closed, however many were wanted
+    joins_at: int
+    read: int = 0
+    planned: int = 0  # draws that were given to the engine
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    is_open: bool = False
+    is_done: bool = False
+
+
+def random_sequences(rng: random.Random, *, vocab_size: int, count: int, longest_prompt: int) -> list[Played]:
+    """Sequences of random lengths that join and leave at random steps."""
+    sequences = []
+    for _ in range(count):
+        prompt = tuple(rng.randrange(vocab_size) for _ in range(rng.randint(1, longest_prompt)))
+        wanted = rng.randint(1, 8)
+        leaves = wanted if rng.random() < 0.7 else rng.randint(1, wanted)
+        sequences.append(Played(prompt=prompt, wanted_tokens=wanted, leaves_after=leaves, joins_at=rng.randint(0, 6)))
+    return sequences
+
+
+def play(engine: Engine, sequences: Sequence[Played], rng: random.Random, *, depth: int) -> None:
+    """Run all sequences to their end. depth: how many steps are laid out before the first of them is collected (0 or 1)."""
+    under_way: list[tuple[PendingStep, StepPlan]] = []
+    step = 0
+    while under_way or not all(each.is_done for each in sequences):
+        spans = _random_spans(engine, sequences, rng, step)
+        if spans:
+            plan = StepPlan(spans=tuple(spans))
+            under_way.append((engine.dispatch(plan), plan))
+        if under_way and (len(under_way) > depth or not spans):
+            _collect(engine, sequences, *under_way.pop(0))
+        step += 1
+
+
+def _random_spans(engine: Engine, sequences: Sequence[Played], rng: random.Random, step: int) -> list[Span]:
+    spans = []
+    for index, each in enumerate(sequences):
+        if each.is_done or each.joins_at > step or rng.random() < 0.2:
+            continue
+        if not each.is_open:
+            engine.open(_request(index, each), capacity_tokens=rng.choice([1, len(each.prompt), len(each.prompt) + 8]))
+            each.is_open = True
+        if each.read < len(each.prompt):
+            tokens = min(len(each.prompt) - each.read, rng.choice([1, 2, 7, 16]))
+            draws = each.read + tokens == len(each.prompt)
+            spans.append(Span(request_id=str(index), start=each.read, tokens=tokens, draws=draws))
+            each.read += tokens
+            each.planned += draws
+        elif each.planned < each.wanted_tokens:
+            spans.append(Span(request_id=str(index), start=len(each.prompt) + each.planned - 1, tokens=1, draws=True))
+            each.planned += 1
+    rng.shuffle(spans)
+    return spans
+
+
+def _request(index: int, each: Played) -> SequenceRequest:
+    return SequenceRequest(
+        request_id=str(index),
+        prompt_token_ids=each.prompt,
+        max_tokens=each.wanted_tokens,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+        want_logprobs=True,
+        top_logprobs=TOP_LOGPROBS,
+    )
+
+
+def _collect(engine: Engine, sequences: Sequence[Played], pending: PendingStep, plan: StepPlan) -> None:
+    for result in engine.collect(pending).spans:
+        each = sequences[int(result.request_id)]
+        if each.is_done:
+            continue
+        assert not result.failure
+        each.tokens.extend(result.token_ids)
+        each.logprobs.extend(result.logprobs)
+        if len(each.tokens) >= min(each.leaves_after, each.wanted_tokens):
+            each.is_done = True
+            engine.close(result.request_id)
+
+
+def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
+    """Feed the prompt and the drawn tokens to the model alone, with mlx-lm's caches: every draw must have been its greedy choice.
+
+    Tie-aware: a drawn token may differ from the reference's when both are as likely within the tolerance.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    logits = model(mx.array([each.prompt]), cache=caches)[0, -1]
+    for token, scored in zip(each.tokens, each.logprobs, strict=True):
+        expected = logits.astype(mx.float32) - mx.logsumexp(logits.astype(mx.float32))
+        assert abs(float(expected[token]) - float(expected.max())) <= tolerance, "not the likeliest token"
+        assert abs(float(expected[token]) - scored.logprob) <= tolerance
+        for rival, logprob in scored.top:
+            assert abs(float(expected[rival]) - logprob) <= tolerance
+        logits = model(mx.array([[token]]), cache=caches)[0, -1]

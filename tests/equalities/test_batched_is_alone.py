@@ -1,0 +1,58 @@
+"""Equality one: whatever else is in the batch, and however its prompt is cut, a sequence draws what it would draw alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.equalities.interleaving import assert_as_alone, play, random_sequences
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
+
+from holdfast.engine.engine import Engine
+from holdfast.engine.layouts import SoloRunner
+from holdfast.engine.probe import ProbeResult, choose_layout
+
+FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
+EXPECTED_LAYOUT = {
+    "rows": ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "phi3", "cohere2", "deepseek_v2", "olmo2", "minicpm3", "llama4_text"],
+    "split": [
+        "gemma2", "stablelm", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
+        "qwen3_next", "qwen3_5", "lfm2", "mamba2", "rwkv7", "nemotron_h", "falcon_h1", "recurrent_gemma",
+    ],
+    "solo": ["mamba", "llama4"],
+}  # fmt: skip
+_probed: dict[str, ProbeResult] = {}
+
+
+def probed(name: str) -> ProbeResult:
+    if name not in _probed:
+        _probed[name] = choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)
+    return _probed[name]
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_the_probe_finds_the_layout_of_each_architecture(name: str) -> None:
+    expected = [layout for layout, names in EXPECTED_LAYOUT.items() if name in names]
+    assert [probed(name).runner.name] == expected, probed(name).reason
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str, depth: int) -> None:
+    model, rng = kept_tiny(name), random.Random(f"{name} {depth}")
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    for _ in range(2):
+        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=5, longest_prompt=40)
+        play(engine, sequences, rng, depth=depth)
+        for each in sequences:
+            assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
+    assert engine.statistics().sequences == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_solo_is_right_where_a_faster_layout_is_chosen(name: str) -> None:
+    model, rng = kept_tiny(name), random.Random(name)
+    sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=3, longest_prompt=30)
+    play(Engine(SoloRunner(model, None), vocab_size=VOCAB_SIZE), sequences, rng, depth=1)
+    for each in sequences:
+        assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
