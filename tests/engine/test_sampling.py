@@ -43,8 +43,12 @@ def some_logits(rows: int, *, vocab: int = VOCAB, seed: int = 0, dtype: mx.Dtype
     return (mx.random.normal((rows, vocab), key=mx.random.key(seed)) * 3).astype(dtype)
 
 
+def ints(values: mx.array) -> list[int]:
+    return [int(value) for value in np.array(values)]
+
+
 def as_lists(drawn: Drawn) -> tuple[list[int], list[bool]]:
-    return drawn.tokens.tolist(), drawn.ok.tolist()  # type: ignore[return-value]
+    return ints(drawn.tokens), [bool(flag) for flag in np.array(drawn.ok)]
 
 
 def params_strategy(vocab: int) -> st.SearchStrategy[SamplingParams]:
@@ -85,8 +89,9 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState],
     for index, row in enumerate(rows):
         if row.want_logprobs:
             assert together.chosen_logprobs is not None
-            assert alone[index].chosen_logprobs is not None
-            assert together.chosen_logprobs[index].item() == alone[index].chosen_logprobs.item()
+            by_itself = alone[index].chosen_logprobs
+            assert by_itself is not None
+            assert together.chosen_logprobs[index].item() == by_itself.item()
 
 
 @settings(max_examples=40)
@@ -125,7 +130,7 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
     assert drawn.top_logprobs is not None
     for index, each in enumerate(params):
         expected = edited_logits(np.array(logits[index], dtype=np.float64), params=each, prompt=prompt, generated=generated)
-        token = int(drawn.tokens[index].item())
+        token = ints(drawn.tokens)[index]
         assert drawn.ok[index].item()
         assert probabilities(expected, params=each)[token] > 0
         logprobs = log_probabilities(expected)
@@ -189,27 +194,27 @@ def test_a_banned_token_is_never_drawn_however_likely_it_was() -> None:
     logits = mx.broadcast_to(mx.array([200.0, 0.0, 0.0, 0.0]), (500, 4))
     drawn = sample(logits, [a_row(SamplingParams(seed=seed, logit_bias={0: -100}), vocab=4) for seed in range(500)])
     assert drawn.ok.tolist() == [True] * 500
-    assert set(drawn.tokens.tolist()) == {1, 2, 3}  # type: ignore[arg-type]
+    assert set(ints(drawn.tokens)) == {1, 2, 3}
 
 
 def test_min_p_of_one_keeps_the_likeliest_and_its_ties_only() -> None:
     logits = mx.broadcast_to(mx.array([1.0, 3.0, 2.999, 3.0]), (200, 4))
     drawn = sample(logits, [a_row(SamplingParams(seed=seed, min_p=1.0), vocab=4) for seed in range(200)])
-    assert set(drawn.tokens.tolist()) == {1, 3}  # type: ignore[arg-type]
+    assert set(ints(drawn.tokens)) == {1, 3}
 
 
 def test_logits_of_minus_infinity_are_never_drawn_even_at_absurd_temperatures() -> None:
     logits = mx.broadcast_to(mx.array([1.0, -math.inf, 0.5, -math.inf]), (200, 4))
     rows = [a_row(SamplingParams(seed=seed, temperature=1e39), vocab=4) for seed in range(200)]
-    assert set(sample(logits, rows).tokens.tolist()) == {0, 2}  # type: ignore[arg-type]
+    assert set(ints(sample(logits, rows).tokens)) == {0, 2}
 
 
 def test_other_seeds_and_other_positions_draw_other_tokens() -> None:
     logits = mx.zeros((40, 5000))
     seeds = [a_row(SamplingParams(seed=seed), vocab=5000) for seed in range(-10, 10)]
     places = [a_row(SamplingParams(seed=5), generated=[0] * (9 + count), vocab=5000) for count in range(20)]
-    tokens = sample(logits, seeds + places).tokens.tolist()
-    assert len(set(tokens)) > 35  # type: ignore[arg-type]
+    tokens = ints(sample(logits, seeds + places).tokens)
+    assert len(set(tokens)) > 35
 
 
 def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
@@ -219,7 +224,7 @@ def test_a_resumed_sequence_continues_as_if_never_interrupted() -> None:
     for step in range(12):
         drawn = sample(some_logits(1, seed=step), [row])
         advance([row], drawn.tokens)
-        tokens.append(int(drawn.tokens.item()))
+        tokens.append(ints(drawn.tokens)[0])
     for done in range(12):
         resumed = a_row(params, generated=tokens[:done])
         assert sample(some_logits(1, seed=done), [resumed]).tokens.item() == tokens[done]
@@ -270,7 +275,7 @@ def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> N
     assert drawn.top_ids is not None
     expected = log_probabilities(edited_logits(np.array(logits[0]), params=params, prompt=(), generated=()))
     assert np.array(drawn.top_logprobs[0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
-    assert sorted(drawn.top_ids[0].tolist()) == list(range(20))  # type: ignore[arg-type]
+    assert sorted(ints(drawn.top_ids[0])) == list(range(20))
 
 
 def test_nothing_is_computed_for_logprobs_that_nobody_wants() -> None:

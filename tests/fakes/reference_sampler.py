@@ -30,13 +30,13 @@ def edited_logits(logits: Floats, *, params: SamplingParams, prompt: Sequence[in
 def log_probabilities(logits: Floats) -> Floats:
     """Natural logarithms of the softmax."""
     with np.errstate(divide="ignore"):
-        return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        return np.asarray(logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
 def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) -> Floats:
     """The distribution that a row of edited logits is drawn from. Tokens within `tie` (nats) of a filter's edge stay."""
     if params.temperature < 1e-5 or params.top_k == 1 or params.top_p <= 0:
-        return np.eye(len(logits))[int(np.argmax(logits))]
+        return np.asarray(np.eye(len(logits))[int(np.argmax(logits))])
     scaled = (logits - logits.max()) / params.temperature
     weights = np.exp(scaled)
     ordered = np.sort(weights)[::-1]
@@ -49,4 +49,4 @@ def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) 
         edge = max(edge, ordered[max(1, int((before < params.top_p * ordered.sum()).sum())) - 1])
     edge = max(edge, min(params.min_p, 1.0))
     kept = np.where(weights >= edge * np.exp(-tie), weights, 0.0)
-    return kept / kept.sum()
+    return np.asarray(kept / kept.sum())
