@@ -78,6 +78,7 @@ class StepWorker:
         self.under_way: deque[UnderWay] = deque()
         self.leaving: list[tuple[int, int]] = []  # (plan index, bytes)
         self.plans: list[StepPlan] = []
+        self.step_seconds: list[float] = []
         self.preempted: list[str] = []
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
@@ -105,6 +106,10 @@ class StepWorker:
             self._observe()
         self.scheduler.check_invariants()
         return decision
+
+    def read_all_prompts(self) -> None:
+        while self.scheduler.statistics().reading or self.scheduler.statistics().queued:
+            self.step()
 
     def run_to_end(self, *, most_steps: int = 20_000) -> None:
         for _ in range(most_steps):
@@ -203,6 +208,7 @@ class StepWorker:
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)
         seconds = self.seconds_of(step.load)
+        self.step_seconds.append(seconds)
         self.model.learn(step.load, seconds)
         for request_id in stopped:
             self._end(self.live[request_id], "stopped")

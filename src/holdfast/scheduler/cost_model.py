@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 _MEMORY = 4.0  # observations of full weight that an estimate remembers: the gain never falls below 1/4
-_LOWEST, _HIGHEST = 1 / 8, 4.0  # one observation moves an estimate no further than towards this many times itself
+_LOWEST, _HIGHEST = 1 / 8, 3.0  # one observation moves an estimate no further than towards this many times itself
 _FLOOR = 1 / 10  # of the mean: extrapolation never goes below it
 
 _FIRST_DECODE_SECONDS = 0.02
@@ -129,7 +129,8 @@ class CostModel:
         fixed = self._seconds_without_prompt_tokens(load)
         # A decode estimate that is too high for the moment must not make prompt tokens look free.
         added = max(seconds - fixed, seconds / 4)
-        weight = min(1.0, load.chunk_tokens / self._full_weight_tokens)
+        # What a step takes beside its tokens blurs the cost of each in inverse proportion to their number.
+        weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
         self._prompt.learn(load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight)
 
     def _seconds_without_prompt_tokens(self, load: StepLoad) -> float:
