@@ -26,6 +26,9 @@ def comments(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    if isinstance(last, ast.Raise) and last.exc is None:  # puts things in order and passes the error on
+        return False
     if handler.type is None:
         return True
     caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
