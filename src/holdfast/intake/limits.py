@@ -1,4 +1,4 @@
-"""What a request may ask for, whichever way it came. Protocols check the form of their JSON; this is what any request must meet."""
+"""What a request may ask for, whichever way it came. The protocols check the form of their JSON; this any request must meet."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ChoiceRules:
 
 @dataclass(slots=True)
 class _Pending:
-    """A token whose text is not visible yet. `start` and `end` count characters of the answer; `emitted` became certain with it."""
+    """A token whose text is not visible yet. `start` and `end` are places in the answer; `emitted` became certain with it."""
 
     token_id: int
     start: int
