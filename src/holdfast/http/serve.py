@@ -29,21 +29,26 @@ def run(app: ASGIApp, settings: ServerSettings, on_ready: Callable[[str], None])
     """
     with listen(settings) as listener:
         url = url_of(listener)
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            loop="uvloop",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
-        )
-        Server(config, on_started=lambda: on_ready(url)).run(sockets=[listener])
+        server(app, settings, on_started=lambda: on_ready(url)).run(sockets=[listener])
+
+
+def server(app: ASGIApp, settings: ServerSettings, *, on_started: Callable[[], None]) -> Server:
+    """A server for callers that have a loop already: `await it.serve(sockets=[listener])`; `should_exit` ends it in order."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+    )
+    return Server(config, on_started=on_started)
 
 
 class Server(uvicorn.Server):
