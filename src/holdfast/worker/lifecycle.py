@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import time
 from collections.abc import Callable
 
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.loop import WorkerLoop
+
+PROGRESS_SECONDS = 0.1
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -29,12 +32,9 @@ class WorkerEnd(enum.IntEnum):
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
     """Build the loop, tell the front, serve until Shutdown, close the inbox. The device is still the caller's to let go."""
 
-    def progress(stage: str, fraction: float) -> None:
-        inbox.send([LoadProgress(stage=stage, fraction=fraction)])
-
     end = WorkerEnd.BROKEN
     try:
-        loop, info = build(inbox, progress)
+        loop, info = build(inbox, _seldom(lambda stage, fraction: inbox.send([LoadProgress(stage=stage, fraction=fraction)])))
         inbox.send([WorkerReady(pid=os.getpid(), model=info)])
         loop.run()
         end = WorkerEnd.IN_ORDER
@@ -46,3 +46,17 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
             logger.exception("the worker ends: its device thread failed")
         inbox.close()
     return end
+
+
+def _seldom(tell: Progress) -> Progress:
+    """Progress comes per tensor; what is worth a message is a new stage, its end, and a few times a second in between."""
+    last_stage, last_at = "", 0.0
+
+    def progress(stage: str, fraction: float) -> None:
+        nonlocal last_stage, last_at
+        now = time.monotonic()
+        if stage != last_stage or fraction >= 1.0 or now - last_at >= PROGRESS_SECONDS:
+            last_stage, last_at = stage, now
+            tell(stage, fraction)
+
+    return progress

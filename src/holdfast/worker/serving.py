@@ -1,0 +1,72 @@
+"""Builds the loop of a worker from a model folder. Importing this module imports MLX: device thread only."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import mlx.core as mx
+
+from holdfast.config import ModelSettings, SchedulerSettings
+from holdfast.engine.engine import Engine
+from holdfast.engine.probe import ProbeResult, choose_layout
+from holdfast.messages import ModelInfo
+from holdfast.models import memory, platform
+from holdfast.models.load import LoadedModel, load_model
+from holdfast.scheduler.decision import SequenceCosts
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.costs import measure_costs
+from holdfast.worker.inbox import Inbox
+from holdfast.worker.lifecycle import Progress
+from holdfast.worker.loop import WorkerLoop
+
+
+def build_loop(
+    inbox: Inbox, progress: Progress, *, folder: str, model: ModelSettings, scheduler: SchedulerSettings
+) -> tuple[WorkerLoop, ModelInfo]:
+    """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault."""
+    started_at = time.perf_counter()
+    platform.prepare_device()
+    loaded = load_model(Path(folder), model, progress=progress)
+    progress("probing", 0.0)
+    probe = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
+    engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
+    costs = measure_costs(probe.runner, vocab_size=loaded.vocab_size)
+    report = memory.memory_report(working_set_bytes=platform.working_set_bytes())
+    budget_bytes = memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
+    plans = Scheduler(
+        scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
+    )
+    loop = WorkerLoop(engine=engine, scheduler=plans, inbox=inbox, retry_chunk_tokens=scheduler.step_tokens)
+    progress("probing", 1.0)
+    load_seconds = time.perf_counter() - started_at
+    return loop, _info(loaded, probe, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
+
+
+def let_go_of_device() -> None:
+    """The last thing a device thread does: MLX aborts at exit when a thread's streams are still there."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.clear_streams()
+
+
+def _info(
+    loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float
+) -> ModelInfo:
+    found = loaded.platform
+    return ModelInfo(
+        model_type=loaded.model_type,
+        layout=probe.runner.name,
+        layout_reason=probe.reason,
+        parameters=loaded.parameters,
+        weight_bytes=loaded.weight_bytes,
+        compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
+        context_tokens=loaded.context_tokens,
+        vocab_size=loaded.vocab_size,
+        kv_bytes_per_token=costs.kv_bytes_per_token,
+        fixed_bytes_per_sequence=costs.fixed_bytes_per_sequence,
+        kv_budget_bytes=budget_bytes,
+        device=found.device_name or found.device,
+        blas=str(found.blas),
+        load_seconds=load_seconds,
+    )
