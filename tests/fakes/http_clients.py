@@ -61,3 +61,59 @@ async def served(gateway: ScriptedGateway) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await serving
+
+
+class Exchange:
+    """One request to the application without a client in between: every message can be seen, and the client can leave."""
+
+    def __init__(self, gateway: ScriptedGateway, *, server: ServerSettings | None = None) -> None:
+        self.app = create_application(scripted_services(gateway, server=server))
+        self.messages: list[Any] = []
+        self.first_body = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        """Everything that was written."""
+        return b"".join(message.get("body", b"") for message in self.messages).decode()
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def writes(self) -> list[bytes]:
+        """The bodies, as they were handed to the socket."""
+        return [message["body"] for message in self.messages if message.get("body")]
+
+    async def run(self, path: str, body: dict[str, Any]) -> None:
+        raw = json.dumps(body).encode()
+        unread = [{"type": "http.request", "body": raw, "more_body": False}]
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8321),
+        }
+
+        async def receive() -> Any:
+            if unread:
+                return unread.pop()
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            self.messages.append(message)
+            if message.get("body"):
+                self.first_body.set()
+
+        await self.app(scope, receive, send)
