@@ -178,7 +178,7 @@ class StepWorker:
         served.touched_by = len(self.plans) - 1
 
     def _check_progress(self, planned: tuple[Served, ...]) -> None:
-        bound = PATIENCE_STEPS + 2 * self.settings.max_running + 2
+        bound = PATIENCE_STEPS + 2 * self.settings.max_running + 4
         for served in self.live.values():
             served.steps_to_first_draw += not served.planned_draws
             if not served.runs or served.position >= served.known or served in planned:

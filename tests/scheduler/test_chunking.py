@@ -83,6 +83,20 @@ def test_with_room_for_one_chunk_only_old_and_short_take_turns() -> None:
     assert served == [1, 2, 1, 2, 1, 2]
 
 
+def test_while_decoding_steps_are_unknown_one_is_done_without_chunks() -> None:
+    sharing = ChunkSharing(CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(1, 9000)]
+    assert not sharing.share(prompts, tokens=64, seconds=1.0, step=1)
+    assert sharing.share(prompts, tokens=64, seconds=1.0, step=2)
+
+
+def test_now_and_then_a_step_does_without_chunks_so_that_decoding_is_measured() -> None:
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    prompts = [prompt(1, 9000)]
+    without = [step for step in range(1, 100) if not sharing.share(prompts, tokens=64, seconds=1.0, step=step)]
+    assert without == [33, 66, 99]
+
+
 def test_where_chunks_run_apart_their_passes_count_into_the_stall() -> None:
     costs = model(mixes_chunks=False)  # 0.02 s for the pass of each chunk, a little less than 0.001 s for a token
     assert share([prompt(1, 9000)], seconds=0.25, costs=costs) == {"1": 224}
@@ -130,7 +144,7 @@ def test_no_prompt_is_passed_over_for_ever(shapes: list[int], seconds: float) ->
     sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
     prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]
     bound = PATIENCE_STEPS + 2 * (len(shapes) + 1)
-    for step in range(1, 80):
+    for step in range(2, 80):
         chunks = sharing.share(prompts, tokens=64, seconds=seconds, step=step)
         for sequence, taken in chunks:
             sequence.position += taken

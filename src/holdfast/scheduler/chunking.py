@@ -16,6 +16,7 @@ from holdfast.scheduler.cost_model import CostModel
 from holdfast.scheduler.sequence import Sequence
 
 PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
+MIXED_STEPS_IN_A_ROW = 32  # then one step only decodes: what chunks add cannot be told without knowing what it takes
 
 
 class Allowance:
@@ -58,20 +59,25 @@ class Allowance:
 
 
 class ChunkSharing:
-    """Deals the steps' room for prompts out. Remembers only whose turn it is to be first."""
+    """Deals the steps' room for prompts out. Remembers whose turn it is to be first, and when a step last did without chunks."""
 
     def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
         self._costs = costs
         self._min_chunk_tokens = min_chunk_tokens
         self._oldest_is_first = True
+        self._last_mixed_step = -2
+        self._mixed_steps = MIXED_STEPS_IN_A_ROW
 
     def share(self, prompts: list[Sequence], *, tokens: int, seconds: float, step: int) -> list[tuple[Sequence, int]]:
-        """Chunks for step number `step`; at least one, if there are prompts and tokens.
+        """Chunks for step number `step`; at least one, if there are prompts and tokens and the step shall not only decode.
 
         prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
         """
-        if len(prompts) == 1 and math.isinf(seconds):
-            return [(prompts[0], min(tokens, prompts[0].unread_tokens))]
+        if math.isinf(seconds):
+            if len(prompts) == 1:
+                return [(prompts[0], min(tokens, prompts[0].unread_tokens))]
+        elif self._should_only_decode(step):
+            return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         ahead, behind = self._others(prompts, step)
         oldest = prompts[:1]
@@ -88,6 +94,14 @@ class ChunkSharing:
             self._deal(allowance, first, taken)
         self._deal(allowance, behind, taken)
         return list(taken.items())
+
+    def _should_only_decode(self, step: int) -> bool:
+        if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
+            self._mixed_steps = 0
+        self._last_mixed_step = step
+        due = self._mixed_steps >= MIXED_STEPS_IN_A_ROW
+        self._mixed_steps = 0 if due else self._mixed_steps + 1
+        return due
 
     def _others(self, prompts: list[Sequence], step: int) -> tuple[list[Sequence], list[Sequence]]:
         """All but the oldest, split in those ahead of it and the rest, each in the order in which they are served."""

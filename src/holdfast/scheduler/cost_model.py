@@ -96,6 +96,11 @@ class CostModel:
         """A prompt token at the positions seen lately."""
         return self._prompt.mean
 
+    @property
+    def knows_decoding(self) -> bool:
+        """Whether a step without chunks was ever seen."""
+        return self._decode.is_learned
+
     def decode_seconds(self, rows: int) -> float:
         """A step that only decodes so many rows."""
         return self._decode.at(rows)
