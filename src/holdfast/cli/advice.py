@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+from holdfast.models.platform import PlatformReport
 
 
-def advice(report: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Lines for a person, most useful first. `report`: a `PlatformReport` as a dictionary, None when MLX does not run at all."""
+def advice(report: PlatformReport | None) -> tuple[str, ...]:
+    """Lines for a person, most useful first. `report`: None when MLX does not run at all."""
     if report is None:
-        return ("MLX does not run here: see the error above; `pip install --force-reinstall mlx` may help",)
+        return ("MLX does not run here: see the error; `pip install --force-reinstall mlx` may help",)
     lines = []
-    if report["backend"] == "cpu":
+    if report.backend == "cpu":
         lines += [line for line in (_cuda_advice(), _mac_advice()) if line]
-    return (*lines, *report["recommendations"])
+    return (*lines, *report.recommendations)
 
 
 def _cuda_advice() -> str:

@@ -1,0 +1,93 @@
+"""What `holdfast doctor` finds out. Everything that needs MLX happens in processes of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform as standard_platform
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.cli.advice import advice
+from holdfast.cli.layout_check import LayoutCheck, check_layout
+from holdfast.config import ModelSettings
+from holdfast.errors import HoldfastError
+from holdfast.models.cores import usable_cores
+from holdfast.models.download import resolve_model, served_id
+from holdfast.models.measure import measure_gflops, platform_in_subprocess
+from holdfast.models.memory import MemoryReport, memory_report
+from holdfast.models.platform import PlatformReport
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be said without MLX."""
+
+    system: str
+    architecture: str
+    usable_cores: int
+    memory: MemoryReport
+    python: str
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Billions of float32 operations per second in matrix products."""
+
+    as_installed_gflops: float
+    in_use_gflops: float  # the same number where no BLAS is put in front
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings; None where one failed, and `problems` says why."""
+
+    machine: Machine
+    platform: PlatformReport | None = None
+    speed: Speed | None = None
+    model_name: str = ""
+    folder: str = ""
+    model: LayoutCheck | None = None
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
+    """Look at everything; takes a few seconds and the time to load the model (and to fetch it)."""
+    found = Diagnosis(machine=_machine(), model_name=settings.path)
+    for stage, look in (("machine", _with_platform), ("speed", _with_speed), ("model", _with_model)):
+        progress(stage, 0.0)
+        try:
+            found = look(found, settings, progress)
+        except HoldfastError as error:
+            found = msgspec.structs.replace(found, problems=(*found.problems, str(error)))
+        progress(stage, 1.0)
+    return msgspec.structs.replace(found, advice=advice(found.platform))
+
+
+def _machine() -> Machine:
+    return Machine(
+        system=f"{standard_platform.system()} {standard_platform.release()}",
+        architecture=standard_platform.machine(),
+        usable_cores=usable_cores(),
+        memory=memory_report(),
+        python=f"{standard_platform.python_version()} ({sys.executable})",
+    )
+
+
+def _with_platform(found: Diagnosis, settings: ModelSettings, _progress: object) -> Diagnosis:
+    return msgspec.structs.replace(found, platform=platform_in_subprocess(threads=settings.threads))
+
+
+def _with_speed(found: Diagnosis, settings: ModelSettings, _progress: object) -> Diagnosis:
+    if found.platform is None:
+        return found
+    installed = measure_gflops(blas=False, threads=settings.threads)
+    in_use = measure_gflops(blas=True, threads=settings.threads) if found.platform.blas.in_front else installed
+    return msgspec.structs.replace(found, speed=Speed(as_installed_gflops=installed, in_use_gflops=in_use))
+
+
+def _with_model(found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]) -> Diagnosis:
+    folder = str(resolve_model(settings, progress=progress))
+    found = msgspec.structs.replace(found, model_name=served_id(settings), folder=folder)
+    if found.platform is None:
+        return found
+    return msgspec.structs.replace(found, model=check_layout(dataclasses.replace(settings, path=folder)))

@@ -1,0 +1,87 @@
+"""How a model would be run here, for `doctor`; found out in a process of its own (`python -m holdfast.cli.layout_check`)."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.config import ModelSettings
+from holdfast.errors import HoldfastError
+from holdfast.models import platform
+
+
+class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What loading and probing a model gave."""
+
+    layout: str
+    reason: str
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    compute_dtype: str
+    context_tokens: int
+    note: str
+    seconds: float
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    found: LayoutCheck | None = None
+    refusal: str = ""
+
+
+def check_layout(settings: ModelSettings) -> LayoutCheck:
+    """Load and probe the model in the folder `settings.path` in another process. Raises HoldfastError with one line."""
+    command = [sys.executable, "-m", "holdfast.cli.layout_check"]
+    limit = settings.startup_seconds
+    try:
+        done = subprocess.run(command, input=msgspec.json.encode(settings), capture_output=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        raise HoldfastError(f"loading and probing took more than {limit:.0f} s (model.startup_seconds)") from None
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1] if lines else 'no message'}")
+    answer = msgspec.json.decode(done.stdout, type=_Answer)
+    if answer.found is None:
+        raise HoldfastError(answer.refusal)
+    return answer.found
+
+
+def _check(settings: ModelSettings) -> LayoutCheck:
+    platform.prepare_blas(settings.threads)  # has to come before the first import of MLX
+    load = importlib.import_module("holdfast.models.load")
+    probe = importlib.import_module("holdfast.engine.probe")
+    began = time.perf_counter()
+    loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
+    result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
+    return LayoutCheck(
+        layout=result.runner.name,
+        reason=result.reason,
+        model_type=loaded.model_type,
+        parameters=loaded.parameters,
+        weight_bytes=loaded.weight_bytes,
+        compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
+        context_tokens=loaded.context_tokens,
+        note=loaded.note,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _main() -> None:
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
+    try:
+        answer = _Answer(found=_check(settings))
+    except HoldfastError as error:
+        answer = _Answer(refusal=str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+    sys.stdout.buffer.flush()
+    if "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].clear_streams()
+
+
+if __name__ == "__main__":
+    _main()
