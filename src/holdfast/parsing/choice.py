@@ -214,7 +214,7 @@ class ChoiceText:
         self._owes_echo = False
         prompt = self._rules.prompt_token_ids
         logprobs: list[TokenText] = []
-        if self._rules.want_logprobs and len(scores) == len(prompt) - 1:
+        if self._rules.want_logprobs and (scores or len(prompt) == 1):
             detokenizer = IncrementalDetokenizer(self._pieces, show_special=True)
             offset = 0
             for token_id, scored in zip(prompt, (None, *scores), strict=True):
