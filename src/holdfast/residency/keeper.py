@@ -57,13 +57,14 @@ class WorkerKeeper:
         client = self.client
         return client.last_statistics if client is not None else WorkerStatistics()
 
-    def start(self) -> None:
-        """Start the worker and keep it alive from now on."""
+    async def start(self) -> None:
+        """Start the worker process, which loads its model by itself, and keep it alive from now on."""
         self._first_start = asyncio.get_running_loop().create_future()
+        self._worker = await self._launch()
         self._task = asyncio.create_task(self._keep(self._first_start), name=f"keeper-{self.model}")
 
     async def wait_ready(self) -> None:
-        """Wait for the first start. Raises ModelLoadError when the model or a setting is at fault, WorkerUnavailable otherwise."""
+        """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
         assert self._first_start is not None, "start() comes first"
         await asyncio.shield(self._first_start)
 
@@ -80,7 +81,7 @@ class WorkerKeeper:
         failures = 0
         loop = asyncio.get_running_loop()
         while True:
-            failure = await self._start_once()
+            failure = await self._wait_started()
             if failure is None:
                 started_at = loop.time()
                 if not first_start.done():
@@ -106,10 +107,15 @@ class WorkerKeeper:
         else:
             first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
 
-    async def _start_once(self) -> WorkerFailed | None:
-        self._worker = await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+    async def _launch(self) -> WorkerProcess:
+        return await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+
+    async def _wait_started(self) -> WorkerFailed | None:
+        if self._worker is None:
+            self._worker = await self._launch()
         outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
         if isinstance(outcome, WorkerFailed):
+            self._worker = None
             return outcome
         self.info, self.state = outcome.model, "ready"
         return None
@@ -118,4 +124,5 @@ class WorkerKeeper:
         assert self._worker is not None
         code = await self._worker.wait_exit()
         await self._worker.client.close()
+        self._worker = None
         return WorkerFailed(message=f"the worker process ended unexpectedly ({describe_exit(code)})", fatal_input=False)

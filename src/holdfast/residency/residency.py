@@ -46,9 +46,8 @@ class Residency:
         }
 
     async def start(self) -> None:
-        """Start all workers; returns at once, they load from now on."""
-        for keeper in self._keepers.values():
-            keeper.start()
+        """Start all worker processes; they load from now on."""
+        await asyncio.gather(*(keeper.start() for keeper in self._keepers.values()))
 
     async def wait_ready(self) -> None:
         """Wait until every model serves. Raises ModelLoadError when one never will."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -70,7 +71,7 @@ class WorkerProcess:
             await client.close()
             raise
         worker = cls(process, client)
-        worker._hand_over(msgspec.json.encode(assignment))
+        await worker._hand_over(msgspec.json.encode(assignment))
         return worker
 
     @property
@@ -103,8 +104,10 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """End the process in order, with force when it takes too long, and close the link."""
-        self.client.shut_down_worker()
-        if self.is_alive:
+        if not self.client.started.done():
+            self._kill()  # it only loads: nothing to be lost, and a load cannot be interrupted otherwise
+        elif self.is_alive:
+            self.client.shut_down_worker()
             self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.wait_exit(), GRACE_SECONDS)
@@ -114,10 +117,12 @@ class WorkerProcess:
             await self.wait_exit()
         await self.client.close()
 
-    def _hand_over(self, assignment: bytes) -> None:
+    async def _hand_over(self, assignment: bytes) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(assignment)  # small enough for the pipe; a worker that is gone shows by its exit
+        self._process.stdin.write(assignment)
         self._process.stdin.close()
+        with contextlib.suppress(ConnectionError):  # a worker that is gone already shows by its exit
+            await self._process.stdin.wait_closed()  # from here on it needs nothing of this loop to load
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()

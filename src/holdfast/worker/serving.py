@@ -50,9 +50,7 @@ def let_go_of_device() -> None:
     mx.clear_streams()
 
 
-def _info(
-    loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float
-) -> ModelInfo:
+def _info(loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:
     found = loaded.platform
     return ModelInfo(
         model_type=loaded.model_type,

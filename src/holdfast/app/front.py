@@ -1,0 +1,140 @@
+"""The server: puts the rooms together from the settings and runs them. This process never imports MLX.
+
+The worker process is started first; what the front itself imports, it imports while the worker loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from holdfast.app.model_folder import local_folder
+from holdfast.app.ready import ReadyServer, announce
+from holdfast.config import EffectiveSettings, Settings
+from holdfast.errors import WorkerUnavailable
+from holdfast.models.download import served_id
+from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.residency import Residency
+from holdfast.residency.worker_process import WorkerOrder
+from holdfast.telemetry.logs import configure_logging
+
+WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
+BROKEN = 1  # exit code
+
+Progress = Callable[[str, float], None]
+logger = logging.getLogger("holdfast.app")
+
+
+def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, fraction: None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit code.
+
+    `progress` gets stages and fractions of loading, "ready" at its end. Raises ModelLoadError or ConfigError (exit code 2) when
+    the model or the address cannot be used.
+    """
+    started_at = time.monotonic()
+    settings = effective.settings
+    configure_logging(settings.log)
+    _allow_open_files(WANTED_OPEN_FILES)
+    folder = local_folder(settings.model, progress=progress)
+    front = Front(settings, folder, progress=progress, started_at=started_at)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(front.serve())
+    except WorkerUnavailable as error:
+        logger.error("%s", error)
+        return BROKEN
+    return 0
+
+
+class Front:
+    """One server from its start to its stop, on one asyncio loop of the main thread."""
+
+    def __init__(self, settings: Settings, folder: Path, *, progress: Progress, started_at: float) -> None:
+        self._settings, self._progress, self._started_at = settings, progress, started_at
+        self._model = served_id(settings.model)
+        self._folder = folder
+        order = WorkerOrder(folder=str(folder), model=settings.model, scheduler=settings.scheduler, log=settings.log)
+        self._residency = Residency(
+            Catalog([CatalogEntry(id=self._model, folder=folder)]),
+            {self._model: order},
+            startup_seconds=settings.model.startup_seconds,
+            on_progress=lambda model, event: progress(event.stage, event.fraction),
+        )
+
+    async def serve(self) -> None:
+        """Start the worker, then everything else; serve until a signal; end everything in order.
+
+        Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
+        """
+        stop_early = _SignalsThatCancel()
+        try:
+            await self._residency.start()
+            await self._serve_http()
+        except asyncio.CancelledError:
+            if not stop_early.signalled:
+                raise
+        finally:
+            await self._residency.stop()
+
+    async def _serve_http(self) -> None:
+        from holdfast.app.web import build_application
+        from holdfast.http import serve as http
+
+        with http.listen(self._settings.server) as listener:
+            app = build_application(self._settings, {self._model: self._folder}, self._residency)
+            listening = asyncio.Event()
+            server = http.server(app, self._settings.server, on_started=listening.set)
+            serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            loading = asyncio.create_task(self._announce(listening, http.url_of(listener)), name="ready")
+            await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and loading.exception() is not None:
+                server.should_exit = True
+            await serving
+            if not loading.done():
+                loading.cancel()
+            await asyncio.wait((loading,))
+        if not loading.cancelled():
+            loading.result()  # raises what made loading fail
+
+    async def _announce(self, listening: asyncio.Event, url: str) -> None:
+        await self._residency.wait_ready()
+        await listening.wait()
+        self._progress("ready", 1.0)
+        ready = ReadyServer(
+            url=url,
+            model=self._model,
+            info=self._residency.lease(self._model).info,
+            ready_seconds=time.monotonic() - self._started_at,
+            needs_key=bool(self._settings.server.api_key),
+        )
+        announce(ready, self._settings.log)
+
+
+class _SignalsThatCancel:
+    """Until the HTTP server takes the signals over, SIGINT and SIGTERM cancel the task that made this."""
+
+    def __init__(self) -> None:
+        self.signalled = False
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._cancel)
+
+    def _cancel(self) -> None:
+        self.signalled = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _allow_open_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

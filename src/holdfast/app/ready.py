@@ -1,0 +1,62 @@
+"""What is printed when the server is ready."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from holdfast.config import LogSettings
+from holdfast.messages import ModelInfo
+
+logger = logging.getLogger("holdfast.app")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyServer:
+    """What a user wants to know of a server that is ready."""
+
+    url: str
+    model: str
+    info: ModelInfo
+    ready_seconds: float
+    needs_key: bool
+
+
+def announce(ready: ReadyServer, log: LogSettings) -> None:
+    """A short block on standard output for people; one log line where logs are JSON."""
+    if log.format == "json":
+        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, ready.url)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", justify="right")
+    rows.add_column(overflow="fold")
+    for name, value in _rows(ready):
+        rows.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{ready.url}[/bold]")
+    console.print(rows)
+    console.print()
+    print(_example(ready), flush=True)  # noqa: T201 - as it is, so that it can be copied whole
+
+
+def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
+    info = ready.info
+    rows = [
+        ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
+        ("context", f"{info.context_tokens:,} tokens; {info.kv_budget_bytes / 2**30:,.1f} GiB for KV"),
+        ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),
+        ("device", info.device),
+    ]
+    if info.blas:
+        rows.append(("BLAS", info.blas))
+    rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
+    return rows
+
+
+def _example(ready: ReadyServer) -> str:
+    key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
+    body = f'{{"model": "{ready.model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    return f"curl {ready.url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n  -d '{body}'"

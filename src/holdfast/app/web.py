@@ -1,0 +1,30 @@
+"""Puts the HTTP front together. Imported while the worker loads: the web framework and the tokenizer take their time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from holdfast import __version__
+from holdfast.config import Settings
+from holdfast.http.application import create_application
+from holdfast.http.services import Services
+from holdfast.intake.gateway import Gateway
+from holdfast.intake.text_side import load_text_side
+from holdfast.residency.residency import Residency
+from holdfast.telemetry.metrics import Metrics
+
+
+def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> FastAPI:
+    """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
+    text_sides = {model: load_text_side(folder) for model, folder in folders.items()}
+    services = Services(
+        gateway=Gateway(residency, text_sides, settings.limits),
+        models=residency,
+        server=settings.server,
+        limits=settings.limits,
+        metrics=Metrics(),
+        version=__version__,
+    )
+    return create_application(services)
