@@ -1,0 +1,27 @@
+"""The tiny models that come with Holdfast, so that it can be tried and tested without a download."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from holdfast.errors import ModelLoadError
+
+DEMO_ID = "holdfast-demo"
+DEMO_IDS = (DEMO_ID, "holdfast-demo-draft", "holdfast-demo-window")
+
+
+def is_demo(model: str) -> bool:
+    """Whether `model` is the id of a bundled model; the empty string stands for the first one."""
+    return model == "" or model in DEMO_IDS
+
+
+def demo_folder(model: str = DEMO_ID) -> Path:
+    """Where the bundled model lies. Raises ModelLoadError for other ids, and when this installation does not have it."""
+    if not is_demo(model):
+        raise ModelLoadError(f"{model!r} is not a bundled model; there are {', '.join(DEMO_IDS)}")
+    name = model or DEMO_ID
+    folder = Path(str(resources.files("holdfast.models"))) / "bundled" / name
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"this installation does not have the bundled model {name}")
+    return folder

@@ -1,0 +1,231 @@
+"""From what the user calls a model to a local folder: a bundled model, a folder, or a model of the Hugging Face Hub.
+
+Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Imports no MLX, and huggingface_hub only
+when something has to be fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from holdfast.config import ModelSettings
+from holdfast.errors import DownloadError, ModelLoadError
+from holdfast.models.demo import DEMO_ID, demo_folder, is_demo
+
+Progress = Callable[[str, float], None]
+_STAGE = "download"
+# What mlx-lm fetches of a model, without the Python files: they are needed only by models that bring their own code.
+_PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt", "*.jsonl", "*.jinja"]
+_CODE_PATTERN = "*.py"
+_HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_SPARE_BYTES = 256 << 20  # left free on the disk beside the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model comes from. `name` is a bundled id, a folder, or a Hub id; `revision` is empty for the Hub's default."""
+
+    kind: Literal["bundled", "folder", "hub"]
+    name: str
+    revision: str = ""
+
+
+def model_source(model: str, *, revision: str = "") -> ModelSource:
+    """Tell bundled ids, folders and Hub ids (`owner/name`, `owner/name@revision`) apart; an existing folder comes first.
+
+    Raises ModelLoadError for what can be none of them.
+    """
+    if is_demo(model):
+        return ModelSource(kind="bundled", name=model or DEMO_ID)
+    folder = Path(model).expanduser()
+    if folder.exists():
+        return ModelSource(kind="folder", name=str(folder))
+    hub = _HUB_ID.fullmatch(model)
+    if hub is None:
+        hint = "" if "/" in model or "\\" in model else "; a model on the Hub is written owner/name"
+        raise ModelLoadError(f"there is no model folder {model}{hint}")
+    return ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
+
+
+def served_id(settings: ModelSettings) -> str:
+    """Under which id the model of these settings is served, if they do not name one: bundled id, folder's name or Hub id."""
+    if settings.name:
+        return settings.name
+    source = model_source(settings.path, revision=settings.revision)
+    return Path(source.name).resolve().name if source.kind == "folder" else source.name
+
+
+def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
+    """The local folder of the model; fetches it from the Hub if need be. Blocks, for as long as the download takes.
+
+    `progress` is called with "download" and the fraction of bytes that is there, from several threads, if something is fetched.
+    Raises ModelLoadError or DownloadError with one line.
+    """
+    source = model_source(settings.path, revision=settings.revision)
+    if source.kind == "bundled":
+        return demo_folder(source.name)
+    if source.kind == "folder":
+        return Path(source.name)
+    return download(source, with_code=settings.trust_remote_code, progress=progress)
+
+
+def download(source: ModelSource, *, with_code: bool = False, progress: Progress) -> Path:
+    """Fetch a model of the Hub into its cache and return the snapshot's folder. Whole files that are there already are kept.
+
+    Without a network, what the cache holds of the revision is used if it is complete. Raises DownloadError.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    patterns = [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS
+    wanted: dict[str, Any] = {"repo_id": source.name, "revision": source.revision or None, "allow_patterns": patterns}
+    try:
+        try:
+            files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
+        except DryRunError as error:
+            return _from_cache(source, wanted, error)
+        missing_bytes = sum(file.file_size or 0 for file in files if file.will_download)
+        if not files:
+            raise DownloadError(f"{source.name} on the Hub has no files of an MLX model (config.json, model*.safetensors)")
+        if missing_bytes:
+            _check_disk(source, missing_bytes)
+            progress(_STAGE, 0.0)
+        done = _Fraction(total_bytes=missing_bytes, progress=progress) if missing_bytes else None
+        folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(done)))
+        if missing_bytes:
+            progress(_STAGE, 1.0)
+        return folder
+    except HFValidationError as error:
+        raise DownloadError(f"{source.name} is neither a model folder nor an id on the Hub (owner/name)") from error
+    except LocalEntryNotFoundError as error:
+        raise _explained(source, error.__cause__ or error) from error
+    except (OSError, XetDownloadError, _network_error()) as error:
+        raise _explained(source, error) from error
+
+
+class _Fraction:
+    """Adds up the bytes that several threads fetch."""
+
+    def __init__(self, *, total_bytes: int, progress: Progress) -> None:
+        self._total_bytes, self._done_bytes = total_bytes, 0
+        self._progress, self._lock = progress, threading.Lock()
+
+    def add(self, count: float) -> None:
+        with self._lock:
+            self._done_bytes += int(count)
+            # 1.0 is said once, when everything lies in its place.
+            self._progress(_STAGE, min(max(self._done_bytes / self._total_bytes, 0.0), 0.999))
+
+
+def _bar_class(fraction: _Fraction | None) -> type[Any]:
+    """A progress bar for huggingface_hub that draws nothing and counts the bytes of its "bytes" bar."""
+
+    class Bar:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.total, self.n = options.get("total"), 0.0
+            # Since version 2 there are two bars of bytes; those from the network may be fewer than those that reach the disk.
+            self._counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+            self.format_dict: dict[str, Any] = {}
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+        def update(self, count: float | None = 1) -> None:
+            if fraction is not None and self._counts:
+                fraction.add(count or 0)
+
+        def __getattr__(self, name: str) -> Any:
+            # Everything else that a bar can do is drawing.
+            if name.startswith("__") or name in ("get_lock", "set_lock"):
+                raise AttributeError(name)
+            return lambda *args, **options: None
+
+    return Bar
+
+
+def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) -> Path:
+    """What the cache holds when the Hub cannot be asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(**wanted, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise _explained(source, reason.__cause__ or reason) from reason
+
+
+def _check_disk(source: ModelSource, missing_bytes: int) -> None:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    place = Path(HF_HUB_CACHE).expanduser()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if missing_bytes + _SPARE_BYTES > free:
+        needed = f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing"
+        raise DownloadError(f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk")
+
+
+def _explained(source: ModelSource, error: BaseException) -> DownloadError:
+    """The failure in one line that says what can be done."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        IncompleteSnapshotError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, DownloadError):
+        return error
+    name = source.name
+    match error:
+        case GatedRepoError():
+            text = f"{name} is gated: accept its terms on the Hub and set HF_TOKEN"
+        case RevisionNotFoundError():
+            text = f"{name} has no revision {source.revision or 'main'} on the Hub"
+        case RepositoryNotFoundError() if get_token():
+            text = f"there is no model {name} on the Hub, or your token may not see it"
+        case RepositoryNotFoundError():
+            text = f"there is no model {name} on the Hub, or it is private and HF_TOKEN is not set"
+        case HfHubHTTPError() if error.response.status_code in (401, 403):
+            text = f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
+        case HfHubHTTPError():
+            text = f"the Hub answered {error.response.status_code} when asked for {name}; try again later"
+        case OfflineModeIsEnabled():
+            text = f"{name} is not completely in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+        case IncompleteSnapshotError():
+            text = f"{name} is in the cache only in part, and the Hub cannot be reached to fetch the rest"
+        case OSError() if error.errno == errno.ENOSPC:
+            text = f"the disk is full: {name} could not be fetched completely"
+        case OSError() if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            text = f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
+        case _ if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
+            text = f"the Hub cannot be reached, and {name} is not completely in the cache ({_one_line(error)})"
+        case _:
+            text = f"{name} could not be fetched: {_one_line(error)}"
+    return DownloadError(text)
+
+
+def _network_error() -> type[Exception]:
+    """The root of the errors of huggingface_hub's HTTP library, which is another one since version 2."""
+    from huggingface_hub import errors
+
+    root: type[Exception] = vars(errors)["HTTPError"]
+    return root
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")

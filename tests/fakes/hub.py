@@ -1,0 +1,131 @@
+"""A small stand-in for the Hugging Face Hub: what huggingface_hub asks for when it fetches a snapshot, over HTTP on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+_INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/?]+))?")
+_TREE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)")
+_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+
+
+@dataclass
+class HubState:
+    """What the Hub has, how it behaves, and what it was asked."""
+
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[str, set[str]] = field(default_factory=dict)  # besides main
+    gated: set[str] = field(default_factory=set)
+    token: str = ""  # needed for everything if set
+    failing_status: int = 0  # answered to everything if set
+    cut_after_bytes: dict[str, int] = field(default_factory=dict)  # file → bytes after which its next transfer breaks off
+    failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
+    requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
+    endpoint: str = ""
+
+    def commit(self, repository: str, revision: str) -> str:
+        """The commit that the revision names; empty if there is none."""
+        commit = hashlib.sha1(repository.encode()).hexdigest()
+        known = {"main", commit, *self.revisions.get(repository, ())}
+        return commit if revision in known else ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: ClassVar[HubState]
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        self.state.requests.append(" ".join([self.command, path, *filter(None, [self.headers.get("Range")])]))
+        match = _TREE.fullmatch(path) or _INFO.fullmatch(path) or _FILE.fullmatch(path)
+        repository = match["repo"] if match else ""
+        revision = (match["revision"] or "main") if match else ""
+        if self.state.failing_status:
+            self._send(self.state.failing_status)
+        elif self.state.token and self.headers.get("Authorization") != f"Bearer {self.state.token}":
+            self._send(401, headers={"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username or password."})
+        elif match is None or repository not in self.state.repositories:
+            self._send(404, headers={"X-Error-Code": "RepoNotFound"})
+        elif repository in self.state.gated:
+            self._send(403, headers={"X-Error-Code": "GatedRepo"})
+        elif not (commit := self.state.commit(repository, revision)):
+            self._send(404, headers={"X-Error-Code": "RevisionNotFound"})
+        elif match.re is _TREE:
+            self._send_json(self._tree(repository))
+        elif match.re is _INFO:
+            self._send_json({"id": repository, "modelId": repository, "sha": commit, "siblings": [], "tags": []})
+        else:
+            self._send_file(repository, match["file"], commit)
+
+    def _tree(self, repository: str) -> list[dict[str, object]]:
+        files = self.state.repositories[repository]
+        return [{"type": "file", "path": name, "size": len(content), "oid": _etag(content)} for name, content in files.items()]
+
+    def _send_file(self, repository: str, name: str, commit: str) -> None:
+        content = self.state.repositories[repository].get(name)
+        if content is None:
+            self._send(404, headers={"X-Error-Code": "EntryNotFound"})
+            return
+        if name in self.state.failing_files and self.command == "GET":
+            self._send(503)
+            return
+        headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        start, status = 0, 200
+        if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+            start, status = int(asked[1]), 206
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        cut = self.state.cut_after_bytes.pop(name, None) if self.command == "GET" else None
+        self._send(status, content[start:], headers=headers, cut=cut)
+
+    def _send_json(self, content: object) -> None:
+        self._send(200, json.dumps(content).encode(), headers={"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes = b"", *, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body if cut is None else body[:cut])
+        if cut is not None:
+            self.wfile.flush()
+            self.close_connection = True
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextmanager
+def running_hub() -> Iterator[HubState]:
+    """A Hub on a free port of loopback, for as long as the block lasts."""
+    state = HubState()
+    handler = type("Handler", (_Handler,), {"state": state})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    state.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

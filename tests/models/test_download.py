@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from holdfast.config import ModelSettings
+from holdfast.errors import DownloadError, ModelLoadError
+from holdfast.models.download import ModelSource, model_source, resolve_model, served_id
+from tests.fakes.hub import HubState, running_hub
+
+MODEL = "coast/kelp-small"
+WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
+    with running_hub() as state:
+        state.repositories[MODEL] = {
+            "config.json": b'{"model_type": "llama"}',
+            "model.safetensors": WEIGHTS,
+            "tokenizer.json": b"{}",
+            "modeling_kelp.py": b"print('hello')",
+            "pytorch_model.bin": b"x" * 100,
+        }
+        # The library reads its variables once, when it is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", state.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield state
+
+
+def fetch(model: str = MODEL, **settings: object) -> tuple[Path, list[float]]:
+    fractions: list[float] = []
+    folder = resolve_model(ModelSettings(path=model, **settings), progress=lambda stage, fraction: fractions.append(fraction))  # type: ignore[arg-type]
+    return folder, fractions
+
+
+def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubState) -> None:
+    folder, fractions = fetch()
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert fractions[0] == 0.0
+    assert fractions[-1] == 1.0
+    assert fractions == sorted(fractions)
+    assert fractions[-2] == 0.999  # all bytes were counted
+
+
+def test_code_is_fetched_only_when_it_is_trusted(hub: HubState) -> None:
+    folder, _ = fetch(trust_remote_code=True)
+    assert (folder / "modeling_kelp.py").exists()
+
+
+def test_what_is_there_already_is_not_fetched_again(hub: HubState) -> None:
+    first, _ = fetch()
+    hub.requests.clear()
+    second, fractions = fetch()
+    assert second == first
+    assert fractions == []
+    assert not [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+
+
+def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
+    hub.cut_after_bytes["model.safetensors"] = 350_000
+    folder, fractions = fetch()
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert any(request.endswith("model.safetensors bytes=300000-") for request in hub.requests)
+    assert fractions == sorted(fractions)
+
+
+def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish(hub: HubState) -> None:
+    hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
+    hub.failing_files.add("model-2.safetensors")
+    with pytest.raises(DownloadError, match="the Hub answered 503"):
+        fetch()
+    hub.failing_files.clear()
+    hub.requests.clear()
+    folder, fractions = fetch()
+    fetched = [request.rpartition("/")[2] for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    assert "model-2.safetensors" in fetched
+    assert "config.json" not in fetched
+    assert (folder / "model-2.safetensors").read_bytes() == b"z" * 1000
+    assert fractions[-1] == 1.0
+
+
+def test_without_a_network_the_cache_is_used(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    online, _ = fetch()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch()[0] == online
+
+
+def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
+    online, _ = fetch()
+    hub.failing_status = 500
+    assert fetch()[0] == online
+
+
+def test_an_unknown_model_is_told(hub: HubState) -> None:
+    with pytest.raises(DownloadError, match="there is no model coast/nowhere on the Hub"):
+        fetch("coast/nowhere")
+
+
+def test_an_unknown_revision_is_told(hub: HubState) -> None:
+    with pytest.raises(DownloadError, match="has no revision v9 on the Hub"):
+        fetch(f"{MODEL}@v9")
+
+
+def test_a_revision_is_taken_from_the_id_or_from_the_settings(hub: HubState) -> None:
+    hub.revisions[MODEL] = {"v2"}
+    assert fetch(f"{MODEL}@v2")[0] == fetch(revision="v2")[0]
+    assert any("/revision/v2" in request for request in hub.requests)
+
+
+def test_a_gated_model_is_told(hub: HubState) -> None:
+    hub.gated.add(MODEL)
+    with pytest.raises(DownloadError, match="is gated: accept its terms"):
+        fetch()
+
+
+def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    with pytest.raises(DownloadError, match="it is private and HF_TOKEN is not set"):
+        fetch()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert fetch()[0].exists()
+
+
+def test_a_failing_hub_is_told(hub: HubState) -> None:
+    hub.failing_status = 404
+    with pytest.raises(DownloadError, match="404"):
+        fetch()
+
+
+def test_no_network_and_no_cache_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE forbids"):
+        fetch()
+
+
+def test_a_refused_connection_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(DownloadError, match="the Hub cannot be reached"):
+        fetch()
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.models.download._SPARE_BYTES", 1 << 60)
+    with pytest.raises(DownloadError, match="GB are free in"):
+        fetch()
+    assert not [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+
+
+def test_a_repository_without_a_model_is_told(hub: HubState) -> None:
+    hub.repositories["coast/pictures"] = {"a.png": b"x"}
+    with pytest.raises(DownloadError, match="no files of an MLX model"):
+        fetch("coast/pictures")
+
+
+def test_every_failure_is_one_line(hub: HubState) -> None:
+    for status in (400, 401, 403, 404, 429, 500, 503):
+        hub.failing_status = status
+        with pytest.raises(DownloadError) as caught:
+            fetch(f"coast/kelp-{status}")
+        assert "\n" not in str(caught.value)
+
+
+def test_the_hub_libraries_variables_count(hub: HubState, tmp_path: Path) -> None:
+    code = (
+        "from holdfast.models.download import resolve_model; from holdfast.config import ModelSettings\n"
+        f"print(resolve_model(ModelSettings(path={MODEL!r}), progress=lambda *_: None))\n"
+        "import sys; print('mlx.core' in sys.modules)"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": "src"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    folder, imports_mlx = done.stdout.split()
+    assert Path(folder).is_relative_to(tmp_path / "home")
+    assert imports_mlx == "False"
+
+
+def test_folders_bundled_ids_and_hub_ids_are_told_apart(tmp_path: Path) -> None:
+    assert model_source(str(tmp_path)) == ModelSource(kind="folder", name=str(tmp_path))
+    assert model_source("") == ModelSource(kind="bundled", name="holdfast-demo")
+    assert model_source("holdfast-demo-window").kind == "bundled"
+    assert model_source("a/b") == ModelSource(kind="hub", name="a/b")
+    assert model_source("a/b@refs/pr/1") == ModelSource(kind="hub", name="a/b", revision="refs/pr/1")
+    assert model_source("a/b", revision="v1").revision == "v1"
+    for wrong in ("/no/such/folder", "./kelp", "~/no/such", "kelp", "a/b/c"):
+        with pytest.raises(ModelLoadError, match="there is no model folder"):
+            model_source(wrong)
+
+
+def test_an_existing_folder_comes_before_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "coast" / "kelp").mkdir(parents=True)
+    assert model_source("coast/kelp").kind == "folder"
+
+
+def test_the_served_id_is_the_name_or_says_where_the_model_comes_from(tmp_path: Path) -> None:
+    assert served_id(ModelSettings(path=str(tmp_path / "."), name="kelp")) == "kelp"
+    assert served_id(ModelSettings(path=str(tmp_path))) == tmp_path.name
+    assert served_id(ModelSettings(path="a/b@v1")) == "a/b"
+    assert served_id(ModelSettings()) == "holdfast-demo"
