@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.messages import TextPrompt, TokenPrompt
+from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    (None, "prompt"),
+    (5, "prompt"),
+    ({}, "prompt"),
+    (True, "prompt"),
+    ([], "prompt"),
+    ([[]], "prompt.0"),
+    ([None], "prompt.0"),
+    ([{}], "prompt.0"),
+    ([True], "prompt.0"),
+    ([1.5], "prompt.0"),
+    ([-1], "prompt.0"),
+    ([2**31], "prompt.0"),
+    ([1, "a"], "prompt.1"),
+    (["a", 1], "prompt.1"),
+    (["a", ["b"]], "prompt.1"),
+    ([[1], "a"], "prompt.1"),
+    ([[1], []], "prompt.1"),
+    ([[1], [2, -3]], "prompt.1.1"),
+    ([[1, "x"]], "prompt.0.1"),
+    (["a"] * 5, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "param"), BAD_PROMPTS, ids=str)
+async def test_a_bad_prompt_is_a_400_that_names_the_place(prompt: Any, param: str) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway, limits=LimitsSettings(max_batch_prompts=4)) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(prompt=prompt))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hi", [TextPrompt(text="hi")]),
+        ("", [TextPrompt(text="")]),
+        (["hi"], [TextPrompt(text="hi")]),
+        (["a", "b"], [TextPrompt(text="a"), TextPrompt(text="b")]),
+        ([1, 2], [TokenPrompt(token_ids=(1, 2))]),
+        ([[1, 2], [3]], [TokenPrompt(token_ids=(1, 2)), TokenPrompt(token_ids=(3,))]),
+    ],
+    ids=str,
+)
+async def test_all_four_kinds_of_prompt_are_understood(prompt: Any, expected: list[Any]) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(prompt=prompt))
+    assert response.status_code == 200
+    assert [request.prompt for request in gateway.requests] == expected
+
+
+async def test_each_prompt_has_an_id_and_a_field_of_its_own() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        await client.post(COMPLETIONS, json=completion_body(prompt=["a", "b"]))
+    assert len({request.request_id for request in gateway.requests}) == 2
+    assert [request.prompt_field for request in gateway.requests] == ["prompt.0", "prompt.1"]
+
+
+async def accepted(**fields: Any) -> Any:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(**fields))
+    assert response.status_code == 200, response.text
+    return gateway.request
+
+
+async def test_the_default_length_is_openais() -> None:
+    assert (await accepted()).max_tokens == 16
+
+
+async def test_a_prompt_can_be_scored_without_generating_anything() -> None:
+    request = await accepted(echo=True, max_tokens=0, logprobs=3)
+    assert (request.echo, request.max_tokens, request.want_logprobs, request.top_logprobs) == (True, 0, True, 3)
+
+
+async def test_no_rivals_are_wanted_with_logprobs_zero() -> None:
+    request = await accepted(logprobs=0)
+    assert (request.want_logprobs, request.top_logprobs) == (True, 0)
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 2, "n": 2}, {"best_of": 1}, {"suffix": ""}, {"suffix": None}, {"add_special_tokens": True}])
+async def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(**fields))
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"echo": "yes"}, "echo"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(**fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_prompt_of_a_hundred_thousand_bad_ids_is_refused_at_the_first() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(prompt=[-1] * 100_000))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt.0")

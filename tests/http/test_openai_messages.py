@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.messages import ChatPrompt
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TEXT = {"type": "text", "text": "hello"}
+BAD: list[tuple[Any, str]] = [
+    ([], "messages"),
+    (None, "messages"),
+    ("hello", "messages"),
+    ({}, "messages"),
+    ([1], "messages.0"),
+    (["hello"], "messages.0"),
+    ([None], "messages.0"),
+    ([{"content": "x"}], "messages.0.role"),
+    ([{"role": "god", "content": "x"}], "messages.0.role"),
+    ([{"role": 1, "content": "x"}], "messages.0.role"),
+    ([{"role": "user"}], "messages.0.content"),
+    ([{"role": "user", "content": None}], "messages.0.content"),
+    ([{"role": "user", "content": 5}], "messages.0.content"),
+    ([{"role": "user", "content": {"text": "x"}}], "messages.0.content"),
+    ([{"role": "user", "content": [1]}], "messages.0.content.0"),
+    ([{"role": "user", "content": ["x"]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{}]}], "messages.0.content.0.type"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
+    ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages.0.content.0.text"),
+    ([{"role": "user", "content": [{"type": "smell", "text": "x"}]}], "messages.0.content.0.type"),
+    ([{"role": "user", "content": [TEXT, IMAGE]}], "messages.0.content.1"),
+    ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages.0.content.0"),
+    ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages.0.content.0"),
+    ([{"role": "user", "content": "x"}, {"role": "tool", "content": None, "tool_call_id": "1"}], "messages.1.content"),
+    ([{"role": "user", "content": "x", "name": 1}], "messages.0.name"),
+    ([{"role": "assistant", "tool_calls": "x"}], "messages.0.tool_calls"),
+    ([{"role": "assistant", "tool_calls": [{}]}], "messages.0.tool_calls.0.function"),
+    ([{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}], "messages.0.tool_calls.0.function.name"),
+    ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "a"}}]}], "messages.0.tool_calls.0.type"),
+]
+
+
+@pytest.mark.parametrize(("messages", "param"), BAD, ids=lambda value: str(value)[:60])
+async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param: str) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json={"model": MODEL, "messages": messages})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert gateway.requests == []
+
+
+async def test_an_image_is_refused_with_the_reason() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}]))
+    assert "not supported by this version yet" in response.json()["error"]["message"]
+
+
+async def rendered(messages: list[Any]) -> tuple[dict[str, Any], ...]:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(messages=messages))
+    assert response.status_code == 200, response.text
+    assert isinstance(gateway.request.prompt, ChatPrompt)
+    return gateway.request.prompt.messages
+
+
+async def test_text_parts_and_a_string_give_the_same_message() -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    assert await rendered([{"role": "user", "content": parts}]) == await rendered([{"role": "user", "content": "hello"}])
+
+
+async def test_a_developer_is_the_system_to_the_template() -> None:
+    messages = await rendered([{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x"}])
+    assert messages[0] == {"role": "system", "content": "be brief"}
+
+
+async def test_calls_and_answers_of_tools_in_the_history_go_to_the_template() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "kelp"}'}}
+    messages = await rendered(
+        [
+            {"role": "user", "content": "what is kelp?"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+            {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "an alga"}]},
+        ]
+    )
+    assert messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "an alga"}
+
+
+async def test_what_else_a_message_carries_goes_to_the_template_too() -> None:
+    messages = await rendered(
+        [
+            {"role": "user", "content": "x", "name": "ann"},
+            {"role": "assistant", "content": "y", "reasoning_content": "z"},
+            {"role": "user", "content": ""},
+        ]
+    )
+    assert messages[0]["name"] == "ann"
+    assert messages[1]["reasoning_content"] == "z"
+    assert messages[2]["content"] == ""
