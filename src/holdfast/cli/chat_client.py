@@ -86,6 +86,8 @@ class ChatClient:
                     statistics.first_token_seconds = statistics.first_token_seconds or now
                     statistics.total_seconds = now
                     yield text
+            if not statistics.finish_reason:
+                raise ChatFailed("the answer broke off: the server closed the connection before its end")
         except httpx.HTTPError as error:
             raise ChatFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ class ChatSession:
         try:
             for piece in self._client.stream(body, statistics):
                 said += piece
-                self._console.print(piece, end="")
+                self._console.out(_printable(piece) if self._interactive else piece, end="", highlight=False)
         except ChatFailed as error:
             self._messages.pop()
             if said:
@@ -118,3 +119,8 @@ class ChatSession:
     def _note(self, text: str) -> None:
         """Words of ours, not the model's: dimmed, and out of the way of a pipe's output."""
         self._console.print(text, style="dim")
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal takes for a command: a model must not be able to recolour or clear it."""
+    return "".join(character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc")

@@ -1,0 +1,28 @@
+"""Run the command line as a user does: as a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LONGEST_SECONDS = 60
+
+
+def holdfast(
+    *arguments: str, cwd: Path, stdin: str = "", variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `holdfast …` to its end, in a folder without settings of its own."""
+    environ = os.environ | {"COLUMNS": "200"} | (variables or {})
+    command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, cwd=cwd, env=environ, timeout=LONGEST_SECONDS, check=False
+    )
+
+
+def only_line(text: str) -> str:
+    """The one line that an error is."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]

@@ -1,0 +1,84 @@
+"""What a chat needs of a server, against a small real one."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from holdfast.cli.chat_client import AnswerStatistics, ChatClient, ChatFailed
+from tests.fakes.openai_server import running_server
+
+HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
+
+
+def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
+    with running_server() as server:
+        client, statistics = ChatClient(url=server.url), AnswerStatistics()
+        assert list(client.stream(HELLO, statistics)) == ["you", " said:", " hello", " wörld"]
+    assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (11, 4, 4)
+    assert statistics.exact
+    assert statistics.finish_reason == "stop"
+    assert 0 < statistics.first_token_seconds <= statistics.total_seconds
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_a_url_may_end_as_people_write_it(ending: str) -> None:
+    with running_server() as server:
+        assert ChatClient(url=server.url + ending, api_key="k").model_ids() == ("echo", "other")
+        assert server.keys == ["Bearer k"]
+
+
+def test_health_is_read_even_while_the_server_starts() -> None:
+    with running_server() as server:
+        assert ChatClient(url=server.url).health()["models"] == [{"id": "echo", "state": "loading"}]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"), [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")]
+)
+def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
+    with running_server() as server:
+        server.behaviour = behaviour
+        with pytest.raises(ChatFailed, match=message):
+            list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
+
+
+def test_an_answer_without_an_end_is_an_error() -> None:
+    with running_server() as server:
+        server.behaviour = "break"
+        with pytest.raises(ChatFailed, match="broke off"):
+            list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
+
+
+def test_leaving_an_answer_early_closes_its_connection() -> None:
+    with running_server() as server:
+        server.behaviour = "wait"
+        client, statistics = ChatClient(url=server.url), AnswerStatistics()
+        pieces = client.stream(HELLO, statistics)
+        assert next(pieces) == "you"
+        pieces.close()
+        assert server.client_left.wait(10)
+    assert not statistics.exact
+    assert statistics.completion_tokens == 1
+
+
+@pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])
+def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
+    with pytest.raises(ChatFailed):
+        ChatClient(url=url).model_ids()
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ChatFailed, match=f"no answer from {url}"):
+            ChatClient(url=url).model_ids()
+
+
+def test_speed_is_measured_after_the_first_token() -> None:
+    statistics = AnswerStatistics(completion_tokens=11, first_token_seconds=1.0, total_seconds=3.0)
+    assert statistics.tokens_per_second == pytest.approx(5.0)
+    assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0

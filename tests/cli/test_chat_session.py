@@ -1,0 +1,113 @@
+"""A conversation: messages, commands, statistics, errors."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.chat_client import ChatClient
+from holdfast.cli.chat_session import ChatSession
+from tests.fakes.openai_server import OpenAIServer, running_server
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with running_server() as running:
+        yield running
+
+
+def converse(
+    server: OpenAIServer, *lines: str, interactive: bool = False, system: str = "", **options: object
+) -> tuple[int, str]:
+    """Exit code and output of a conversation."""
+    output = io.StringIO()
+    console = Console(file=output, highlight=False, markup=False, soft_wrap=True)
+    session = ChatSession(ChatClient(url=server.url), "echo", console, interactive=interactive)
+    session.system, session.options = system, dict(options)
+    return session.run(lines), output.getvalue()
+
+
+def contents(server: OpenAIServer, request: int) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in server.requests[request]["messages"]]
+
+
+def test_each_line_is_answered_and_the_conversation_goes_on(server: OpenAIServer) -> None:
+    assert converse(server, "one", "", "two") == (0, "you said: one\nyou said: two\n")
+    assert contents(server, 1) == [("user", "one"), ("assistant", "you said: one"), ("user", "two")]
+
+
+def test_reset_forgets_the_conversation_and_keeps_the_system_prompt(server: OpenAIServer) -> None:
+    converse(server, "one", "/reset", "two", system="Be brief.")
+    assert contents(server, 1) == [("system", "Be brief."), ("user", "two")]
+
+
+def test_system_sets_shows_and_removes_the_system_prompt(server: OpenAIServer) -> None:
+    _, output = converse(server, "/system", "/system Be brief.", "/system", "one", "/system none", "two")
+    assert "(no system prompt)" in output
+    assert "Be brief." in output
+    assert contents(server, 0) == [("system", "Be brief."), ("user", "one")]
+    assert contents(server, 1) == [("user", "two")]
+
+
+def test_stats_tell_tokens_and_times(server: OpenAIServer) -> None:
+    _, output = converse(server, "/stats", "one", "one two", "/stats")
+    assert "nothing was answered yet" in output
+    assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens, first token after " in output
+    assert "conversation: 2 answers, 7 answer tokens" in output
+
+
+def test_exit_ends_the_conversation(server: OpenAIServer) -> None:
+    assert converse(server, "/exit", "one") == (0, "")
+    assert server.requests == []
+
+
+def test_help_and_unknown_commands_send_nothing(server: OpenAIServer) -> None:
+    _, output = converse(server, "/help", "/rest")
+    assert "/reset" in output
+    assert "there is no /rest; /help lists the commands" in output
+    assert server.requests == []
+
+
+def test_two_slashes_begin_a_message_with_one(server: OpenAIServer) -> None:
+    converse(server, "//reset")
+    assert contents(server, 0) == [("user", "/reset")]
+
+
+def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: OpenAIServer) -> None:
+    _, output = converse(server, "one", temperature=0.0, max_tokens=3)
+    assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 3)
+    assert "(cut off: no more tokens allowed)" in output
+    converse(server, "one", temperature=None)
+    assert "temperature" not in server.requests[1]
+
+
+def test_text_of_the_model_is_never_taken_for_markup(server: OpenAIServer) -> None:
+    assert converse(server, "[bold]x[/bold] :smile:")[1] == "you said: [bold]x[/bold] :smile:\n"
+
+
+def test_a_terminal_is_spared_control_characters_and_a_pipe_is_not(server: OpenAIServer) -> None:
+    assert "you said: a[31m\tb\n" in converse(server, "a\x1b[31m\tb\x07", interactive=True)[1]
+    assert converse(server, "a\x1b[31m\tb")[1] == "you said: a\x1b[31m\tb\n"
+
+
+def test_a_failed_answer_is_forgotten_and_fails_a_pipe(server: OpenAIServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.behaviour = "refuse"
+    assert converse(server, "one")[0] == 1
+    assert capsys.readouterr().err == "holdfast: the prompt is too long\n"
+    assert converse(server, "one", interactive=True)[0] == 0
+    assert contents(server, -1) == [("user", "one")]
+
+
+def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: OpenAIServer) -> None:
+    def lines() -> Iterator[str]:
+        server.behaviour = "fail"
+        yield "one"
+        server.behaviour = "answer"
+        yield "two"
+
+    output = io.StringIO()
+    ChatSession(ChatClient(url=server.url), "echo", Console(file=output), interactive=True).run(lines())
+    assert contents(server, 1) == [("user", "two")]

@@ -1,0 +1,33 @@
+"""`holdfast version` is quick and tells what is installed."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+import holdfast
+from holdfast.cli.main import app
+
+
+def test_it_prints_the_versions_of_what_matters() -> None:
+    result = CliRunner().invoke(app, ["version"])
+    assert result.exit_code == 0
+    assert result.output.splitlines()[:2] == [f"holdfast {holdfast.__version__}", f"python {platform.python_version()}"]
+    assert "\nmlx " in result.output
+    assert "\nmlx-lm " in result.output
+
+
+def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
+    program = """
+import sys
+from holdfast.cli.main import app
+app(["version"], standalone_mode=False)
+heavy = {"mlx", "mlx_lm", "fastapi", "uvicorn", "httpx", "rich", "transformers", "numpy", "zmq", "huggingface_hub", "tokenizers"}
+print("loaded:", sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
