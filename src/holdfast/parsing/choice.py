@@ -21,6 +21,7 @@ from holdfast.messages import (
 )
 from holdfast.parsing.detokenize import IncrementalDetokenizer
 from holdfast.parsing.pieces import TokenPieces
+from holdfast.parsing.places import PlacedToken, spread
 from holdfast.parsing.stops import StopScanner
 
 
@@ -36,17 +37,6 @@ class ChoiceRules:
     at_start: bool = True  # the answer is a text of its own, not the continuation of one
     echo: bool = False
     echo_text: str = ""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A token whose text is not visible yet. `start` and `end` are places in the answer; `emitted` became certain with it."""
-
-    token_id: int
-    start: int
-    end: int
-    emitted: str
-    logprob: TokenLogprob | None
 
 
 class ChoiceText:
@@ -67,7 +57,8 @@ class ChoiceText:
         self._stops = StopScanner(rules.stops) if rules.stops else None
         self._tracks = bool(rules.stops) or rules.want_logprobs
         self._held_ids: list[int] = []  # tokens without visible text so far, on the path that does not track
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[PlacedToken] = deque()
+        self._uncertain: list[PlacedToken] = []  # those of them without certain text
         self._characters = 0  # of the answer that the detokenizer has given
         self._visible = 0  # of the answer that have been shown
         self._offset = len(rules.echo_text) if rules.echo else 0
@@ -121,11 +112,23 @@ class ChoiceText:
         return self._release("".join(parts))
 
     def _expect(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
-        start, end = self._characters, self._characters + len(text)
-        self._characters = end
-        if len(text) > 1:  # text of earlier tokens may have become certain with this one: its own begins later
-            start = max(start, end - len(self._shown(token_id)[0]))
-        self._pending.append(_Pending(token_id, start, end, text, logprob))
+        start = self._characters
+        self._characters += len(text)
+        token = PlacedToken(token_id, start, self._characters, text, logprob)
+        self._pending.append(token)
+        if self._uncertain or not text:
+            self._uncertain.append(token)
+        if text and self._uncertain:
+            self._settle(text, start=start)
+
+    def _settle(self, text: str, *, start: int) -> None:
+        """Place the tokens whose text was uncertain. Where bytes were replaced, all of it counts as made by the last of them."""
+        if not spread(
+            text, self._uncertain, [self._pieces.visible_bytes[token.token_id] for token in self._uncertain], start=start
+        ):
+            last = self._uncertain[-1]
+            last.start, last.end, last.emitted = start, start + len(text), text
+        self._uncertain.clear()
 
     def _scan(self, text: str) -> str:
         if self._stops is None:
@@ -157,9 +160,9 @@ class ChoiceText:
             if not text and not self._held_ids:
                 return None
             return TextDelta(index=self.index, text=text, token_ids=tuple(self._held_ids))
+        if text and self._uncertain:
+            self._settle(text, start=self._characters)
         self._characters += len(text)
-        if self._pending and text:
-            self._pending[-1].end, self._pending[-1].emitted = self._characters, self._pending[-1].emitted + text
         if self._stops is not None:
             step = self._stops.push(text)
             text = step.visible if step.stopped else step.visible + self._stops.flush()
@@ -186,7 +189,7 @@ class ChoiceText:
             return None
         return TextDelta(index=self.index, text=text, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
 
-    def _token_text(self, token: _Pending, scored: TokenLogprob) -> TokenText:
+    def _token_text(self, token: PlacedToken, scored: TokenLogprob) -> TokenText:
         text, raw = self._shown(token.token_id)
         if (hidden := token.end - self._visible) > 0:
             raw = raw[: max(0, raw.rfind(token.emitted[-hidden:].encode()))]
