@@ -1,4 +1,4 @@
-"""Plays sequences through a real engine in a random order of chunks, decoding rows, joins and leaves, and one by one through mlx-lm."""
+"""Plays sequences through a real engine in random interleavings of chunks, decoding rows, joins and leaves."""
 
 from __future__ import annotations
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.equalities.interleaving import assert_as_alone, play, random_sequences
-from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import SoloRunner
 from holdfast.engine.probe import ProbeResult, choose_layout
+from tests.equalities.interleaving import assert_as_alone, play, random_sequences
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
 EXPECTED_LAYOUT = {
-    "rows": ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "phi3", "cohere2", "deepseek_v2", "olmo2", "minicpm3", "llama4_text"],
+    "rows": [
+        "llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss",
+        "phi3", "cohere2", "deepseek_v2", "olmo2", "minicpm3", "llama4_text",
+    ],
     "split": [
         "gemma2", "stablelm", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
         "qwen3_next", "qwen3_5", "lfm2", "mamba2", "rwkv7", "nemotron_h", "falcon_h1", "recurrent_gemma",

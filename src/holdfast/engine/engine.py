@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from holdfast.engine.layouts import Runner
-from holdfast.engine.plan import SpanResult, StepPlan, StepResult
+from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.engine.sampling import Drawn, advance, row_state, sample
 from holdfast.engine.scoring import PromptScores, drawn_logprobs, score_prompt
 from holdfast.engine.sequence import Sequence as LiveSequence
 from holdfast.engine.sequence import SequenceSpan
-from holdfast.messages import RequestId, SequenceRequest, TokenLogprob
+from holdfast.messages import RequestId, SamplingParams, SequenceRequest, TokenLogprob
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
 
@@ -34,6 +34,14 @@ class PendingStep:
     scores: dict[RequestId, PromptScores]
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
     launched: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCosts:
+    """Bytes that a sequence's live state takes: for each token, and once."""
+
+    bytes_per_token: int
+    fixed_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +123,23 @@ class Engine:
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""
         self._counters.pending.clear()
+
+    def measure_costs(self) -> KVCosts:
+        """What one sequence keeps, measured on a short one; device thread only."""
+        tokens = (1, 2, 3)
+        request = SequenceRequest(
+            request_id="costs", prompt_token_ids=tokens, max_tokens=1, sampling=SamplingParams(temperature=0.0, seed=0)
+        )
+        self.open(request, capacity_tokens=len(tokens))
+        plan = StepPlan(spans=(Span(request_id="costs", start=0, tokens=len(tokens), draws=True),))
+        self.collect(self.dispatch(plan))
+        layers = self._sequences["costs"].layers
+        costs = KVCosts(
+            bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
+            fixed_bytes=sum(layer.fixed_bytes() for layer in layers),
+        )
+        self.close("costs")
+        return costs
 
     def statistics(self) -> EngineStatistics:
         """Counters and gauges."""
