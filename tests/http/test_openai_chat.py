@@ -34,7 +34,8 @@ async def test_the_plainest_request_asks_for_one_answer_as_long_as_fits() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "tokens"), [({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_tokens": 5, "max_completion_tokens": 6}, 6)]
+    ("fields", "tokens"),
+    [({"max_tokens": 5}, 5), ({"max_completion_tokens": 6}, 6), ({"max_tokens": 5, "max_completion_tokens": 6}, 6)],
 )
 async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(fields: dict[str, int], tokens: int) -> None:
     assert (await accepted(**fields)).max_tokens == tokens

@@ -94,7 +94,11 @@ async def test_the_finish_reason_is_the_true_one(reason: FinishReason) -> None:
 
 
 async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> None:
-    script = [*answer("a", "b", cached_tokens=2)[:-1], *answer("x", index=1, cached_tokens=7), answer("a", "b", cached_tokens=2)[-1]]
+    script = [
+        *answer("a", "b", cached_tokens=2)[:-1],
+        *answer("x", index=1, cached_tokens=7),
+        answer("a", "b", cached_tokens=2)[-1],
+    ]
     got = await whole(ScriptedGateway(script=script), n=2)
     assert [choice["message"]["content"] for choice in got["choices"]] == ["ab", "x"]
     assert got["usage"]["prompt_tokens"] == PROMPT_TOKENS
@@ -106,7 +110,10 @@ async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> Non
 
 
 def scored() -> list[Any]:
-    tokens = (token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))), TokenText(text="\ufffd", raw=b"\xe2\x98", logprob=-math.inf))
+    tokens = (
+        token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))),
+        TokenText(text="\ufffd", raw=b"\xe2\x98", logprob=-math.inf),
+    )
     return [TextDelta(index=0, text="Hel", token_ids=(1, 2), logprobs=tokens), answer("Hel", "x")[-1]]
 
 

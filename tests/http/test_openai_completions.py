@@ -92,7 +92,9 @@ async def test_no_rivals_are_wanted_with_logprobs_zero() -> None:
     assert (request.want_logprobs, request.top_logprobs) == (True, 0)
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 2, "n": 2}, {"best_of": 1}, {"suffix": ""}, {"suffix": None}, {"add_special_tokens": True}])
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 2, "n": 2}, {"best_of": 1}, {"suffix": ""}, {"suffix": None}, {"add_special_tokens": True}]
+)
 async def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
     gateway = ScriptedGateway()
     async with client_of(gateway) as client:

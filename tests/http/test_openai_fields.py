@@ -35,7 +35,9 @@ BAD_VALUES: dict[str, list[Any]] = {
 
 
 def cases() -> list[Any]:
-    return [pytest.param(field, value, id=f"{field}={str(value)[:30]}") for field, values in BAD_VALUES.items() for value in values]
+    return [
+        pytest.param(field, value, id=f"{field}={str(value)[:30]}") for field, values in BAD_VALUES.items() for value in values
+    ]
 
 
 @pytest.mark.parametrize(("field", "value"), cases())

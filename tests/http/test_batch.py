@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.errors import GenerationFailed, PromptTooLong
+from holdfast.http.batch import open_streams
+from holdfast.messages import GenerationRequest, OutputEvent, TextDelta, TextPrompt
+from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, ScriptedStream, answer
+
+
+def requests(count: int) -> list[GenerationRequest]:
+    return [GenerationRequest(request_id=f"r{place}", model=MODEL, prompt=TextPrompt(text=str(place))) for place in range(count)]
+
+
+async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:
+    stream = await open_streams(gateway, requests(count))
+    try:
+        assert stream.prompt_tokens == count * PROMPT_TOKENS
+        return [event async for event in stream]
+    finally:
+        await stream.aclose()
+
+
+async def test_the_events_of_all_prompts_come_with_indices_counted_through() -> None:
+    events = await collect(ScriptedGateway(script=lambda request: answer(request.request_id)), 3)
+    assert {(event.index, event.text) for event in events if isinstance(event, TextDelta)} == {(0, "r0"), (1, "r1"), (2, "r2")}
+    assert len(events) == 6
+
+
+async def test_a_slow_prompt_does_not_hold_up_the_others() -> None:
+    gate = asyncio.Event()
+
+    def script(request: GenerationRequest) -> Any:
+        return [gate, *answer("slow")] if request.request_id == "r0" else answer("fast")
+
+    stream = await open_streams(ScriptedGateway(script=script), requests(2))
+    events = aiter(stream)
+    assert (await anext(events)).index == 1
+    assert (await anext(events)).index == 1
+    gate.set()
+    assert [event.index async for event in events] == [0, 0]
+    await stream.aclose()
+
+
+async def test_one_failing_prompt_fails_the_whole() -> None:
+    def script(request: GenerationRequest) -> Any:
+        return [GenerationFailed("bad luck")] if request.request_id == "r1" else answer("x")
+
+    with pytest.raises(GenerationFailed):
+        await collect(ScriptedGateway(script=script), 3)
+
+
+class PickyGateway(ScriptedGateway):
+    """Refuses one of the prompts, accepts the others, and never accepts another one."""
+
+    async def generate(self, request: GenerationRequest) -> ScriptedStream:
+        if request.request_id == "r1":
+            raise PromptTooLong(prompt_tokens=9, limit_tokens=8, field="prompt.1")
+        if request.request_id == "r2":
+            await asyncio.Event().wait()
+        return await super().generate(request)
+
+
+async def test_one_refused_prompt_cancels_the_accepted_and_the_waiting_ones() -> None:
+    gateway = PickyGateway()
+    with pytest.raises(PromptTooLong) as refusal:
+        await open_streams(gateway, requests(3))
+    assert refusal.value.field == "prompt.1"
+    assert gateway.closed == ["r0"]

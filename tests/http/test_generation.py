@@ -1,0 +1,101 @@
+"""Disconnects: whatever the client waits for, its work is cancelled at once and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, completion_body, served
+from tests.fakes.scripted_gateway import ScriptedGateway, answer
+
+
+def endless() -> list[Any]:
+    return [*answer("Hel")[:1], asyncio.Event()]
+
+
+async def test_a_client_that_leaves_a_stream_ends_its_work() -> None:
+    gateway = ScriptedGateway(script=endless())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    await exchange.first_body.wait()
+    assert gateway.closed == []
+    exchange.gone.set()
+    await running
+    assert gateway.closed == [gateway.request.request_id]
+
+
+async def test_a_client_that_leaves_before_a_whole_answer_ends_its_work() -> None:
+    gateway = ScriptedGateway(script=endless())
+    exchange = Exchange(gateway)
+    exchange.gone.set()
+    await exchange.run(CHAT, chat_body())
+    assert gateway.closed in ([], [gateway.request.request_id])
+    assert exchange.messages == []
+
+
+async def test_a_client_that_leaves_while_its_request_waits_to_be_accepted_ends_it() -> None:
+    gateway = ScriptedGateway(accept_when=asyncio.Event())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    while not gateway.requests:
+        await asyncio.sleep(0)
+    exchange.gone.set()
+    await running
+    assert exchange.messages == []
+
+
+async def test_a_client_that_leaves_a_batch_ends_all_of_it() -> None:
+    gateway = ScriptedGateway(script=lambda _: endless())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(COMPLETIONS, completion_body(prompt=["a", "b", "c"], stream=True)))
+    await exchange.first_body.wait()
+    exchange.gone.set()
+    await running
+    assert sorted(gateway.closed) == sorted(request.request_id for request in gateway.requests)
+
+
+async def test_every_answer_is_closed_when_it_has_ended() -> None:
+    for stream in (False, True):
+        gateway = ScriptedGateway()
+        await Exchange(gateway).run(CHAT, chat_body(stream=stream))
+        assert gateway.closed == [gateway.request.request_id]
+
+
+async def test_a_cancelled_connection_ends_its_work() -> None:
+    gateway = ScriptedGateway(script=endless())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
+    await exchange.first_body.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert gateway.closed == [gateway.request.request_id]
+
+
+def raw_request(url: str, body: bytes) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_a_closed_socket_ends_the_work_of_its_request_and_of_no_other(stream: bytes) -> None:
+    gateway = ScriptedGateway(script=lambda _: endless())
+    body = b'{"model": "demo/tiny", "messages": [{"role": "user", "content": "x"}], "stream": ' + stream + b"}"
+    async with served(gateway) as url:
+        connections = [await asyncio.to_thread(raw_request, url, body) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while len(gateway.requests) < 2:
+                await asyncio.sleep(0.001)
+            connections[0].close()
+            while not gateway.closed:
+                await asyncio.sleep(0.001)
+        assert len(gateway.closed) == 1
+        connections[1].close()
+        async with asyncio.timeout(5):
+            await gateway.all_closed.wait()

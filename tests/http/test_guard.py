@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.config import ServerSettings
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+
+async def status(headers: dict[str, Any], **settings: Any) -> int:
+    gateway = ScriptedGateway()
+    async with client_of(gateway, server=ServerSettings(**settings)) as client:
+        response = await client.post(CHAT, json=chat_body(), headers=headers)
+    assert (response.status_code == 200) == bool(gateway.requests)
+    if response.status_code != 200:
+        assert response.json()["error"]["message"]
+    return response.status_code
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8321", "127.0.0.1:9", "[::1]:8321", "LOCALHOST:1", "localhost."])
+async def test_loopback_names_are_always_answered(host: str) -> None:
+    assert await status({"host": host}) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.7", ""]
+)
+async def test_other_names_are_misdirected(host: str) -> None:
+    assert await status({"host": host}) == 421
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "expected"),
+    [
+        ({"host": "box.local"}, "box.local:8321", 200),
+        ({"allowed_hosts": ("mac.local",)}, "mac.local", 200),
+        ({"allowed_hosts": ("mac.local",)}, "evil.example", 421),
+        ({"allowed_hosts": ("*",)}, "evil.example", 200),
+        ({"host": "0.0.0.0"}, "192.168.1.5:8321", 200),
+        ({"host": "::"}, "[fe80::1]:8321", 200),
+        ({"host": "0.0.0.0"}, "evil.example", 421),
+    ],
+)
+async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, expected: int) -> None:
+    assert await status({"host": host}, **settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("authorization", "expected"),
+    [
+        ("Bearer sesame", 200),
+        ("bearer sesame", 200),
+        ("Bearer  sesame ", 200),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer wrong", 401),
+        ("Bearer sesame2", 401),
+        ("Basic sesame", 401),
+        ("sesame", 401),
+        ("Bearer sésame", 401),
+    ],
+)
+async def test_the_key_opens_the_door_and_nothing_else_does(authorization: str, expected: int) -> None:
+    assert await status({"authorization": authorization.encode("latin-1")}, api_key="sesame") == expected
+
+
+async def test_without_a_configured_key_any_key_will_do() -> None:
+    assert await status({"authorization": "Bearer whatever"}) == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/nope"])
+async def test_everything_but_health_needs_the_key(path: str) -> None:
+    async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
+        closed = await client.get(path)
+        health = await client.get("/health")
+    assert (closed.status_code, health.status_code) == (401, 200)
+    assert closed.headers["www-authenticate"] == "Bearer"
+    assert closed.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("origin", "settings", "expected"),
+    [
+        ("https://evil.example", {}, 403),
+        ("null", {}, 403),
+        ("http://localhost:8321", {}, 200),
+        ("http://localhost:3000", {}, 403),
+        ("http://localhost:3000", {"cors_origins": ("http://localhost:3000",)}, 200),
+        ("https://evil.example", {"cors_origins": ("*",)}, 200),
+    ],
+)
+async def test_web_pages_of_others_cannot_make_the_server_work(origin: str, settings: dict[str, Any], expected: int) -> None:
+    assert await status({"host": "localhost:8321", "origin": origin}, **settings) == expected
+
+
+async def test_no_cors_headers_are_sent_unless_an_origin_is_allowed() -> None:
+    origin = {"origin": "http://app.example"}
+    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    async with client_of(ScriptedGateway()) as client:
+        closed = [await client.get("/health"), await client.options(CHAT, headers=preflight)]
+    assert not [name for response in closed for name in response.headers if name.startswith("access-control")]
+    async with client_of(ScriptedGateway(), server=ServerSettings(cors_origins=("http://app.example",))) as client:
+        opened = await client.options(CHAT, headers=preflight)
+        answered = await client.post(CHAT, json=chat_body(), headers=origin)
+    assert opened.status_code == 200
+    assert answered.headers["access-control-allow-origin"] == "http://app.example"
+
+
+async def test_every_answer_has_a_request_id_and_a_good_one_of_the_client_is_kept() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        own = await client.get("/health")
+        kept = await client.post(CHAT, json=chat_body(), headers={"x-request-id": "abc-1.2:3"})
+        replaced = await client.get("/nope", headers={"x-request-id": "a b"})
+        refused = await client.get("/health", headers={"host": "evil.example"})
+    assert own.headers["x-request-id"].startswith("req_")
+    assert kept.headers["x-request-id"] == "abc-1.2:3"
+    assert replaced.headers["x-request-id"].startswith("req_")
+    assert refused.headers["x-request-id"].startswith("req_")

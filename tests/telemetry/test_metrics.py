@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.messages import Histogram, WorkerStatistics
+from holdfast.telemetry.metrics import Metrics
+
+
+def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
+    first, second = Metrics(), Metrics()
+    first.http_requests.labels("GET", "/", "200").inc()
+    assert (
+        second.registry.get_sample_value("holdfast_http_requests_total", {"method": "GET", "path": "/", "status": "200"}) is None
+    )
+
+
+def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
+    numbers = WorkerStatistics(steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0))
+    text = Metrics().exposition({"a": numbers, "b": WorkerStatistics()}, {"a": 1.0}).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert all(family.documentation for family in families.values())
+    steps = {sample.labels["model"]: sample.value for sample in families["holdfast_worker_steps"].samples}
+    assert steps == {"a": 4.0, "b": 0.0}
+    buckets = [sample.value for sample in families["holdfast_worker_step_seconds"].samples if sample.name.endswith("bucket")]
+    assert buckets == [1.0, 3.0]
+
+
+def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:
+    metrics = Metrics()
+    metrics.exposition({"a": WorkerStatistics(running=1)}, {})
+    assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({}, {})

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from holdfast.messages import ChoiceFinished, FinishReason, TextDelta, Timings
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.requests import RequestWatch
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"model": "m", **labels})
+
+
+def test_the_first_text_is_measured_from_the_request_on_and_the_gaps_per_choice() -> None:
+    metrics, clock = Metrics(), Clock()
+    watch = RequestWatch(metrics, clock=clock)
+    clock.now += 0.5
+    watch.accepted("m")
+    for seconds, index in ((1.0, 0), (2.0, 1), (3.0, 0), (1.0, 1)):
+        clock.now += seconds
+        watch.observe(TextDelta(index=index, text="x"))
+    watch.close()
+    assert sample(metrics, "holdfast_accept_seconds_sum") == 0.5
+    assert sample(metrics, "holdfast_first_token_seconds_sum") == 1.5 + 3.5
+    assert sample(metrics, "holdfast_inter_token_seconds_sum") == 5.0 + 4.0
+    assert sample(metrics, "holdfast_inter_token_seconds_count") == 2
+    assert sample(metrics, "holdfast_request_seconds_sum") == 7.5
+
+
+def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
+    metrics = Metrics()
+    watch = RequestWatch(metrics)
+    watch.accepted("m")
+    watch.observe(
+        ChoiceFinished(
+            index=0,
+            reason=FinishReason.STOP,
+            prompt_tokens=10,
+            completion_tokens=4,
+            cached_tokens=3,
+            timings=Timings(queue_seconds=1.0, prefill_seconds=2.0, decode_seconds=3.0),
+        )
+    )
+    assert sample(metrics, "holdfast_requests_total", reason="stop") == 1
+    assert sample(metrics, "holdfast_request_prompt_tokens_total") == 10
+    assert sample(metrics, "holdfast_request_completion_tokens_total") == 4
+    assert sample(metrics, "holdfast_request_cached_tokens_total") == 3
+    assert sample(metrics, "holdfast_queue_seconds_sum") == 1.0
+    assert sample(metrics, "holdfast_prefill_seconds_sum") == 2.0
+    assert sample(metrics, "holdfast_decode_seconds_sum") == 3.0
+
+
+def test_a_refused_request_is_booked_under_no_model() -> None:
+    metrics = Metrics()
+    RequestWatch(metrics).close()
+    assert b"holdfast_request_seconds_count" not in metrics.exposition({}, {})
