@@ -91,14 +91,26 @@ def _checked_tensor_bytes(file: Path) -> int:
                 raise ModelLoadError(f"{file} ({size:,} bytes) is damaged or cut short: its header does not fit into it")
             opened.seek(8)
             header = json.loads(opened.read(header_bytes))
-        expected = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        expected = _end_of_tensors(header)
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ModelLoadError(f"{file} is damaged: its header is not that of a safetensors file") from error
-    if not isinstance(expected, int) or 8 + header_bytes + expected != size:
+    if 8 + header_bytes + expected != size:
         raise ModelLoadError(f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, {size:,} found")
     return expected
+
+
+def _end_of_tensors(header: dict[str, Any]) -> int:
+    """Where the last tensor ends, counted from the end of the header. Raises ValueError and others on nonsense."""
+    last = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end:
+                raise ValueError(name)
+            last = max(last, end)
+    return last
 
 
 def _some(names: list[str], limit: int = 3) -> str:

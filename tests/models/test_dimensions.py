@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.dimensions import UNKNOWN_CONTEXT_TOKENS, context_tokens, vocabulary_size
+from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"model_max_length": 1048576}, 1048576),
+        # Qwen2.5: the window before stretching is named; Llama 3.1 and DeepSeek: the one after it.
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
+            },
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 163840,
+                "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
+            },
+            163840,
+        ),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),
+        ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
+        ({}, UNKNOWN_CONTEXT_TOKENS),
+        ({"max_position_embeddings": None, "n_ctx": True}, UNKNOWN_CONTEXT_TOKENS),
+    ],
+)
+def test_the_context_window_is_read_from_the_configuration(config: dict[str, Any], tokens: int) -> None:
+    assert context_tokens(config) == tokens
+
+
+def test_the_tokenizers_limit_counts_only_where_the_configuration_is_silent() -> None:
+    assert context_tokens({"max_position_embeddings": 8192}, tokenizer_limit=2048) == 8192
+    assert context_tokens({}, tokenizer_limit=2048) == 2048
+    for absurd in (1e30, -1, 0, None, "long", True, float("nan"), float("inf")):
+        assert context_tokens({}, tokenizer_limit=absurd) == UNKNOWN_CONTEXT_TOKENS
+
+
+def test_a_smaller_window_may_be_asked_for_and_a_larger_one_may_not() -> None:
+    assert context_tokens({"max_position_embeddings": 8192}, requested=1000) == 1000
+    with pytest.raises(ModelLoadError, match="more than the model's own 8,192"):
+        context_tokens({"max_position_embeddings": 8192}, requested=9000)
+    assert context_tokens({}, requested=1 << 20) == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["llama", "llama4_text", "mamba", "qwen3_5"])
+def test_the_vocabulary_is_as_wide_as_the_logits(name: str) -> None:
+    assert vocabulary_size(kept_tiny(name), {}) == VOCAB_SIZE
+    assert vocabulary_size(kept_tiny(name), {"vocab_size": 5}) == VOCAB_SIZE

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast.models import measure
+
+
+def test_matrix_products_are_measured_in_a_process_of_its_own() -> None:
+    assert measure.measure_gflops(blas=True, threads=1, size=64) > 0
+    assert measure.measure_gflops(blas=False, threads=1, size=64) > 0
+
+
+def test_the_platform_report_comes_from_there_too() -> None:
+    report = measure.platform_in_subprocess(threads=1)
+    assert report.mlx_version
+    assert report.memory.total_bytes > 0
+
+
+def test_a_failing_measurement_is_told_in_one_line() -> None:
+    with pytest.raises(HoldfastError, match="measuring this machine failed"):
+        measure._child("nonsense", kind=str)
