@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.http.application import create_application
-from holdfast.http.serve import Server, listen, url_of
+from holdfast.http.serve import listen, server, url_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, scripted_services
 
 CHAT = "/v1/chat/completions"
@@ -50,16 +49,16 @@ def events_of(text: str) -> list[Any]:
 async def served(gateway: ScriptedGateway) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     app = create_application(scripted_services(gateway))
-    with listen(ServerSettings(port=0)) as listener:
+    settings = ServerSettings(port=0, shutdown_seconds=1)
+    with listen(settings) as listener:
         started = asyncio.Event()
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", ws="none", timeout_graceful_shutdown=1)
-        server = Server(config, on_started=started.set)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        running = server(app, settings, on_started=started.set)
+        serving = asyncio.create_task(running.serve(sockets=[listener]))
         await started.wait()
         try:
             yield url_of(listener)
         finally:
-            server.should_exit = True
+            running.should_exit = True
             await serving
 
 

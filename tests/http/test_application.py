@@ -17,9 +17,9 @@ from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, scripted_services
 
 FIELDS = (
-    "model messages prompt stream stream_options max_tokens n temperature top_p top_k min_p seed stop logprobs top_logprobs logit_bias "
-    "echo best_of suffix tools tool_choice response_format user presence_penalty repetition_penalty chat_template_kwargs metadata "
-    "enable_thinking continue_final_message"
+    "model messages prompt stream stream_options max_tokens n temperature top_p top_k min_p seed stop logprobs top_logprobs echo "
+    "logit_bias best_of suffix tools tool_choice response_format user presence_penalty repetition_penalty metadata "
+    "chat_template_kwargs enable_thinking continue_final_message"
 ).split()
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from([MODEL, "user", "text"])
 json_values = st.recursive(
@@ -33,6 +33,7 @@ json_values = st.recursive(
     max_leaves=12,
 )
 bodies = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), json_values, max_size=6)
+MESSAGES: Any = HELLO
 GATEWAY = ScriptedGateway(script=answer("x"))
 APP = create_application(scripted_services(GATEWAY))
 
@@ -62,13 +63,13 @@ def client_at(url: str, **options: Any) -> openai.AsyncOpenAI:
 
 async def test_the_official_client_chats() -> None:
     async with served(ScriptedGateway(script=answer("Hel", "lo ☃"))) as url, client_at(url) as client:
-        got = await client.chat.completions.create(model=MODEL, messages=HELLO)  # type: ignore[arg-type]
+        got = await client.chat.completions.create(model=MODEL, messages=MESSAGES)
         assert got.choices[0].message.content == "Hello ☃"
         assert got.usage is not None
         assert got.usage.prompt_tokens == PROMPT_TOKENS
         stream: Any = await client.chat.completions.create(
             model=MODEL,
-            messages=HELLO,  # type: ignore[arg-type]
+            messages=MESSAGES,
             stream=True,
             stream_options={"include_usage": True},
         )

@@ -114,6 +114,14 @@ async def test_sampling_fields_reach_the_gateway_as_they_are() -> None:
     assert (gateway.request.ignore_eos, gateway.request.stop) == (True, ("x",))
 
 
+async def test_the_fields_left_open_are_named_so_that_the_models_own_defaults_can_fill_them() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        await client.post(CHAT, json=chat_body(temperature=0, top_k=None))
+    assert "temperature" not in gateway.request.unset_sampling
+    assert {"top_k", "top_p", "min_p", "repetition_penalty"} <= set(gateway.request.unset_sampling)
+
+
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 0])
 async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed: int) -> None:
     gateway = ScriptedGateway()
@@ -125,7 +133,7 @@ async def test_every_allowed_seed_leaves_room_to_count_up_for_more_choices(seed:
 
 async def test_the_limits_are_the_configured_ones() -> None:
     limits = LimitsSettings(max_choices=2, max_stop_strings=1, max_top_logprobs=3)
-    bad = [{"n": 3}, {"stop": ["a", "b"]}, {"logprobs": True, "top_logprobs": 4}]
+    bad: list[dict[str, Any]] = [{"n": 3}, {"stop": ["a", "b"]}, {"logprobs": True, "top_logprobs": 4}]
     async with client_of(ScriptedGateway(), limits=limits) as client:
         for fields in bad:
             response = await client.post(CHAT, json=chat_body(**fields))

@@ -48,6 +48,7 @@ class ChatCompletionRequest(GenerationFields):
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             choices=self.choices,
             sampling=self.sampling(),
+            unset_sampling=self.unset_sampling(),
             stop=self.stop_strings(),
             want_logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,

@@ -100,6 +100,7 @@ class CompletionRequest(GenerationFields):
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             choices=self.choices,
             sampling=self.sampling(),
+            unset_sampling=self.unset_sampling(),
             stop=self.stop_strings(),
             want_logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,

@@ -102,6 +102,10 @@ class GenerationFields(BaseModel):
             given["seed"] = self.seed & INT64_MAX  # seeds of further choices are counted up from it: stay below 2**64
         return SamplingParams(**given)
 
+    def unset_sampling(self) -> tuple[str, ...]:
+        """The sampling fields that the client left open."""
+        return tuple(name for name in _SAMPLING if getattr(self, name) is None)
+
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
         """Raise RequestRefused for what the types alone cannot tell."""
         refuse_unsupported(self.model_extra)

@@ -33,7 +33,7 @@ def run(app: ASGIApp, settings: ServerSettings, on_ready: Callable[[str], None])
 
 
 def server(app: ASGIApp, settings: ServerSettings, *, on_started: Callable[[], None]) -> Server:
-    """A server for callers that have a loop already: `await it.serve(sockets=[listener])`; `should_exit` ends it in order."""
+    """A server that is ready to run, for whoever has a loop of their own: `await server.serve(sockets=[listener])`."""
     config = uvicorn.Config(
         app,
         http="httptools",
