@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -62,6 +62,37 @@ class QueueInbox:
         """Nothing to let go of."""
 
 
+class BlockingEventStream:
+    """Iterator over the events of one request, for a plain thread. `close` (from any thread) cancels the request."""
+
+    def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None]) -> None:
+        self.request_id = request_id
+        self._cancel = cancel
+        self._events: queue.SimpleQueue[RequestEvent | None] = queue.SimpleQueue()
+        self._over = False
+
+    def __iter__(self) -> BlockingEventStream:
+        return self
+
+    def __next__(self) -> RequestEvent:
+        event = None if self._over else self._events.get()
+        if event is None:
+            raise StopIteration
+        self._over = isinstance(event, Finished | Rejected)
+        return event
+
+    def push(self, event: RequestEvent) -> None:
+        """Add an event from the worker; any thread."""
+        self._events.put(event)
+
+    def close(self) -> None:
+        """Stop listening; tells the worker to stop if it has not finished."""
+        if not self._over:
+            self._over = True
+            self._cancel(self.request_id)
+            self._events.put(None)
+
+
 class InProcessClient:
     """Starts a worker on a non-daemon device thread and speaks to it, from asyncio loops and from plain threads alike.
 
@@ -75,7 +106,7 @@ class InProcessClient:
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._routers: dict[asyncio.AbstractEventLoop, EventRouter] = {}
-        self._readers: dict[RequestId, queue.SimpleQueue[RequestEvent]] = {}
+        self._readers: dict[RequestId, BlockingEventStream] = {}
         self._gone = ""
         self._thread = threading.Thread(target=self._run, args=(run_worker,), name="holdfast-device", daemon=False)
         self._thread.start()
@@ -103,14 +134,14 @@ class InProcessClient:
             self._inbox.put(request)
         return stream
 
-    def submit_blocking(self, request: SequenceRequest) -> Iterator[Event]:
-        """Send one sequence and iterate over its events on this thread. Closing the iterator early cancels the request."""
-        events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
+    def submit_blocking(self, request: SequenceRequest) -> BlockingEventStream:
+        """Send one sequence and iterate over its events on a plain thread."""
+        stream = BlockingEventStream(request.request_id, cancel=self._cancel_blocking)
         with self._lock:
             self._check_alive(request.request_id)
-            self._readers[request.request_id] = events
+            self._readers[request.request_id] = stream
             self._inbox.put(request)
-        return self._read(request.request_id, events)
+        return stream
 
     async def statistics(self) -> WorkerStatistics:
         """The worker's counters of now."""
@@ -145,9 +176,11 @@ class InProcessClient:
                 self._statistics.get().set_exception(WorkerUnavailable(self._gone))
         if not self._started.done():
             self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
-        for request_id, events in readers.items():
-            events.put(
-                Finished(request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=DEATH)
+        for request_id, reader in readers.items():
+            reader.push(
+                Finished(
+                    request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=self._gone
+                )
             )
         for loop, router in routers.items():
             _call_on(loop, partial(router.fail_all, self._gone))
@@ -173,25 +206,18 @@ class InProcessClient:
             self._inbox.put(StatisticsRequest())
         return answer
 
-    def _read(self, request_id: RequestId, events: queue.SimpleQueue[RequestEvent]) -> Iterator[Event]:
-        over = False
-        try:
-            while not over:
-                event = events.get()
-                over = isinstance(event, Finished | Rejected)
-                yield event
-        finally:
-            self._readers.pop(request_id, None)
-            if not over:
-                self._inbox.put(CancelRequest(request_id=request_id))
+    def _cancel_blocking(self, request_id: RequestId) -> None:
+        self._readers.pop(request_id, None)
+        self._inbox.put(CancelRequest(request_id=request_id))
 
     def _deliver(self, events: Sequence[Event]) -> None:
         routed: list[RequestEvent] = []
         for event in events:
             if isinstance(event, RequestEvent):
-                reader = self._readers.get(event.request_id)
+                is_last = isinstance(event, Finished | Rejected)
+                reader = self._readers.pop(event.request_id, None) if is_last else self._readers.get(event.request_id)
                 if reader is not None:
-                    reader.put(event)
+                    reader.push(event)
                 else:
                     routed.append(event)
             elif isinstance(event, WorkerReady | WorkerFailed):

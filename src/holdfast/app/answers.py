@@ -1,0 +1,115 @@
+"""What the library gives back: whole answers and streams of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from holdfast.intake.stream import refusal
+from holdfast.link.in_process import BlockingEventStream
+from holdfast.messages import ChoiceFinished, FinishReason, Rejected, TextDelta, Timings, TokenText
+from holdfast.parsing.choice import ChoiceText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]  # of the visible text
+    finish_reason: str  # "stop", "length" or "cancelled"
+    prompt_tokens: int
+    completion_tokens: int  # stop tokens included
+    cached_tokens: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+    timings: Timings = Timings()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class AnswerReader:
+    """Reads the events of one sequence as text deltas. One consumer."""
+
+    def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int) -> None:
+        self._events, self._choice = events, choice
+        self._prompt_tokens = prompt_tokens
+        self._deltas: list[TextDelta] = []
+        self._finished: ChoiceFinished | None = None
+
+    def deltas(self) -> Iterator[TextDelta]:
+        """Text as it comes. Raises what a refusal means, and GenerationFailed."""
+        for event in self._events:
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            for told in self._choice.feed(event):
+                if isinstance(told, TextDelta):
+                    self._deltas.append(told)
+                    yield told
+                else:
+                    self._finished = told
+            if self._choice.done:
+                self.close()
+                return
+
+    def read_all(self) -> Completion:
+        """Wait for the end and return the whole answer."""
+        for _ in self.deltas():
+            continue
+        return self.completion()
+
+    def completion(self) -> Completion:
+        """What has been read so far, as an answer."""
+        finished = self._finished or ChoiceFinished(
+            index=0,
+            reason=FinishReason.CANCELLED,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._choice.completion_tokens,
+        )
+        return Completion(
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
+            finish_reason=finished.reason.value,
+            prompt_tokens=finished.prompt_tokens,
+            completion_tokens=finished.completion_tokens,
+            cached_tokens=finished.cached_tokens,
+            logprobs=tuple(token for delta in self._deltas for token in delta.logprobs),
+            timings=finished.timings,
+        )
+
+    def close(self) -> None:
+        """Stop the work if it has not ended."""
+        self._events.close()
+
+
+class TextStream:
+    """Iterator over the pieces of an answer's text. Use as a context manager, or `close` it, to stop early."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._deltas = reader.deltas()
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> str:
+        for delta in self._deltas:
+            if delta.text:
+                return delta.text
+        raise StopIteration
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def completion(self) -> Completion:
+        """The answer as far as it was read; whole after the end of the iteration."""
+        return self._reader.completion()
+
+    def close(self) -> None:
+        """Stop the work within a step."""
+        self._reader.close()

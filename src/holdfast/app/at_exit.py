@@ -1,0 +1,46 @@
+"""Ends engines of the library before the interpreter waits for their threads, when nobody has closed them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+
+class Closeable(Protocol):
+    """What ends threads of its own."""
+
+    def close_blocking(self) -> None:
+        """End, and wait for the end."""
+        ...
+
+
+_open: set[Closeable] = set()
+_lock = threading.Lock()
+_watch: threading.Thread | None = None
+
+
+def close_before_exit(engine: Closeable) -> None:
+    """Close the engine when the main thread ends, unless `closed` comes first.
+
+    Device threads are not daemons (MLX aborts when they are), so the interpreter waits for them before it runs any exit handler.
+    The watch is one: it touches no device, and there is nothing to wait for once the main thread is gone and all is closed.
+    """
+    global _watch
+    with _lock:
+        _open.add(engine)
+        if _watch is None:
+            _watch = threading.Thread(target=_close_all_at_the_end, name="holdfast-at-exit", daemon=True)
+            _watch.start()
+
+
+def closed(engine: Closeable) -> None:
+    """Close the engine now; nothing is left to be done at the end."""
+    engine.close_blocking()
+    with _lock:
+        _open.discard(engine)
+
+
+def _close_all_at_the_end() -> None:
+    threading.main_thread().join()
+    for engine in tuple(_open):
+        engine.close_blocking()

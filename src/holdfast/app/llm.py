@@ -1,0 +1,188 @@
+"""Holdfast as a library: a model in this process, without a server and without asyncio."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypedDict, Unpack
+
+from holdfast.app.answers import AnswerReader, Completion, TextStream
+from holdfast.app.at_exit import close_before_exit, closed
+from holdfast.app.model_folder import local_folder
+from holdfast.config import Settings, load_settings
+from holdfast.errors import ModelLoadError
+from holdfast.intake.prepare import prepare
+from holdfast.intake.text_side import load_text_side
+from holdfast.link.in_process import InProcessClient, QueueInbox
+from holdfast.messages import (
+    ChatPrompt,
+    GenerationRequest,
+    ModelInfo,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    TokenPrompt,
+    WorkerFailed,
+    WorkerStatistics,
+)
+from holdfast.worker.device import serve_model
+
+TextOrTokens: TypeAlias = str | Sequence[int]
+
+
+class GenerationOptions(TypedDict, total=False):
+    """How to generate. What is left out: the model's own recommendation, or no effect."""
+
+    max_tokens: int  # left out: as many as fit the context window
+    temperature: float  # 0: the most likely token every time
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    seed: int
+    stop: str | Sequence[str]
+    top_logprobs: int  # given (0 too): log-probabilities of the drawn tokens, and of so many rivals
+    ignore_eos: bool
+
+
+class LLM:
+    """A loaded model. Use as a context manager, or call `close`; any thread may call any method at any time.
+
+    model: a folder, a Hub id, or nothing for the bundled demo model. settings: any setting by its key, such as
+    `{"model.layout": "rows", "scheduler.max_running": 8}`; files and environment variables are not read.
+    Raises ModelLoadError or ConfigError.
+    """
+
+    def __init__(self, model: str | Path | None = None, *, settings: Mapping[str, object] | None = None) -> None:
+        flags = {**(settings or {}), **({} if model is None else {"model.path": str(model)})}
+        self._settings = load_settings(file=None, environ={}, flags=flags).settings
+        folder = local_folder(self._settings.model)
+        self._client = _start(self._settings, folder)
+        close_before_exit(self._client)
+        self._finalizer = weakref.finalize(self, closed, self._client)
+        try:
+            self._text_side = load_text_side(folder)
+            outcome = self._client.wait_started()
+            if isinstance(outcome, WorkerFailed):
+                raise ModelLoadError(outcome.message)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts of the loaded model."""
+        return self._client.info
+
+    def generate(
+        self, prompt: TextOrTokens | Sequence[TextOrTokens], **options: Unpack[GenerationOptions]
+    ) -> Completion | list[Completion]:
+        """Continue a prompt (text, or token ids), or several at once, in one batch: a list of prompts gives a list of answers.
+
+        Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
+        """
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return self._answers([_raw_prompt(prompt)], options)[0]  # type: ignore[arg-type]
+        return self._answers([_raw_prompt(each) for each in prompt], options)  # type: ignore[arg-type]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Completion:
+        """Answer a conversation of OpenAI-shaped messages. template_options: for the chat template, e.g. enable_thinking."""
+        return self._answers([_chat_prompt(messages, template_options)], options)[0]
+
+    def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
+        """Continue a prompt piece by piece. Closing the stream early stops the work; its `completion` is there at the end."""
+        return TextStream(self._start_answer(_raw_prompt(prompt), options))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> TextStream:
+        """Answer a conversation piece by piece; see `chat` and `stream`."""
+        return TextStream(self._start_answer(_chat_prompt(messages, template_options), options))
+
+    def statistics(self) -> WorkerStatistics:
+        """Counters of the engine since its start, and gauges of now."""
+        return self._client.statistics_blocking()
+
+    def close(self) -> None:
+        """Cancel what runs, let go of the model and of the device. May be called twice."""
+        self._finalizer()
+
+    def _answers(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Completion]:
+        """Answers to all prompts, as many under way at once as the engine and its queue take."""
+        scheduler = self._settings.scheduler
+        at_once = scheduler.max_running + scheduler.max_queued
+        readers: list[AnswerReader] = []
+        completions: list[Completion] = []
+        try:
+            for index in range(len(prompts)):
+                while len(readers) < min(len(prompts), index + at_once):
+                    readers.append(self._start_answer(prompts[len(readers)], options))
+                completions.append(readers[index].read_all())
+        finally:
+            for reader in readers:
+                reader.close()
+        return completions
+
+    def _start_answer(self, prompt: Prompt, options: GenerationOptions) -> AnswerReader:
+        request = _request(prompt, options)
+        prepared = prepare(request, self._text_side, info=self._client.info, limits=self._settings.limits)
+        (sequence,) = prepared.sequences
+        return AnswerReader(self._client.submit_blocking(sequence), prepared.choice(0), prompt_tokens=prepared.prompt_tokens)
+
+
+def _start(settings: Settings, folder: Path) -> InProcessClient:
+    def run_worker(inbox: QueueInbox) -> object:
+        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler)
+
+    return InProcessClient(run_worker, on_progress=lambda event: None)
+
+
+def _raw_prompt(prompt: TextOrTokens) -> Prompt:
+    return TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=tuple(prompt))
+
+
+def _chat_prompt(messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None) -> ChatPrompt:
+    return ChatPrompt(messages=tuple(dict(message) for message in messages), template_options=dict(template_options or {}))
+
+
+def _request(prompt: Prompt, options: GenerationOptions) -> GenerationRequest:
+    given: dict[str, Any] = dict(options)
+    stop = given.pop("stop", ())
+    names = SamplingParams.__struct_fields__
+    sampling = {name: given.pop(name) for name in names if name in given}
+    request = {name: given.pop(name) for name in ("max_tokens", "top_logprobs", "ignore_eos") if name in given}
+    if given:
+        raise TypeError(f"unknown options: {', '.join(given)}; there are {', '.join(GenerationOptions.__annotations__)}")
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        model="",
+        prompt=prompt,
+        sampling=SamplingParams(**sampling),
+        unset_sampling=tuple(name for name in names if name not in sampling),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        want_logprobs="top_logprobs" in request,
+        prompt_field="messages" if isinstance(prompt, ChatPrompt) else "prompt",
+        **request,
+    )
