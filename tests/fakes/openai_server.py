@@ -70,14 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
         words = f"you said: {body['messages'][-1]['content']}".split(" ")
         self.wfile.write(b": a comment keeps the line open\n\n")
         for number, word in enumerate(words):
-            self._event(
-                {"choices": [{"index": 0, "delta": {"content": word if number == 0 else " " + word}, "finish_reason": None}]}
-            )
+            if number == 1 and self.server.behaviour == "wait":
+                self._wait_for_the_client_to_leave()
+                return
+            delta = {"content": word if number == 0 else " " + word}
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
         match self.server.behaviour:
             case "fail":
                 self._event({"error": {"message": "the worker died; please try again"}})
-            case "wait":
-                self._wait_for_the_client_to_leave()
             case "break":
                 return
             case _:
@@ -92,8 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _wait_for_the_client_to_leave(self) -> None:
         self.connection.settimeout(20)
-        if self.rfile.read(1) == b"":
-            self.server.client_left.set()
+        with contextlib.suppress(ConnectionError):
+            assert self.rfile.read(1) == b""
+        self.server.client_left.set()
 
     def _event(self, content: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode())

@@ -85,7 +85,7 @@ class ChatSession:
         try:
             for piece in self._client.stream(body, statistics):
                 said += piece
-                self._console.out(_printable(piece) if self._interactive else piece, end="", highlight=False)
+                self._show(piece)
         except ChatFailed as error:
             self._messages.pop()
             if said:
@@ -102,6 +102,11 @@ class ChatSession:
         self._messages.append({"role": "assistant", "content": said})
         self._answers.append(statistics)
         return True
+
+    def _show(self, piece: str) -> None:
+        """The model's words as they are: rich would expand tabs and smileys."""
+        self._console.file.write(_printable(piece) if self._interactive else piece)
+        self._console.file.flush()
 
     def _statistics(self) -> str:
         if not self._answers:
