@@ -4,6 +4,7 @@
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
 # make bench          the benchmarks (ARGS="--list" shows them)
+# make architectures  probe every architecture anew and write docs/architectures.md
 # make venv           only make .venv; the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, .venv included
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench lock clean
+.PHONY: help venv serve test check format slow bench architectures lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,6 +51,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+architectures: $(STAMP)
+	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
+	@mv docs/architectures.new docs/architectures.md
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new

@@ -96,7 +96,9 @@ class SchedulerSettings:
 
     max_running: int = _setting(32, "Most sequences that run at once.", limits=Limits(at_least=1))
     max_queued: int = _setting(256, "Most sequences that wait; beyond it requests get a 503.", limits=Limits(at_least=0))
-    step_tokens: int = _setting(2048, "Most tokens that one step reads.", limits=Limits(at_least=1))
+    step_tokens: int = _setting(
+        0, "Most tokens that one step reads; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0), auto=True
+    )
     stall_seconds: float = _setting(
         0.25, "How much longer a step in which others decode may become by a prompt's chunk.", limits=Limits(above=0)
     )
@@ -219,7 +221,7 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
     scheduler = settings.scheduler
     for name in ("min_chunk_tokens", "max_running"):
         smaller = getattr(scheduler, name)
-        if smaller > scheduler.step_tokens:
+        if 0 < scheduler.step_tokens < smaller:
             raise ConfigError(
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
