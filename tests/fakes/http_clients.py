@@ -85,9 +85,9 @@ class Exchange:
         """The bodies, as they were handed to the socket."""
         return [message["body"] for message in self.messages if message.get("body")]
 
-    async def run(self, path: str, body: dict[str, Any]) -> None:
+    async def run(self, path: str, body: dict[str, Any], *, upload_breaks_off: bool = False) -> None:
         raw = json.dumps(body).encode()
-        unread = [{"type": "http.request", "body": raw, "more_body": False}]
+        unread = [{"type": "http.request", "body": raw, "more_body": upload_breaks_off}]
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
         scope = {
             "type": "http",

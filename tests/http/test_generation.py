@@ -47,6 +47,14 @@ async def test_a_client_that_leaves_while_its_request_waits_to_be_accepted_ends_
     assert exchange.messages == []
 
 
+async def test_a_client_that_leaves_during_its_upload_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = ScriptedGateway()
+    exchange = Exchange(gateway)
+    exchange.gone.set()
+    await exchange.run(CHAT, chat_body(), upload_breaks_off=True)
+    assert (gateway.requests, exchange.messages, caplog.text) == ([], [], "")
+
+
 async def test_a_client_that_leaves_a_batch_ends_all_of_it() -> None:
     gateway = ScriptedGateway(script=lambda _: endless())
     exchange = Exchange(gateway)

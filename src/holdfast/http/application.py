@@ -18,6 +18,7 @@ from holdfast.http.openai_chat import ChatCompletionRequest
 from holdfast.http.openai_completions import CompletionRequest
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
 from holdfast.http.services import Services
+from holdfast.telemetry.requests import RequestWatch
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -56,8 +57,6 @@ def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_s
 
 
 def _add_generating_paths(app: FastAPI, services: Services) -> None:
-    limit_bytes = services.limits.max_body_bytes
-
     @app.post(
         "/v1/chat/completions",
         openapi_extra=openapi.request_of(ChatCompletionRequest),
@@ -65,9 +64,7 @@ def _add_generating_paths(app: FastAPI, services: Services) -> None:
     )
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_body(request.scope, request.receive, limit_bytes=limit_bytes)
-        checked = parse(ChatCompletionRequest, body)
-        return GenerationResponse(services, checked.plan(services.limits, version=services.version))
+        return await _generation(request, services, ChatCompletionRequest)
 
     @app.post(
         "/v1/completions",
@@ -76,9 +73,16 @@ def _add_generating_paths(app: FastAPI, services: Services) -> None:
     )
     async def create_completion(request: Request) -> Response:
         """Continue a text."""
-        body = await read_body(request.scope, request.receive, limit_bytes=limit_bytes)
-        checked = parse(CompletionRequest, body)
-        return GenerationResponse(services, checked.plan(services.limits, version=services.version))
+        return await _generation(request, services, CompletionRequest)
+
+
+async def _generation(
+    request: Request, services: Services, kind: type[ChatCompletionRequest] | type[CompletionRequest]
+) -> Response:
+    watch = RequestWatch(services.metrics)
+    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    plan = parse(kind, body).plan(services.limits, version=services.version)
+    return GenerationResponse(services, plan, watch)
 
 
 def _add_status_paths(app: FastAPI, services: Services) -> None:

@@ -75,7 +75,7 @@ class MergedStream:
         """Cancel what still runs."""
         for reader in self._readers:
             reader.cancel()
-        await asyncio.wait(self._readers)
+        await asyncio.gather(*self._readers, return_exceptions=True)
         for stream in self._streams:
             await stream.aclose()
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -147,6 +147,8 @@ class ErrorBoundary:
 
         try:
             await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            _log.debug("client gone before it had sent its request")
         except Exception as error:
             if started:
                 _log.error("error after the answer was begun", exc_info=error)

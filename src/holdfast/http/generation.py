@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 class GenerationResponse(Response):
     """The answer to one checked request. Nothing has been submitted before it is called."""
 
-    def __init__(self, services: Services, plan: AnswerPlan) -> None:
+    def __init__(self, services: Services, plan: AnswerPlan, watch: RequestWatch) -> None:
         super().__init__()
-        self._services, self._plan = services, plan
+        self._services, self._plan, self._watch = services, plan, watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send."""
@@ -33,8 +33,7 @@ class GenerationResponse(Response):
             _log.debug("client gone before the end of %s", self._plan.requests[0].request_id)
 
     async def _answer(self, send: Send) -> None:
-        plan = self._plan
-        watch = RequestWatch(self._services.metrics)
+        plan, watch = self._plan, self._watch
         tally = UsageTally(choices_per_prompt=plan.choices_per_prompt)
         try:
             stream = await open_streams(self._services.gateway, plan.requests)

@@ -12,7 +12,7 @@ from holdfast.telemetry.metrics import Metrics
 
 
 class RequestWatch:
-    """Follows the events of one request and books them. Begins to count when it is made."""
+    """Follows the events of one request and books them. Made when the request comes in: from then on it counts."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
