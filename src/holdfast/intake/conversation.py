@@ -38,12 +38,8 @@ def _message(message: dict[str, Any], *, keep_parts: bool, arguments_as_text: bo
     ready = {key: value for key, value in message.items() if value is not None}
     ready["role"] = _ROLES.get(role, role)
     ready["content"] = _content(message.get("content"), keep_parts=keep_parts, field=f"{field}.content")
-    calls = ready.pop("tool_calls", None)
-    if calls:
-        ready["tool_calls"] = [
-            _tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls[{place}]")
-            for place, call in enumerate(calls)
-        ]
+    if calls := ready.pop("tool_calls", None):
+        ready["tool_calls"] = _tool_calls(calls, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls")
     return ready
 
 
@@ -73,6 +69,12 @@ def _part(part: Any, *, field: str) -> str:
     if not isinstance(text, str):
         raise InvalidRequest("the text of a content part must be a string", field=f"{field}.text")
     return text
+
+
+def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise InvalidRequest("tool_calls must be a list", field=field)
+    return [_tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}[{place}]") for place, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, *, arguments_as_text: bool, field: str) -> dict[str, Any]:

@@ -67,7 +67,8 @@ class Gateway:
         sources: list[EventStream] = []
         is_accepted = False
         try:
-            sources.extend(client.submit(sequence) for sequence in prepared.sequences)
+            for sequence in prepared.sequences:
+                sources.append(client.submit(sequence))  # noqa: PERF401 - those that were made are closed if the next one raises
             stream = GenerationStream(
                 request,
                 choices=[prepared.choice(index) for index in range(len(sources))],

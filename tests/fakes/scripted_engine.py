@@ -1,0 +1,116 @@
+"""An EngineClient that answers from a script, on the loop's thread, one event per turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventStream
+from holdfast.messages import (
+    Accepted,
+    Event,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    PromptScored,
+    Rejected,
+    RejectionKind,
+    SequenceRequest,
+    TokenLogprob,
+    TokensGenerated,
+    WorkerStatistics,
+)
+
+Script = Callable[[SequenceRequest], Sequence[Event]]
+
+
+def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInfo:
+    return ModelInfo(
+        model_type="toy",
+        layout="rows",
+        layout_reason="",
+        parameters=1,
+        weight_bytes=1,
+        compute_dtype="float32",
+        context_tokens=context_tokens,
+        vocab_size=vocab_size,
+        kv_bytes_per_token=1,
+        fixed_bytes_per_sequence=0,
+        kv_budget_bytes=1,
+        device="cpu",
+    )
+
+
+class ScriptedEngine:
+    """Sends each request's script; after `Accepted` it waits until `may_go_on` is set. Keeps what was submitted and cancelled."""
+
+    def __init__(self, script: Script, *, info: ModelInfo | None = None) -> None:
+        self.info = info or model_info()
+        self.submitted: list[SequenceRequest] = []
+        self.cancelled: list[str] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.refuses_after: int | None = None  # so many submits work, then the worker is gone
+        self._script = script
+        self._feeders: set[asyncio.Task[None]] = set()
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        if self.refuses_after is not None and len(self.submitted) >= self.refuses_after:
+            raise WorkerUnavailable("the worker is gone")
+        self.submitted.append(request)
+        stream = EventStream(request.request_id, cancel=self.cancelled.append)
+        feeder = asyncio.create_task(self._feed(stream, self._script(request)))
+        self._feeders.add(feeder)
+        feeder.add_done_callback(self._feeders.discard)
+        return stream
+
+    async def statistics(self) -> WorkerStatistics:
+        return WorkerStatistics()
+
+    async def close(self) -> None:
+        for feeder in list(self._feeders):
+            feeder.cancel()
+        await asyncio.gather(*self._feeders, return_exceptions=True)
+
+    async def _feed(self, stream: EventStream, events: Sequence[Event]) -> None:
+        for event in events:
+            assert isinstance(event, Accepted | Rejected | PromptScored | TokensGenerated | Finished)
+            stream.push(event)
+            await asyncio.sleep(0)
+            if isinstance(event, Accepted):
+                await self.may_go_on.wait()
+
+
+def answers(*token_ids: int, reason: FinishReason = FinishReason.STOP, error: str = "", per_event: int = 1) -> Script:
+    """Every request is answered with these tokens (scored if it wants that), so many per event."""
+
+    def script(request: SequenceRequest) -> Sequence[Event]:
+        request_id = request.request_id
+        events: list[Event] = [Accepted(request_id=request_id)]
+        if request.want_prompt_logprobs:
+            scores = tuple(TokenLogprob(token_id, -2.0) for token_id in request.prompt_token_ids[1:])
+            events.append(PromptScored(request_id=request_id, logprobs=scores))
+        for start in range(0, len(token_ids), per_event):
+            part = token_ids[start : start + per_event]
+            logprobs = tuple(TokenLogprob(token_id, -1.0) for token_id in part) if request.want_logprobs else ()
+            events.append(TokensGenerated(request_id=request_id, token_ids=part, logprobs=logprobs))
+        end = Finished(
+            request_id=request_id,
+            reason=reason,
+            prompt_tokens=len(request.prompt_token_ids),
+            completion_tokens=len(token_ids),
+            error=error,
+        )
+        return [*events, end]
+
+    return script
+
+
+def refuses(kind: RejectionKind, *, message: str = "no", field: str = "") -> Script:
+    """Every request is refused."""
+    return lambda request: [
+        Rejected(
+            request_id=request.request_id, kind=kind, message=message, field=field, retry_after_seconds=3, queued=9, queue_limit=9
+        )
+    ]

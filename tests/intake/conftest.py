@@ -1,0 +1,36 @@
+"""A text side made on the spot."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.intake.template import ChatTemplate
+from holdfast.intake.text_side import TextSide
+from holdfast.intake.tokenize import Tokenizer
+from tests.fakes import toy_tokenizers
+
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def side() -> TextSide:
+    """Byte-level, ChatML, no BOS."""
+    tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+    return TextSide(
+        tokenizer=tokenizer,
+        template=ChatTemplate({"default": CHATML}, special_tokens=tokenizer.special_tokens),
+        generation_defaults={"temperature": 0.6, "top_k": 20},
+        context_tokens=200,
+    )
+
+
+@pytest.fixture(scope="session")
+def base_side() -> TextSide:
+    """A base model: BOS in front, no chat template."""
+    tokenizer = Tokenizer(
+        toy_tokenizers.llama3(), config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, eos_token_ids=(999,)
+    )
+    return TextSide(tokenizer=tokenizer, template=None, generation_defaults={}, context_tokens=200)

@@ -1,0 +1,295 @@
+"""The gateway submits what can be served, streams one end per choice, and leaves nothing running behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
+from holdfast.intake.gateway import Gateway
+from holdfast.intake.text_side import TextSide
+from holdfast.intake.tokenize import Tokenizer
+from holdfast.link.client import EngineClient
+from holdfast.messages import (
+    ChatPrompt,
+    ChoiceFinished,
+    FinishReason,
+    GenerationRequest,
+    OutputEvent,
+    Prompt,
+    RejectionKind,
+    SamplingParams,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+)
+from tests.fakes import toy_tokenizers
+from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
+
+HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+
+
+class OneModel:
+    """Leases for one engine under the name `toy`."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self._engine = engine
+
+    def lease(self, model: str) -> EngineClient:
+        if model != "toy":
+            raise UnknownModel(model=model, available=("toy",))
+        return self._engine
+
+
+@pytest.fixture(autouse=True)
+async def no_task_outlives_a_test() -> AsyncIterator[None]:
+    """Runs every test under asyncio's debug mode; nothing may be left behind, not even an exception that nobody looked at."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    before = asyncio.all_tasks()
+    yield
+    await asyncio.sleep(0)
+    gc.collect()
+    assert asyncio.all_tasks() - before - {asyncio.current_task()} == set()
+    assert complaints == []
+
+
+def serve(side: TextSide, script: Script, **options: Any) -> tuple[Gateway, ScriptedEngine]:
+    engine = ScriptedEngine(script, **options)
+    return Gateway(OneModel(engine), {"toy": side}, LimitsSettings()), engine
+
+
+def asks(prompt: Prompt = HELLO, **fields: Any) -> GenerationRequest:
+    return GenerationRequest(**{"request_id": "r", "model": "toy", "prompt": prompt, **fields})
+
+
+def encode(side: TextSide, text: str) -> tuple[int, ...]:
+    return tuple(side.tokenizer.encode(text, add_special_tokens=False))
+
+
+async def collect(gateway: Gateway, request: GenerationRequest) -> list[OutputEvent]:
+    async with aclosing(await gateway.generate(request)) as stream:
+        return [event async for event in stream]
+
+
+def text_of(events: list[OutputEvent], index: int = 0) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta) and event.index == index)
+
+
+def ends(events: list[OutputEvent]) -> list[ChoiceFinished]:
+    return [event for event in events if isinstance(event, ChoiceFinished)]
+
+
+async def test_an_answer_comes_as_text_and_one_end(side: TextSide) -> None:
+    ids = (*encode(side, "hello 🙂"), *side.tokenizer.eos_token_ids)
+    gateway, engine = serve(side, answers(*ids))
+    events = await collect(gateway, asks())
+    assert text_of(events) == "hello 🙂"
+    (end,) = ends(events)
+    assert (end.reason, end.completion_tokens) == (FinishReason.STOP, len(ids))
+    assert end.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
+    assert engine.cancelled == []
+
+
+async def test_the_stream_knows_its_prompt(side: TextSide) -> None:
+    gateway, engine = serve(side, answers(1))
+    async with aclosing(await gateway.generate(asks())) as stream:
+        assert stream.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
+        assert stream.intake_seconds > 0
+        assert stream.request.request_id == "r"
+    await engine.close()
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_every_choice_has_its_text_and_exactly_one_end(side: TextSide, choices: int) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello world")))
+    events = await collect(gateway, asks(choices=choices))
+    assert sorted(end.index for end in ends(events)) == list(range(choices))
+    assert [text_of(events, index) for index in range(choices)] == ["hello world"] * choices
+    assert len({request.sampling.seed for request in engine.submitted}) == choices
+
+
+async def test_choices_end_for_themselves(side: TextSide) -> None:
+    short, long = encode(side, "hello"), encode(side, "hello world " * 5)
+    gateway, _ = serve(side, lambda request: answers(*(short if request.request_id == "r/1" else long))(request))
+    events = await collect(gateway, asks(choices=2))
+    assert [text_of(events, index) for index in (0, 1)] == ["hello world " * 5, "hello"]
+    assert [end.index for end in ends(events)] == [1, 0]
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: TextSide, choices: int) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello world and more " * 20)))
+    events = await collect(gateway, asks(choices=choices, stop=("wor",)))
+    assert [text_of(events, index) for index in range(choices)] == ["hello "] * choices
+    assert {end.reason for end in ends(events)} == {FinishReason.STOP}
+    assert sorted(engine.cancelled) == [f"r/{index}" for index in range(choices)]
+    await engine.close()
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_closing_the_stream_cancels_all_choices(side: TextSide, choices: int) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello world " * 50)))
+    stream = await gateway.generate(asks(choices=choices))
+    await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    assert sorted(engine.cancelled) == [f"r/{index}" for index in range(choices)]
+    assert [event async for event in stream] == []
+    await engine.close()
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_closing_before_the_first_event_cancels_all_choices(side: TextSide, choices: int) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello")))
+    engine.may_go_on.clear()
+    stream = await gateway.generate(asks(choices=choices))
+    await stream.aclose()
+    assert sorted(engine.cancelled) == [f"r/{index}" for index in range(choices)]
+    await engine.close()
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_cancelling_the_consumer_cancels_all_choices(side: TextSide, choices: int) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello")))
+    engine.may_go_on.clear()
+    consumer = asyncio.create_task(collect(gateway, asks(choices=choices)))
+    while len(engine.submitted) < choices:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    assert sorted(engine.cancelled) == [f"r/{index}" for index in range(choices)]
+    await engine.close()
+
+
+async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(side: TextSide) -> None:
+    gateway, engine = serve(side, lambda request: [])
+    consumer = asyncio.create_task(collect(gateway, asks(choices=2)))
+    while len(engine.submitted) < 2:
+        await asyncio.sleep(0)
+    consumer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    assert sorted(engine.cancelled) == ["r/0", "r/1"]
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_a_failure_is_raised_and_cancels_the_other_choices(side: TextSide, choices: int) -> None:
+    fails = answers(*encode(side, "he"), reason=FinishReason.FAILED, error="NaN in the logits")
+    lasts = answers(*encode(side, "hello world " * 50))
+    gateway, engine = serve(side, lambda request: (fails if request.request_id == "r/0" else lasts)(request))
+    with pytest.raises(GenerationFailed, match="NaN"):
+        await collect(gateway, asks(choices=choices))
+    assert sorted(engine.cancelled) == [f"r/{index}" for index in range(1, choices)]
+    await engine.close()
+
+
+async def test_a_full_queue_is_told_with_its_numbers(side: TextSide) -> None:
+    gateway, _ = serve(side, refuses(RejectionKind.QUEUE_FULL))
+    with pytest.raises(QueueFull) as caught:
+        await gateway.generate(asks())
+    assert (caught.value.queued, caught.value.limit, caught.value.retry_after_seconds) == (9, 9, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (RejectionKind.TOO_LARGE, InvalidRequest),
+        (RejectionKind.INVALID, InvalidRequest),
+        (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
+    ],
+)
+async def test_other_refusals_become_their_errors(side: TextSide, kind: RejectionKind, error: type[Exception]) -> None:
+    gateway, _ = serve(side, refuses(kind, message="because", field="max_tokens"))
+    with pytest.raises(error, match="because"):
+        await gateway.generate(asks())
+
+
+async def test_one_refused_choice_cancels_those_that_were_accepted(side: TextSide) -> None:
+    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(side, "hello world"))
+    gateway, engine = serve(side, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
+    engine.may_go_on.clear()
+    with pytest.raises(QueueFull):
+        await gateway.generate(asks(choices=3))
+    assert sorted(engine.cancelled) == ["r/0", "r/1"]
+    await engine.close()
+
+
+async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(side: TextSide) -> None:
+    gateway, engine = serve(side, answers(*encode(side, "hello")))
+    engine.refuses_after = 1
+    with pytest.raises(WorkerUnavailable):
+        await gateway.generate(asks(choices=2))
+    assert engine.cancelled == ["r/0"]
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "named"),
+    [
+        ({"model": "other"}, UnknownModel, "model"),
+        ({"prompt": ChatPrompt(messages=())}, InvalidRequest, "messages"),
+        ({"prompt": TokenPrompt(token_ids=(1000,)), "prompt_field": "prompt"}, InvalidRequest, "prompt"),
+        ({"prompt": TextPrompt(text="x" * 300), "prompt_field": "prompt"}, PromptTooLong, "prompt"),
+        ({"choices": 99}, InvalidRequest, "n"),
+        ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequest, "logit_bias"),
+    ],
+)
+async def test_what_cannot_be_served_never_reaches_the_worker(
+    side: TextSide, fields: dict[str, Any], error: type[InvalidRequest], named: str
+) -> None:
+    gateway, engine = serve(side, answers(1))
+    with pytest.raises(error) as caught:
+        await gateway.generate(asks(**fields))
+    assert caught.value.field == named
+    assert engine.submitted == []
+
+
+async def test_a_model_that_is_leased_but_has_no_text_side_is_unknown(side: TextSide) -> None:
+    gateway = Gateway(OneModel(ScriptedEngine(answers(1))), {}, LimitsSettings())
+    with pytest.raises(UnknownModel):
+        await gateway.generate(asks())
+
+
+async def test_a_long_text_is_tokenized_on_another_thread(side: TextSide) -> None:
+    class NotingTokenizer(Tokenizer):
+        threads: ClassVar[list[threading.Thread]] = []
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            self.threads.append(threading.current_thread())
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    noting = replace(side, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
+    gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
+    for text in ("hello", "hello " * 5000):
+        await collect(gateway, asks(TextPrompt(text=text)))
+    assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
+
+
+async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TextSide) -> None:
+    gateway, engine = serve(side, answers(*encode(side, " world")))
+    request = asks(TextPrompt(text="hello the"), echo=True, want_logprobs=True)
+    events = await collect(gateway, request)
+    assert text_of(events) == "hello the world"
+    assert engine.submitted[0].want_prompt_logprobs
+    tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
+    assert "".join(token.text for token in tokens) == "hello the world"
+
+
+async def test_several_tokens_in_one_event_are_one_delta(side: TextSide) -> None:
+    gateway, _ = serve(side, answers(*encode(side, "hello world hello"), per_event=8))
+    events = await collect(gateway, asks())
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["hello world hello"]

@@ -1,0 +1,65 @@
+"""What no server or model can do is refused by field, before any work."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from holdfast.config import LimitsSettings
+from holdfast.errors import InvalidRequest
+from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids
+from holdfast.messages import GenerationRequest, SamplingParams, TextPrompt
+
+
+def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
+    request = GenerationRequest(
+        request_id="r", model="m", prompt=TextPrompt(text="x"), sampling=SamplingParams(**(sampling or {})), **fields
+    )
+    check_limits(request, limits=LimitsSettings(), vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"choices": 0}, "n"),
+        ({"choices": 17}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"top_logprobs": 21, "want_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": ("x",) * 17}, "stop"),
+        ({"stop": ("",)}, "stop"),
+        ({"stop": ("x" * (MAX_STOP_CHARACTERS + 1),)}, "stop"),
+        ({"sampling": {"temperature": -0.1}}, "temperature"),
+        ({"sampling": {"temperature": math.nan}}, "temperature"),
+        ({"sampling": {"temperature": math.inf}}, "temperature"),
+        ({"sampling": {"top_p": 1.1}}, "top_p"),
+        ({"sampling": {"top_k": -2}}, "top_k"),
+        ({"sampling": {"min_p": -1.0}}, "min_p"),
+        ({"sampling": {"presence_penalty": 2.5}}, "presence_penalty"),
+        ({"sampling": {"frequency_penalty": -2.5}}, "frequency_penalty"),
+        ({"sampling": {"repetition_penalty": 0.0}}, "repetition_penalty"),
+        ({"sampling": {"logit_bias": {100: 1.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": {5: 101.0}}}, "logit_bias"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(**fields)
+    assert caught.value.field == named
+
+
+def test_values_at_the_edges_are_taken() -> None:
+    edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
+    check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
+    check(max_tokens=0, echo=True)
+
+
+@pytest.mark.parametrize(("token_ids", "place"), [((1, 100), 1), ((-1,), 0)])
+def test_a_token_the_model_does_not_have_is_refused_with_its_place(token_ids: tuple[int, ...], place: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"at place {place}") as caught:
+        check_token_ids(token_ids, vocab_size=100, field="prompt")
+    assert caught.value.field == "prompt"
