@@ -97,7 +97,8 @@ def test_a_configuration_that_the_architecture_cannot_use_is_told(folder: Path) 
     for wrong in ({"hidden_size": None}, {"num_attention_heads": "four"}, {"rope_scaling": {"type": "no"}}, {"quantization": 7}):
         saved = (folder / "config.json").read_text()
         change_config(folder, **wrong)
-        assert "cannot be loaded" in refusal(folder)
+        message = refusal(folder)
+        assert "cannot be loaded" in message or "does not fit mlx-lm" in message
         (folder / "config.json").write_text(saved)
     config = json.loads((folder / "config.json").read_text())
     del config["intermediate_size"]
@@ -136,7 +137,6 @@ def test_the_models_folder_is_never_written_to(folder: Path) -> None:
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()} == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, {"group_size": 32, "bits": 4}], ids=["plain", "packed"])
 @pytest.mark.parametrize("name", TINY)
 def test_every_tiny_architecture_loads(name: str, quantize: dict[str, Any] | None, tmp_path: Path) -> None:

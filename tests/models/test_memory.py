@@ -48,9 +48,16 @@ def test_the_automatic_budget_is_a_share_of_what_the_weights_left() -> None:
     assert kv_budget_bytes(0, memory=memory, weight_bytes=20 * GIB) == 6 * GIB
 
 
-def test_on_a_gpu_the_working_set_bounds_it() -> None:
-    memory = MemoryReport(total_bytes=32 * GIB, available_bytes=20 * GIB, working_set_bytes=24 * GIB)
+def test_with_unified_memory_the_working_set_bounds_it() -> None:
+    memory = MemoryReport(total_bytes=32 * GIB, available_bytes=20 * GIB, working_set_bytes=24 * GIB, unified=True)
     assert kv_budget_bytes(0, memory=memory, weight_bytes=14 * GIB) == 6 * GIB
+    assert kv_budget_bytes(0, memory=memory, weight_bytes=0) == 12 * GIB
+
+
+def test_a_gpu_with_memory_of_its_own_does_not_mind_the_hosts() -> None:
+    memory = MemoryReport(total_bytes=8 * GIB, available_bytes=GIB, working_set_bytes=80 * GIB, unified=False)
+    assert kv_budget_bytes(0, memory=memory, weight_bytes=20 * GIB) == 36 * GIB
+    assert kv_budget_bytes(60 * GIB, memory=memory, weight_bytes=20 * GIB) == 60 * GIB
 
 
 def test_a_crowded_machine_still_gets_a_small_budget() -> None:

@@ -22,18 +22,8 @@ from holdfast.models.model_folder import ModelFolder, inspect_folder, read_json
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
-# What model code of mlx-lm, or code that comes with a model, raises when a configuration or its weights do not fit.
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+# What code of a model raises, besides ValueError and OSError, when a configuration or weights do not fit it.
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, SystemExit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +123,11 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
 def _one_line_errors(folder: Path) -> Iterator[None]:
     try:
         yield
-    except ModelLoadError:
-        raise
-    except (*_FAILURES, SystemExit) as error:
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ModelLoadError(f"{folder} cannot be loaded: {kind}{_one_line(str(error))}") from error
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"{folder} cannot be loaded: {_one_line(str(error))}") from error
+    except _MISFITS as error:
+        reason = f"{type(error).__name__}: {_one_line(str(error))}"
+        raise ModelLoadError(f"{folder} does not fit mlx-lm {mlx_lm_import.mlx_lm_version()}: {reason}") from error
 
 
 @contextmanager

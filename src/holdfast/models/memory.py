@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,15 @@ _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Memory in bytes, cgroup limits respected. `working_set_bytes`: what a GPU recommends to use at most, 0 without one."""
+    """Memory in bytes, limits of control groups respected.
+
+    `working_set_bytes`: what a GPU recommends to use at most, or has; 0 without one. `unified`: it is the machine's own memory.
+    """
 
     total_bytes: int
     available_bytes: int
     working_set_bytes: int = 0
+    unified: bool = sys.platform == "darwin"
 
 
 def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP) -> MemoryReport:
@@ -42,18 +47,22 @@ def usable_bytes(working_set_bytes: int) -> int:
 def kv_budget_bytes(requested: int, *, memory: MemoryReport, weight_bytes: int) -> int:
     """The budget for live KV. `requested` is the setting model.memory_bytes, 0 for automatic. Call it after loading.
 
-    Automatic: a share of what is available; on a GPU with unified memory not beyond its recommended working set either. Raises
-    ModelLoadError when a requested budget is larger than all memory.
+    Automatic: a share of what is available; with a GPU of what the weights leave of its working set (the smaller of the two where
+    memory is unified). Raises ModelLoadError when a requested budget is larger than all memory.
     """
-    if requested > memory.total_bytes:
-        raise ModelLoadError(
-            f"model.memory_bytes = {requested:,} is more than the {memory.total_bytes:,} bytes of memory that there are"
-        )
+    discrete = memory.working_set_bytes > 0 and not memory.unified
+    total = memory.working_set_bytes if discrete else memory.total_bytes
+    if requested > total:
+        raise ModelLoadError(f"model.memory_bytes = {requested:,} is more than the {total:,} bytes of memory that there are")
     if requested:
         return requested
-    free = memory.available_bytes
-    if memory.working_set_bytes:
-        free = min(free, memory.working_set_bytes - weight_bytes)
+    left_of_working_set = memory.working_set_bytes - weight_bytes
+    if discrete:
+        free = left_of_working_set
+    elif memory.working_set_bytes:
+        free = min(memory.available_bytes, left_of_working_set)
+    else:
+        free = memory.available_bytes
     return min(max(int(free * _KV_SHARE), _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 
