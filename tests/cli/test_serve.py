@@ -1,0 +1,94 @@
+"""`holdfast serve` as a process: what ends it, and how."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.cli.chat_client import ChatClient
+from tests.cli.terminal import holdfast, only_line
+from tests.fakes.tiny_models import write_tiny
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    write_tiny(tmp_path / "model", "qwen3")
+    command = [sys.executable, "-m", "holdfast.cli.main", "serve", "model", "--port", "0", "--until-stdin-closes"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+
+
+def url_of(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if found := re.search(r"ready at (http://\S+)", line):
+            return found[1]
+    raise AssertionError("the server ended without becoming ready")
+
+
+def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subprocess.Popen[str]) -> None:
+    assert ChatClient(url=url_of(server), use_proxies=False).model_ids() == ("model",)
+    workers = psutil.Process(server.pid).children(recursive=True)
+    assert workers
+    assert server.stdin is not None
+    server.stdin.close()  # as the system does when the process at the other end dies
+    assert server.wait(20) == 0
+    assert [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_port_that_is_taken_is_one_line_and_code_2(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = holdfast("serve", "model", "--port", port, cwd=tmp_path)
+    assert done.returncode == 2
+    assert port in only_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["none"], "there is no model folder none"),
+        (["--layout", "columns"], "auto | rows | split | solo"),
+        (["empty"], "empty"),
+    ],
+)
+def test_what_can_not_be_served_is_one_line_and_code_2(tmp_path: Path, arguments: list[str], part: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = holdfast("serve", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert part in only_line(done.stderr)
+
+
+@pytest.mark.parametrize("content", ["{", '{"model_type": "no_such_architecture"}'])
+def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    (tmp_path / "model" / "config.json").write_text(content)
+    done = holdfast("serve", "model", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "model" in only_line(done.stderr)
+
+
+def test_truncated_weights_are_one_line_and_code_2(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    (weights,) = (tmp_path / "model").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    done = holdfast("serve", "model", cwd=tmp_path)
+    assert done.returncode == 2
+    assert weights.name in only_line(done.stderr)
