@@ -43,6 +43,14 @@ def test_keys_without_value_are_left_out() -> None:
     assert "tool_calls" not in ready({"role": "assistant", "content": "x", "tool_calls": []})[0]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_past_reasoning_is_found_under_each_of_its_names(name: str) -> None:
+    (message,) = ready({"role": "assistant", "content": "x", name: "because"})
+    assert message == {"role": "assistant", "content": "x"} | dict.fromkeys(
+        ("reasoning_content", "reasoning", "thinking"), "because"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("not JSON", "not JSON"), ("[1]", [1])],

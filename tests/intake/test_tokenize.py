@@ -91,6 +91,22 @@ def test_a_damaged_json_file_beside_it_is_refused(tmp_path: Path, file: str) -> 
         load_tokenizer(folder)
 
 
+def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer: neither tokenizer\.json nor"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.slow  # transformers takes seconds to import
+def test_a_vocabulary_in_another_form_is_converted(tmp_path: Path) -> None:
+    toy_tokenizers.byte_level().model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})
+    )
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("hello  🙂", add_special_tokens=False), skip_special_tokens=True) == "hello  🙂"
+
+
 def test_lone_surrogates_become_replacement_characters() -> None:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={})
     assert well_formed("a\ud800b\U0001f642") == "a\ufffdb🙂"

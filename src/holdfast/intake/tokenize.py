@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as Backend
 from holdfast.errors import ModelLoadError
 from holdfast.parsing.pieces import TokenPieces
 
+_CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
 
 class Tokenizer:
     """A model's tokenizer with its special tokens. Immutable after it is built; may be used from several threads."""
@@ -150,7 +152,9 @@ class _LibraryErrors:
 
 
 def _convert(folder: Path) -> Backend:
-    """Without tokenizer.json: let transformers convert what there is (tokenizer.model, vocab.json + merges.txt)."""
+    """Without tokenizer.json: let transformers convert what there is."""
+    if not any((folder / name).is_file() for name in _CONVERTIBLE):
+        raise ModelLoadError(f"{folder} has no tokenizer: neither tokenizer.json nor {', '.join(_CONVERTIBLE)}")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -160,7 +164,7 @@ def _convert(folder: Path) -> Backend:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelLoadError(f"{folder} has no tokenizer that can be read: {str(error).splitlines()[0]}") from error
+        raise ModelLoadError(f"{folder} has no tokenizer that can be read: {' '.join(str(error).split())}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
         raise ModelLoadError(
