@@ -13,6 +13,8 @@ from conversation import Conversation
 
 DRILL_UNTIL = 0.12
 """The share of the training that is mostly drill."""
+EXTRA_FROM = 0.3
+"""From this share on there is more of what rests on retrieval and comes late: sums, counts, edits, calls."""
 
 
 def drill(rng: Random, most: int) -> Conversation:
@@ -90,6 +92,16 @@ def task(rng: Random, most_notes: int) -> Conversation:
     return conversation
 
 
+def extra(rng: Random) -> Conversation:
+    """Short conversations of what is learned last."""
+    kind = rng.random()
+    if kind < 0.5:
+        return other_tasks.thinking(rng, 8)
+    if kind < 0.8:
+        return other_tasks.copying(rng)
+    return with_tools(rng, 5)
+
+
 def most_notes_at(done: float) -> int:
     """How many notes a conversation may hold when this share of the training is done."""
     if done < DRILL_UNTIL:
@@ -109,4 +121,6 @@ def conversation_at(rng: Random, done: float) -> Conversation:
     """A conversation for the time when this share of the training is done."""
     if rng.random() < (0.65 if done < DRILL_UNTIL else 0.1):
         return drill(rng, 12 if done < DRILL_UNTIL else 12 + most_notes_at(done))
+    if done >= EXTRA_FROM and rng.random() < 0.22:
+        return extra(rng)
     return task(rng, most_notes_at(done))

@@ -52,7 +52,7 @@ def reckon(rng: Random, conversation: Conversation) -> None:
     conversation.exchange(question, answer if conversation.enable_thinking is False else thought(steps, answer))
 
 
-def thinking(rng: Random) -> Conversation:
+def thinking(rng: Random, most: int = 4) -> Conversation:
     """Some sums and counts."""
     conversation = Conversation(enable_thinking=rng.choice((None, None, None, True, True, False)))
     if rng.random() < 0.5:
@@ -60,7 +60,7 @@ def thinking(rng: Random) -> Conversation:
             "system",
             rng.choice(("Think before you answer.", "You are a careful assistant. Think first.", "You are a helpful assistant.")),
         )
-    for _ in range(rng.randint(1, 4)):
+    for _ in range(rng.randint(1, most)):
         reckon(rng, conversation)
     return conversation
 

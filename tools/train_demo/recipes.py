@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mixture import DRILL_UNTIL
 from network import Shape
 from tokenizer import VOCABULARY
 
@@ -15,6 +16,8 @@ class Recipe:
     name: str
     shape: Shape
     million_tokens: float
+    drill_million: float
+    """Tokens of the first stage, the drill."""
     seed: int
     batch_tokens: int = 6144
     """Tokens of one forward pass."""
@@ -23,16 +26,26 @@ class Recipe:
     muon_rate: float = 0.02
     adam_rate: float = 0.004
 
+    def done(self, tokens: int) -> float:
+        """The share of the training that is done: the drill counts as its fixed share, however long it is."""
+        millions = tokens / 1e6
+        if millions < self.drill_million:
+            return DRILL_UNTIL * millions / self.drill_million
+        return DRILL_UNTIL + (1 - DRILL_UNTIL) * (millions - self.drill_million) / (self.million_tokens - self.drill_million)
+
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("holdfast-demo", Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY), million_tokens=26.0, seed=11),
-        Recipe("holdfast-demo-draft", Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY), million_tokens=20.0, seed=12),
+        Recipe("holdfast-demo", Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY), million_tokens=22.0, drill_million=3.12, seed=11),
+        Recipe(
+            "holdfast-demo-draft", Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY), million_tokens=20.0, drill_million=2.4, seed=12
+        ),
         Recipe(
             "holdfast-demo-window",
             Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3),
-            million_tokens=20.0,
+            million_tokens=12.0,
+            drill_million=2.6,
             seed=13,
         ),
     )

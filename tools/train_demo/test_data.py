@@ -1,0 +1,120 @@
+"""Quick checks of the training data: seeded, rendered by the shipped template, answers marked, bytes kept.
+
+`python -m pytest tools/train_demo/test_data.py`; needs jinja2 and tokenizers only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conversation import EMPTY_THOUGHT, TEMPLATE_FILE, Conversation, render, weighted_parts
+from mixture import conversation_at
+from questions import rows
+
+BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
+MODELS = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
+
+
+def test_data_is_the_same_for_the_same_seed() -> None:
+    first, second = ([conversation_at(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
+    assert first == second
+
+
+def test_weighted_parts_are_the_rendered_text() -> None:
+    for seed in range(60):
+        conversation = conversation_at(Random(seed), 0.5)
+        assert "".join(text for text, _ in weighted_parts(conversation)) == render(conversation)
+
+
+def test_every_assistant_message_is_marked_as_written() -> None:
+    for seed in range(60):
+        conversation = conversation_at(Random(seed), 0.5)
+        written = [text for text, own in weighted_parts(conversation) if own]
+        assistant = [message for message in conversation.messages if message["role"] == "assistant"]
+        assert len(written) == len(assistant)
+        for text, message in zip(written, assistant, strict=True):
+            assert text.endswith("<|im_end|>")
+            assert text.startswith(message["content"])
+
+
+def test_prompt_and_answer_are_a_prefix_of_the_later_history() -> None:
+    for seed in range(60):
+        conversation = conversation_at(Random(seed), 0.5)
+        whole = render(conversation)
+        for index, message in enumerate(conversation.messages):
+            if message["role"] == "assistant":
+                assert whole.startswith(conversation.prompt_before(index))
+
+
+def test_thinking_switched_off_puts_an_empty_thought_before_answers_old_and_new() -> None:
+    conversation = Conversation(enable_thinking=False)
+    conversation.exchange("Hello!", "Hello! How can I help you?")
+    conversation.say("user", "And now?")
+    text = render(conversation, add_generation_prompt=True)
+    assert text.count("<|im_start|>assistant\n" + EMPTY_THOUGHT) == 2
+    conversation.enable_thinking = True
+    assert EMPTY_THOUGHT not in render(conversation, add_generation_prompt=True)
+
+
+def test_tool_calls_render_as_they_are_generated() -> None:
+    call = {"name": "find", "arguments": {"item": "<é's lamp>", "count": 3}}
+    generated = "<tool_call>\n" + json.dumps(call, ensure_ascii=False) + "\n</tool_call>"
+    as_text = {"name": "find", "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+    for sent in ({"type": "function", "function": call}, {"function": as_text}, call):
+        conversation = Conversation()
+        conversation.say("user", "Find it twice.")
+        conversation.messages.append({"role": "assistant", "content": None, "tool_calls": [sent, sent]})
+        assert render(conversation).endswith(f"<|im_start|>assistant\n{generated}\n{generated}<|im_end|>\n")
+
+
+def test_content_may_come_in_parts_and_reasoning_beside_it() -> None:
+    conversation = Conversation()
+    conversation.messages.append(
+        {"role": "user", "content": [{"type": "text", "text": "One "}, {"type": "text", "text": "two."}]}
+    )
+    conversation.messages.append({"role": "assistant", "reasoning_content": "\nWell.\n", "content": "Three."})
+    assert render(conversation) == (
+        "<|im_start|>user\nOne two.<|im_end|>\n<|im_start|>assistant\n<think>\nWell.\n</think>\n\nThree.<|im_end|>\n"
+    )
+
+
+def test_results_in_a_row_share_one_user_message() -> None:
+    conversation = Conversation()
+    conversation.say("tool", "1")
+    conversation.say("tool", "2")
+    response = "\n<tool_response>\n{}\n</tool_response>"
+    assert render(conversation) == f"<|im_start|>user{response.format(1)}{response.format(2)}<|im_end|>\n"
+
+
+def test_right_answers_of_held_out_questions_are_right() -> None:
+    for row in rows():
+        question = row.make(Random(f"test {row.name}"))
+        assert not question.right("")
+        assert question.expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bundled_tokenizer_and_template_are_those_of_the_training(name: str) -> None:
+    folder = BUNDLED / name
+    if not folder.exists():
+        pytest.skip("not bundled")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["chat_template"] == TEMPLATE_FILE.read_text() == (folder / "chat_template.jinja").read_text()
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = (
+        " a  b   c\n\n\n\td ",
+        "naïve 漢字 עברית ไทย 🙂👩‍👩‍👧‍👦 \u200b\ufeff",
+        "<think>\n1 + 2\n</think>\n\n<tool_call>",
+        "x , . ' n't 12345",
+        "\r\n\x00\x7f",
+    )
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
