@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,12 @@ def test_without_a_seed_every_request_draws_its_own(side: TextSide) -> None:
 def test_the_models_recommendations_fill_open_fields(side: TextSide) -> None:
     sampling = ready(side, HELLO, unset_sampling=("temperature",)).sequences[0].sampling
     assert (sampling.temperature, sampling.top_k) == (0.6, 0)
+
+
+def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(side: TextSide) -> None:
+    ending = replace(side, turn_end_token_ids=(7,))
+    assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
+    assert 7 not in ready(ending, TextPrompt(text="hello")).sequences[0].stop_token_ids
 
 
 def test_nothing_ends_a_text_when_eos_is_ignored(side: TextSide) -> None:

@@ -119,9 +119,7 @@ def assemble(
     """
     room = info.context_tokens - len(token_ids)
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-    stop_token_ids = (
-        () if request.ignore_eos else tuple(token_id for token_id in side.tokenizer.eos_token_ids if token_id < info.vocab_size)
-    )
+    stop_token_ids = _stop_token_ids(request, side, vocab_size=info.vocab_size)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
     sequences = tuple(
         SequenceRequest(
@@ -147,6 +145,15 @@ def assemble(
         echo_text=_echo_text(prompt, side.tokenizer) if request.echo else "",
     )
     return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces)
+
+
+def _stop_token_ids(request: GenerationRequest, side: TextSide, *, vocab_size: int) -> tuple[int, ...]:
+    if request.ignore_eos:
+        return ()
+    ends = side.tokenizer.eos_token_ids
+    if isinstance(request.prompt, ChatPrompt):
+        ends += side.turn_end_token_ids
+    return tuple(token_id for token_id in ends if token_id < vocab_size)
 
 
 def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:

@@ -65,6 +65,12 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template refuses this conversation: {error}", field=field) from error
         return self._before_mark(text, field) if prompt.continue_last else text
 
+    def behind_answer(self) -> str:
+        """What the template writes behind an answer of the assistant; empty when it cannot be told."""
+        answer = {"role": "assistant", "content": self._as_content(_PROBE)}
+        _, shown, behind = self._try([{"role": "user", "content": self._as_content("text")}, answer]).rpartition(_PROBE)
+        return behind if shown else ""
+
     def _run(
         self,
         name: str,
@@ -100,13 +106,16 @@ class ChatTemplate:
 
     def _shows_call(self, arguments: Any, *, spoiled: str) -> bool:
         """Whether the arguments of a tool call reach the text, and not in a form that shows that the other kind is expected."""
-        content: Any = [{"type": "text", "text": "text"}] if self._keep_parts else "text"
+        content = self._as_content("text")
         call = {"type": "function", "id": "call00001", "function": {"name": "name", "arguments": arguments}}
-        text = self._try([{"role": "user", "content": content}, {"role": "assistant", "content": content, "tool_calls": [call]}])
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+        text = self._try(messages, "tool_use" if "tool_use" in self._templates else "default")
         return _PROBE in text and spoiled not in text
 
-    def _try(self, messages: list[dict[str, Any]]) -> str:
-        name = "tool_use" if "tool_use" in self._templates and len(messages) > 1 else "default"
+    def _as_content(self, text: str) -> Any:
+        return [{"type": "text", "text": text}] if self._keep_parts else text
+
+    def _try(self, messages: list[dict[str, Any]], name: str = "default") -> str:
         try:
             return self._run(name, messages, tools=None, options={}, answer=False)
         except _RENDER_ERRORS:

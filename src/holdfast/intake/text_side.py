@@ -20,18 +20,32 @@ class TextSide:
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
     context_tokens: int  # according to config.json; 0 when it does not say
+    turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
 
 def load_text_side(folder: Path) -> TextSide:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
+    template = load_template(folder)
     return TextSide(
         tokenizer=tokenizer,
-        template=load_template(folder),
+        template=template,
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
+        turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
     )
+
+
+def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that the template writes behind an answer, unless it is known as an end already.
+
+    Many a converted model names only its end-of-text token in its files and would go on talking to itself.
+    """
+    behind = template.behind_answer().lstrip()
+    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
+    written = max((content for content in added if behind.startswith(content)), key=len, default="")
+    return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
 
 
 def _context_tokens(folder: Path) -> int:
