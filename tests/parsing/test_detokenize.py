@@ -119,6 +119,7 @@ def test_the_cost_per_token_does_not_grow_with_the_text(name: str) -> None:
 
     first = min(seconds() for _ in range(3))
     for _ in range(20):
-        last = min(seconds() for _ in range(2))
+        seconds()
+    last = min(seconds() for _ in range(5))
     assert last < 5 * first
     assert first / len(ids) < 50e-6

@@ -1,0 +1,93 @@
+"""Streams under disorder: whatever is closed when, each sequence ends or is cancelled once, and each choice ends at most once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from holdfast.intake.stream import GenerationStream
+from holdfast.messages import (
+    ChoiceFinished,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    SequenceRequest,
+    TextPrompt,
+)
+from holdfast.parsing.choice import ChoiceRules, ChoiceText
+from holdfast.parsing.pieces import TokenPieces
+from tests.fakes import toy_tokenizers
+from tests.fakes.scripted_engine import ScriptedEngine, answers
+
+TOKENIZER = toy_tokenizers.byte_level()
+PIECES = TokenPieces(TOKENIZER)
+WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
+
+
+async def open_stream(engine: ScriptedEngine, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
+    rules = ChoiceRules(prompt_token_ids=(1,), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
+    sequences = [
+        SequenceRequest(request_id=f"{name}/{index}", prompt_token_ids=(1,), max_tokens=1000, sampling=SamplingParams(seed=1))
+        for index in range(choices)
+    ]
+    stream = GenerationStream(
+        GenerationRequest(request_id=name, model="toy", prompt=TextPrompt(text="x")),
+        choices=[ChoiceText(index=index, pieces=PIECES, rules=rules) for index in range(choices)],
+        sources=[engine.submit(sequence) for sequence in sequences],
+        prompt_tokens=1,
+    )
+    await stream.accepted()
+    return stream
+
+
+async def read(engine: ScriptedEngine, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:
+    """Read so many events and leave; returns how often each choice ended."""
+    ended: Counter[int] = Counter()
+    async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
+        async for event in stream:
+            if isinstance(event, ChoiceFinished):
+                ended[event.index] += 1
+            events -= 1
+            if events <= 0:
+                break
+    return ended
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
+    dice = random.Random(seed)
+    lengths: dict[str, int] = {}
+
+    def script(request: SequenceRequest) -> list[Event]:
+        lengths[request.request_id] = dice.randrange(6)
+        reason = dice.choice([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED])
+        return list(answers(*WORDS * lengths[request.request_id], reason=reason)(request))
+
+    engine = ScriptedEngine(script)
+    choices = [dice.randint(1, 3) for _ in range(40)]
+    readers = [
+        asyncio.create_task(
+            read(engine, str(place), choices=n, events=dice.choice([1, 3, 1000]), stops=dice.choice([(), ("d h",)]))
+        )
+        for place, n in enumerate(choices)
+    ]
+    for reader in dice.sample(readers, 8):
+        for _ in range(dice.randrange(10)):
+            await asyncio.sleep(0)
+        reader.cancel()
+    for ended in await asyncio.gather(*readers, return_exceptions=True):
+        assert isinstance(ended, asyncio.CancelledError) or all(times == 1 for times in ended.values())
+    assert all(times == 1 for times in Counter(engine.cancelled).values())
+    await engine.close()
+
+
+async def test_whole_readers_see_every_choice_end_once() -> None:
+    engine = ScriptedEngine(answers(*WORDS * 3))
+    ended = await asyncio.gather(*(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10)))
+    assert ended == [Counter({0: 1, 1: 1, 2: 1})] * 10
+    assert engine.cancelled == []
