@@ -24,6 +24,11 @@ def test_nonsense_is_left_out() -> None:
     assert usable_defaults(recommended) == {"repetition_penalty": 1.05}
 
 
+def test_a_model_that_is_not_to_be_sampled_is_greedy_unless_a_client_says_otherwise() -> None:
+    assert usable_defaults({"do_sample": False, "temperature": 0.7}) == {"temperature": 0.0}
+    assert usable_defaults({"do_sample": True, "temperature": 0.7}) == {"temperature": 0.7}
+
+
 def test_they_come_from_generation_config(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1, "top_k": 64.0}))

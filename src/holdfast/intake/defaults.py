@@ -28,12 +28,14 @@ def generation_defaults(folder: Path) -> dict[str, float]:
 
 
 def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
-    """Those entries of a generation_config that are sampling parameters with a usable value."""
+    """Those entries of a generation_config that are sampling parameters with a usable value; an explicit `do_sample: false` is greedy."""
     usable: dict[str, float] = {}
     for name, (lowest, highest) in _FIELDS.items():
         value = recommended.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and lowest <= value <= highest:
             usable[name] = int(value) if name == "top_k" else float(value)
+    if recommended.get("do_sample") is False:
+        usable["temperature"] = 0.0
     return usable
 
 
