@@ -28,7 +28,7 @@ def generation_defaults(folder: Path) -> dict[str, float]:
 
 
 def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
-    """Those entries of a generation_config that are sampling parameters with a usable value; an explicit `do_sample: false` is greedy."""
+    """The usable sampling parameters of a generation_config. `do_sample: false` is temperature 0."""
     usable: dict[str, float] = {}
     for name, (lowest, highest) in _FIELDS.items():
         value = recommended.get(name)
