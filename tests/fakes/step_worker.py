@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
@@ -66,7 +66,8 @@ class StepWorker:
         mixes_chunks: bool = True,
         depth: int = 0,
     ) -> None:
-        self.settings = settings or SchedulerSettings()
+        settings = settings or SchedulerSettings()
+        self.settings = replace(settings, step_tokens=settings.step_tokens or 2048)  # 0: the worker decides
         self.costs = costs or SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
         self.budget_bytes, self.depth = budget_bytes, depth
         self.scheduler = Scheduler(

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.errors import InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
+from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.fakes.step_worker import StepWorker
@@ -68,6 +68,16 @@ def test_late_results_do_not_count_for_a_new_request_of_the_same_id() -> None:
     again = run.submit("a", prompt_tokens=10, max_tokens=50)
     run.run_to_end()
     assert again.drawn == 50
+
+
+def test_a_late_failure_does_not_end_a_new_request_of_the_same_id() -> None:
+    scheduler = StepWorker().scheduler
+    scheduler.submit("a", prompt_tokens=10, max_tokens=5)
+    under_way = scheduler.next_step().plan
+    scheduler.cancel("a")
+    scheduler.submit("a", prompt_tokens=10, max_tokens=5)
+    scheduler.observe(outcome(under_way, ended=("a",)))
+    assert scheduler.statistics().queued == 1
 
 
 @DEPTHS
@@ -210,7 +220,7 @@ def test_a_prompt_that_fills_the_context_window_is_refused() -> None:
 
 def test_an_answer_ends_where_the_context_window_does() -> None:
     scheduler = Scheduler(
-        SchedulerSettings(),
+        SchedulerSettings(step_tokens=64),
         SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0),
         budget_bytes=10_000,
         context_tokens=12,
@@ -225,6 +235,12 @@ def test_an_answer_ends_where_the_context_window_does() -> None:
 def test_senseless_counts_are_refused(prompt_tokens: int, max_tokens: int) -> None:
     with pytest.raises(InvalidRequest):
         StepWorker().submit("a", prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+
+
+def test_a_step_of_no_tokens_stops_the_start() -> None:
+    costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
+    with pytest.raises(ConfigError, match="step_tokens"):
+        Scheduler(SchedulerSettings(step_tokens=0), costs, budget_bytes=100, context_tokens=12, mixes_chunks=True)
 
 
 def test_an_id_that_is_being_served_is_refused() -> None:
@@ -254,6 +270,25 @@ def test_more_decoding_rows_than_fit_into_a_step_take_turns() -> None:
         for span in run.step().plan.spans:
             counts[span.request_id] += 1
     assert set(counts.values()) == {5}
+
+
+def test_a_paused_row_does_not_take_the_turn_of_one_that_can_go_on() -> None:
+    run = StepWorker(
+        settings=SchedulerSettings(step_tokens=1, min_chunk_tokens=1, max_running=3, expected_output_tokens=1),
+        costs=SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=1),
+        budget_bytes=96,
+    )
+    run.submit("old", prompt_tokens=75, max_tokens=20)
+    run.submit("young", prompt_tokens=2, max_tokens=20)
+    run.run_to_end()
+
+
+def test_with_one_token_to_a_step_all_prompts_move() -> None:
+    run = StepWorker(settings=SchedulerSettings(step_tokens=1, min_chunk_tokens=1, max_running=3))
+    run.submit("a", prompt_tokens=100, max_tokens=0)
+    run.submit("b", prompt_tokens=90, max_tokens=0)
+    run.submit("c", prompt_tokens=1, max_tokens=200)
+    run.run_to_end()
 
 
 def test_who_failed_and_who_drew_its_last_token_ends_once() -> None:

@@ -20,12 +20,12 @@ CONTEXT_TOKENS = 90
 def scheduler_settings(draw: st.DrawFn) -> SchedulerSettings:
     step_tokens = draw(st.integers(1, 40))
     return SchedulerSettings(
-        max_running=draw(st.integers(1, 6)),
+        max_running=draw(st.sampled_from([1, 3, 6])),
         max_queued=draw(st.integers(0, 6)),
         step_tokens=step_tokens,
         stall_seconds=draw(st.sampled_from([0.0001, 0.004, 0.02, 1.0])),
         min_chunk_tokens=draw(st.integers(1, min(step_tokens, 8))),
-        expected_output_tokens=draw(st.integers(1, 16)),
+        expected_output_tokens=draw(st.sampled_from([1, 2, 4, 16])),
     )
 
 
@@ -47,7 +47,11 @@ class SchedulerStates(RuleBasedStateMachine):
             depth=depth,
         )
 
-    @rule(name=st.sampled_from("abcdefghij"), prompt_tokens=st.integers(1, 100), max_tokens=st.integers(0, 40))
+    @rule(
+        name=st.sampled_from("abcdefghij"),
+        prompt_tokens=st.one_of(st.integers(1, 12), st.integers(1, 100)),
+        max_tokens=st.one_of(st.integers(0, 6), st.integers(20, 80)),
+    )
     def submit(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
         if name in self.worker.live:
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.errors import InvalidRequest, PromptTooLong, QueueFull
+from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
 from holdfast.messages import RequestId
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.chunking import ChunkSharing
@@ -48,7 +48,12 @@ class Scheduler:
         context_tokens: int,
         mixes_chunks: bool,
     ) -> None:
-        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows."""
+        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows.
+
+        Raises ConfigError when `settings.step_tokens` is still `auto` (0): only the worker knows the device.
+        """
+        if settings.step_tokens < 1:
+            raise ConfigError(f"scheduler.step_tokens = {settings.step_tokens} must be at least 1 once the device is known")
         self._settings = settings
         self._context_tokens = context_tokens
         self._ledger = KvLedger(costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens)
@@ -225,7 +230,8 @@ class Scheduler:
         number = self._issued_steps + 1
         spans = self._decode_spans(number)
         rows = len(spans)
-        load, drawless = (self._add_chunks(spans, number)) if self._reading else (StepLoad(rows), ())
+        has_chunks = bool(self._reading) and rows < self._settings.step_tokens
+        load, drawless = self._add_chunks(spans, number) if has_chunks else (StepLoad(rows), ())
         if not spans:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
@@ -258,9 +264,10 @@ class Scheduler:
             limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
         if len(self._decoding) <= limit:
             return self._decoding
-        now = self._decoding[:limit]
-        self._decoding = self._decoding[limit:] + now
-        return now
+        paused = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
+        able = [sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens]
+        self._decoding = paused + able[limit:] + able[:limit]
+        return able[:limit]
 
     def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[Sequence, ...]]:
         rows = len(spans)
