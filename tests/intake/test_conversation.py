@@ -53,7 +53,15 @@ def test_past_reasoning_is_found_under_each_of_its_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("not JSON", "not JSON"), ("[1]", [1])],
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("not JSON", "not JSON"),
+        ("[1]", [1]),
+        ("[" * 10**5, "[" * 10**5),
+    ],
 )
 def test_arguments_become_objects(arguments: Any, expected: Any) -> None:
     assert ready(call(arguments))[0]["tool_calls"][0]["function"]["arguments"] == expected

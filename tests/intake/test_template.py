@@ -114,6 +114,12 @@ def test_what_a_template_cannot_render_is_refused_with_its_reason(source: str) -
     assert caught.value.field == "input"
 
 
+def test_one_part_and_the_same_text_give_the_same_prompt() -> None:
+    for source in (CHATML, PARTS_ONLY):
+        parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+        assert template(source).render(chat(parts)) == template(source).render(chat(USER))
+
+
 def test_the_extras_of_transformers_are_there() -> None:
     source = (
         "{% generation %}{{ strftime_now('%Y') | int > 2000 }}{% endgeneration %}"

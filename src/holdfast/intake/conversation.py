@@ -97,7 +97,7 @@ def arguments_object(arguments: Any) -> Any:
         return arguments
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

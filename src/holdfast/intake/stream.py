@@ -70,11 +70,11 @@ class GenerationStream:
         self._ready.clear()
         for pump in self._pumps:
             pump.cancel()
+        for source in self._sources:  # first of all, so that nothing that interrupts the rest can leave a sequence running
+            await source.aclose()
         if self._pumps:
             await asyncio.gather(*self._pumps, return_exceptions=True)
             self._pumps.clear()
-        for source in self._sources:
-            await source.aclose()
 
     async def _next_of_one(self) -> None:
         """Straight from the link: no task and no queue between."""
