@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import uvloop
 
@@ -73,17 +74,18 @@ class Front:
 
         Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
         """
-        stop_early = _SignalsThatCancel()
+        signals = _EarlySignals()
         try:
             await self._residency.start()
-            await self._serve_http()
+            await self._serve_http(signals)
         except asyncio.CancelledError:
-            if not stop_early.signalled:
+            if not signals.came:
                 raise
         finally:
+            signals.disarm()
             await self._residency.stop()
 
-    async def _serve_http(self) -> None:
+    async def _serve_http(self, signals: _EarlySignals) -> None:
         from holdfast.app.web import build_application
         from holdfast.http import serve as http
 
@@ -91,7 +93,10 @@ class Front:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
             listening = asyncio.Event()
             server = http.server(app, self._settings.server, on_started=listening.set)
+            signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+            await asyncio.sleep(0)  # by now it has taken the signals over
+            server.should_exit = signals.came
             loading = asyncio.create_task(self._announce(listening, http.url_of(listener)), name="ready")
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
@@ -117,20 +122,25 @@ class Front:
         announce(ready, self._settings.log)
 
 
-class _SignalsThatCancel:
-    """Until the HTTP server takes the signals over, SIGINT and SIGTERM cancel the task that made this."""
+class _EarlySignals:
+    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made this. Ignored afterwards."""
 
     def __init__(self) -> None:
-        self.signalled = False
+        self.came = False
         self._task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._armed = True
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._cancel)
+            signal.signal(number, self._cancel)  # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
 
-    def _cancel(self) -> None:
-        self.signalled = True
-        if self._task is not None:
-            self._task.cancel()
+    def disarm(self) -> None:
+        """From now on signals are another's, or there is nothing left to be cut short."""
+        self._armed = False
+
+    def _cancel(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        if self._armed and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 def _allow_open_files(wanted: int) -> None:

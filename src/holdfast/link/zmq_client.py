@@ -93,7 +93,8 @@ class ZmqEngineClient:
             self._send(StatisticsRequest())
             self._statistics = self._loop.create_future()
         try:
-            return await asyncio.wait_for(asyncio.shield(self._statistics), STATISTICS_PATIENCE_SECONDS)
+            async with asyncio.timeout(STATISTICS_PATIENCE_SECONDS):
+                return await asyncio.shield(self._statistics)
         except TimeoutError:
             return self.last_statistics
 

@@ -87,7 +87,8 @@ class WorkerProcess:
     async def wait_started(self, *, timeout_seconds: float) -> WorkerReady | WorkerFailed:
         """Wait until the model serves, or the worker has said why not, or has died; it is killed when the time is over."""
         try:
-            outcome = await asyncio.wait_for(asyncio.shield(self.client.started), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):  # not wait_for: before Python 3.12 it may swallow a cancellation
+                outcome = await asyncio.shield(self.client.started)
         except TimeoutError:
             self._kill()
             await self.wait_exit()
@@ -110,7 +111,8 @@ class WorkerProcess:
             self.client.shut_down_worker()
             self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.wait_exit(), GRACE_SECONDS)
+            async with asyncio.timeout(GRACE_SECONDS):
+                await self.wait_exit()
         except TimeoutError:
             logger.warning("worker %d does not end; killing it", self.pid)
             self._kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,10 +16,12 @@ from holdfast.models import memory, platform
 from holdfast.models.load import LoadedModel, load_model
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.costs import measure_costs
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
+
+STEP_TOKENS_ON_CPU = 512
+STEP_TOKENS_ON_GPU = 2048
 
 
 def build_loop(
@@ -31,7 +34,9 @@ def build_loop(
     progress("probing", 0.0)
     probe = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
     engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
-    costs = measure_costs(probe.runner, vocab_size=loaded.vocab_size)
+    measured = engine.measure_costs()
+    costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
+    scheduler = _with_step_tokens(scheduler, on_cpu=loaded.platform.device == "cpu")
     report = memory.memory_report(working_set_bytes=platform.working_set_bytes())
     budget_bytes = memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
     plans = Scheduler(
@@ -48,6 +53,14 @@ def let_go_of_device() -> None:
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
+
+
+def _with_step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> SchedulerSettings:
+    """The settings with the size of a step that suits the device, where it was left to us."""
+    if scheduler.step_tokens:
+        return scheduler
+    suits = STEP_TOKENS_ON_CPU if on_cpu else STEP_TOKENS_ON_GPU
+    return replace(scheduler, step_tokens=max(suits, scheduler.max_running, scheduler.min_chunk_tokens))
 
 
 def _info(loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:
