@@ -21,6 +21,11 @@ def _copied_into(old: mx.array | None, like: mx.array, *, capacity: int, start: 
     return buffer
 
 
+def _copy(array: mx.array) -> mx.array:
+    """A bit-exact copy with a buffer of its own; `mx.contiguous` shares the buffer where a slice happens to be contiguous."""
+    return array * mx.ones((), array.dtype)
+
+
 class FullKV:
     """Keys and values of every token. Capacity is reserved, so that growth within it copies nothing."""
 
@@ -57,6 +62,12 @@ class FullKV:
         assert self._values is not None
         start = self.tokens - count
         return self._keys[:, :, start : self.tokens], self._values[:, :, start : self.tokens]
+
+    def copied(self, start: int, end: int) -> tuple[mx.array, mx.array]:
+        """Copies of the keys and values of tokens start to end, independent of the live buffers."""
+        assert self._keys is not None
+        assert self._values is not None
+        return _copy(self._keys[:, :, start:end]), _copy(self._values[:, :, start:end])
 
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of the state, to be evaluated with a step."""
@@ -112,6 +123,20 @@ class WindowKV:
         start = self._end - count
         return self._keys[:, :, start : self._end], self._values[:, :, start : self._end]
 
+    def visible(self, tokens: int) -> int:
+        """How many of the last of `tokens` tokens the next one can still see."""
+        return min(tokens, self._size - 1)
+
+    def copied_visible(self) -> tuple[mx.array, mx.array]:
+        """Copies of the keys and values that later tokens can see, independent of the live buffers."""
+        keys, values = self.last(self.visible(self.tokens))
+        return _copy(keys), _copy(values)
+
+    def restore(self, keys: mx.array, values: mx.array, *, tokens: int) -> None:
+        """Begin from the visible part of a sequence of `tokens` tokens. Only on a fresh object."""
+        self.append(keys, values)
+        self.tokens = tokens
+
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of the state, to be evaluated with a step."""
         if self._keys is not None and self._values is not None:
@@ -165,6 +190,12 @@ class RecurrentState:
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
         """The slot as it is kept: an array and the row in it (None: the whole array is this sequence's)."""
         return self._slots[index], self._rows[index]
+
+    def copied(self) -> Iterator[tuple[int, mx.array]]:
+        """(index, array [1, …]) of every filled slot; no array holds on to a stack that other sequences are in."""
+        for index, (array, row) in enumerate(zip(self._slots, self._rows, strict=True)):
+            if array is not None:
+                yield index, array if row is None else _copy(array[row : row + 1])
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
         """Keep the slot as a row of a stack that the step has computed."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
+from holdfast.cache.snapshot import can_be_kept, restore
+from holdfast.engine.keeping import KeepPolicy, Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.engine.sampling import Drawn, advance, row_state, sample
@@ -32,6 +34,7 @@ class PendingStep:
     drawing: list[SequenceSpan]  # those with a row in `drawn`, in its order
     drawn: Drawn | None
     scores: dict[RequestId, PromptScores]
+    kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
     launched: bool = False
 
@@ -72,8 +75,20 @@ class Engine:
         """Whether prompt chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
 
-    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
-        """Begin a sequence, or begin it again after a preemption with the tokens that it had generated."""
+    def open(
+        self,
+        request: SequenceRequest,
+        *,
+        generated: tuple[int, ...] = (),
+        capacity_tokens: int,
+        prefix: Prefix | None = None,
+        keep: KeepPolicy | None = None,
+    ) -> int:
+        """Begin a sequence, or begin it again after a preemption with the tokens that it had generated.
+
+        prefix: snapshots to begin from; returns how many tokens they hold, which are not to be read. keep: what to copy out while
+        it runs. Raises SnapshotMismatch when the prefix does not fit the model; the sequence is not open then.
+        """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         known = request.prompt_token_ids + generated
         layers = self._runner.fresh_layers()
@@ -85,7 +100,11 @@ class Engine:
             sampler=row_state(request, generated=generated, vocab_size=self._vocab_size),
         )
         sequence.reserve(capacity_tokens)
+        if prefix is not None:
+            sequence.fed = sequence.kept = restore(layers, prefix.runs, prefix.state)
+        sequence.keep = keep
         self._sequences[request.request_id] = sequence
+        return sequence.fed
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Reserve more room; the next append copies once."""
@@ -101,6 +120,7 @@ class Engine:
         logits = self._runner.forward(spans)
         pending = self._draw(spans, logits)
         for each in spans:
+            self._keep_due(each, pending)
             pending.outputs.extend(each.sequence.arrays())
         self._counters.pending.append(pending)
         if len(self._counters.pending) == 1:
@@ -119,6 +139,33 @@ class Engine:
                 _launch(queue[0])
         self._counters.steps += 1
         return StepResult(spans=tuple(_results(pending)))
+
+    def take_kept(self, pending: PendingStep) -> list[Kept]:
+        """The snapshots that a collected step has made, evaluated."""
+        kept, pending.kept = pending.kept, []
+        return kept
+
+    def keep_rest(self, request_id: RequestId) -> Kept | None:
+        """Copy out what has not been kept of a sequence that is about to be closed; waits for the step under way.
+
+        None when its layers have no snapshot form.
+        """
+        sequence = self._sequences[request_id]
+        if sequence.fed == 0 or not can_be_kept(sequence.layers):
+            return None
+        kept = keep_everything(sequence)
+        mx.eval(list(kept.arrays()))
+        return kept
+
+    def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
+        sequence = each.sequence
+        sequence.fed = each.span.start + each.span.tokens
+        if sequence.keep is None:
+            return
+        kept = keep_due(sequence, sequence.keep)
+        if kept is not None:
+            pending.kept.append(kept)
+            pending.outputs.extend(kept.arrays())
 
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""
@@ -168,7 +215,7 @@ class Engine:
         outputs = [array for score in scores.values() for array in score.arrays()]
         if drawn is not None:
             outputs.extend(drawn.arrays())
-        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, outputs=outputs)
+        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, kept=[], outputs=outputs)
 
     def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> Drawn:
         states = [each.sequence.sampler for each in drawing]

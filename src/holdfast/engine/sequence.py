@@ -13,6 +13,7 @@ from holdfast.engine.plan import Span
 from holdfast.messages import SequenceRequest
 
 if TYPE_CHECKING:
+    from holdfast.engine.keeping import KeepPolicy
     from holdfast.engine.sampling import RowState
 
 
@@ -27,6 +28,9 @@ class Sequence:
     sampler: RowState
     drawn: mx.array | None = None  # int32 [rows] of the step that drew last
     drawn_row: int = 0
+    fed: int = 0  # tokens that the live state has (in steps under way too)
+    kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
+    keep: KeepPolicy | None = None
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""

@@ -1,0 +1,76 @@
+"""What of a sequence's state is copied out while it runs, so that others, later turns and restarts can begin from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from holdfast.cache.snapshot import KVRun, StateSnapshot, take_run, take_state
+from holdfast.engine.sequence import Sequence
+from holdfast.messages import RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepPolicy:
+    """When state is copied out: every `run_tokens` tokens of what grows, and at each boundary everything up to it."""
+
+    run_tokens: int = 256
+    boundaries: frozenset[int] = frozenset()  # token positions; the scheduler must end a span at each of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """What a sequence begins from instead of reading it: adjoining runs from token 0 on, and the state at their end, if any."""
+
+    runs: tuple[KVRun, ...]
+    state: StateSnapshot | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Snapshots of one sequence that a step has made. The runs adjoin what was kept of it before."""
+
+    request_id: RequestId
+    runs: tuple[KVRun, ...]
+    state: StateSnapshot | None = None
+
+    def arrays(self) -> Iterator[mx.array]:
+        """What has to be evaluated."""
+        for run in self.runs:
+            yield from run.arrays
+        if self.state is not None:
+            yield from self.state.arrays()
+
+
+def keep_due(sequence: Sequence, policy: KeepPolicy) -> Kept | None:
+    """Copy out what is due after the tokens that were appended last; None when nothing is. Lazy."""
+    is_boundary = sequence.fed in policy.boundaries
+    runs = list(_full_runs(sequence, policy.run_tokens))
+    if is_boundary:
+        return _kept_up_to_now(sequence, runs)
+    return Kept(request_id=sequence.request.request_id, runs=tuple(runs)) if runs else None
+
+
+def keep_everything(sequence: Sequence) -> Kept:
+    """Copy out all that has not been kept yet, and the state as it is. Lazy."""
+    return _kept_up_to_now(sequence, [])
+
+
+def _kept_up_to_now(sequence: Sequence, runs: list[KVRun]) -> Kept:
+    if sequence.fed > sequence.kept:
+        runs.append(_next_run(sequence, sequence.fed - sequence.kept))
+    state = take_state(sequence.layers, position=sequence.fed)
+    return Kept(request_id=sequence.request.request_id, runs=tuple(runs), state=state if state.layers else None)
+
+
+def _full_runs(sequence: Sequence, run_tokens: int) -> Iterator[KVRun]:
+    while sequence.fed - sequence.kept >= run_tokens:
+        yield _next_run(sequence, run_tokens)
+
+
+def _next_run(sequence: Sequence, tokens: int) -> KVRun:
+    run = take_run(sequence.layers, start=sequence.kept, tokens=tokens)
+    sequence.kept += tokens
+    return run

@@ -1,0 +1,136 @@
+"""Equalities two and three: a sequence that begins from snapshots goes on as the one they were taken from, to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.cache.snapshot import KVRun, StateSnapshot, can_be_kept, needs_boundaries
+from holdfast.engine.engine import Engine
+from holdfast.engine.keeping import KeepPolicy, Kept, Prefix
+from holdfast.engine.plan import Span, StepPlan
+from holdfast.messages import SamplingParams, SequenceRequest, TokenLogprob
+from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE
+
+RUN_TOKENS = 8
+KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
+
+
+@dataclass
+class Shelf:
+    """All snapshots of one sequence."""
+
+    runs: list[KVRun] = field(default_factory=list)
+    states: dict[int, StateSnapshot] = field(default_factory=dict)
+
+    def put(self, kept: list[Kept]) -> None:
+        for each in kept:
+            self.runs.extend(each.runs)
+            if each.state is not None:
+                self.states[each.state.position] = each.state
+
+    def prefix(self, tokens: int) -> Prefix:
+        """What a sequence that shares `tokens` tokens can begin from."""
+        runs, end = [], 0
+        for run in self.runs:
+            if end < tokens:
+                runs.append(run.cut(min(run.tokens, tokens - end)))
+                end += run.tokens
+        return Prefix(runs=tuple(runs), state=self.states.get(tokens))
+
+
+def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:
+    return SequenceRequest(
+        request_id=name,
+        prompt_token_ids=prompt,
+        max_tokens=64,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+        want_logprobs=True,
+        top_logprobs=3,
+    )
+
+
+def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
+    drawn: list[TokenLogprob] = []
+    for span in spans:
+        pending = engine.dispatch(StepPlan(spans=(span,)))
+        drawn.extend(engine.collect(pending).spans[0].logprobs)
+        shelf.put(engine.take_kept(pending))
+    return drawn
+
+
+def chunks(name: str, start: int, end: int, cuts: list[int]) -> list[Span]:
+    edges = [start, *sorted(cut for cut in cuts if start < cut < end), end]
+    return [Span(request_id=name, start=a, tokens=b - a, draws=b == end) for a, b in itertools.pairwise(edges)]
+
+
+def decoding(name: str, start: int, count: int) -> list[Span]:
+    return [Span(request_id=name, start=start + index, tokens=1, draws=True) for index in range(count)]
+
+
+@pytest.mark.parametrize("name", KEEPABLE)
+def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
+    rng = random.Random(name)
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
+    boundary, shelf = 29, Shelf()
+    policy = KeepPolicy(run_tokens=RUN_TOKENS, boundaries=frozenset({boundary}))
+    engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
+    first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
+    assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)) == boundary
+    second = run(engine, Shelf(), chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6))
+    assert second == first
+
+
+@pytest.mark.parametrize("name", KEEPABLE)
+def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
+    rng = random.Random(f"{name} end")
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
+    shelf = Shelf()
+    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(run_tokens=RUN_TOKENS))
+    drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
+    rest = engine.keep_rest("first")
+    assert rest is not None
+    shelf.put([rest])
+    engine.close("first")
+    fed = 25  # the last drawn token has not been read
+    turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)
+    engine.open(request_for("fresh", turn), capacity_tokens=64)
+    expected = run(engine, Shelf(), chunks("fresh", 0, len(turn), [fed]) + decoding("fresh", len(turn), 3))
+    assert engine.open(request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)) == fed
+    got = run(engine, Shelf(), chunks("second", fed, len(turn), []) + decoding("second", len(turn), 3))
+    assert [entry.token_id for entry in got] == [entry.token_id for entry in expected]
+    for one, other in zip(got, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in KEEPABLE if not needs_boundaries(probed(name).runner.fresh_layers())])
+def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
+    rng = random.Random(f"{name} cut")
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(30))
+    shelf = Shelf()
+    engine.open(
+        request_for("whole", prompt), capacity_tokens=40, keep=KeepPolicy(run_tokens=RUN_TOKENS, boundaries=frozenset({30}))
+    )
+    run(engine, shelf, chunks("whole", 0, 30, []))
+    for shared in (1, 7, 8, 9, 23, 29):
+        other = (*prompt[:shared], *(rng.randrange(VOCAB_SIZE) for _ in range(9)))
+        names = f"fresh {shared}", f"cached {shared}"
+        engine.open(request_for(names[0], other), capacity_tokens=48)
+        fresh = run(engine, Shelf(), chunks(names[0], 0, len(other), []) + decoding(names[0], len(other), 3))
+        assert engine.open(request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)) == shared
+        cached = run(engine, Shelf(), chunks(names[1], shared, len(other), []) + decoding(names[1], len(other), 3))
+        assert [entry.token_id for entry in cached] == [entry.token_id for entry in fresh]
+        for one, other_one in zip(cached, fresh, strict=True):
+            assert one.logprob == pytest.approx(other_one.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_only_the_solo_layout_cannot_be_kept(name: str) -> None:
+    assert can_be_kept(probed(name).runner.fresh_layers()) == (name in KEEPABLE)
