@@ -14,7 +14,7 @@ class Engine(Protocol):
     Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
     """
 
-    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
+    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> object:
         """Make room for a sequence of which nothing is read yet; `generated`: tokens drawn before it was preempted."""
         ...
 

@@ -1,0 +1,80 @@
+"""A real `holdfast serve` in a process of its own, on a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+LIMIT_SECONDS = 60.0
+_READY = re.compile(r"is ready at (http://\S+)")
+_tick = threading.Event()  # never set: waiting for it is a short pause between two looks
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Look until a condition holds; fails after a time that no healthy machine needs."""
+    give_up_at = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up_at, f"waited {LIMIT_SECONDS:.0f} s for: {what}"
+        _tick.wait(0.01)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "holdfast.cli.main", "serve", *arguments]
+
+
+def environment() -> dict[str, str]:
+    source = str(Path(__file__).parents[2] / "src")
+    return {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class ServerProcess:
+    """Started at once; `wait_ready` returns when the model serves."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._lines: list[str] = []
+        self.url = ""
+        self.process = subprocess.Popen(
+            command(*arguments, "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        self._log: list[str] = []
+        assert self.process.stderr is not None
+        self._log_reader = threading.Thread(target=lambda: self._log.extend(self.process.stderr), daemon=True)
+        self._log_reader.start()
+
+    def wait_ready(self) -> None:
+        """Read the standard output up to the line that says where the server is."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append(line)
+            if found := _READY.search(line):
+                self.url = found[1]
+                threading.Thread(target=lambda: self._lines.extend(self.process.stdout), daemon=True).start()
+                return
+        raise AssertionError(f"the server ended with {self.process.wait()}: {self.log()}")
+
+    def log(self) -> str:
+        """What it wrote to the standard error; all of it once the process has ended."""
+        if self.process.poll() is not None:
+            self._log_reader.join()
+        return "".join(self._log)
+
+    def model(self) -> dict[str, Any]:
+        """The model's entry in /health."""
+        (model,) = httpx.get(f"{self.url}/health").json()["models"]
+        return dict(model)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(LIMIT_SECONDS)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.fakes.server_process import ServerProcess, command, environment, until
+
+LONG = {"model": "demo", "prompt": "once", "max_tokens": 5000, "extra_body": {"ignore_eos": True}}
+
+
+@contextmanager
+def running_server(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(str(folder), "--name", "demo", *arguments)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def long_stream(server: ServerProcess) -> openai.Stream[openai.types.Completion]:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return client.completions.create(**LONG, stream=True)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_killed_worker_ends_its_streams_with_an_error_and_comes_back(server: ServerProcess, client: openai.OpenAI) -> None:
+    stream = iter(long_stream(server))
+    next(stream)
+    killed = server.model()["pid"]
+    psutil.Process(killed).kill()
+    with pytest.raises(openai.APIError, match="died"):
+        list(stream)
+    until(lambda: server.model()["state"] == "ready" and server.model()["pid"] != killed, "a new worker is ready")
+    answer = client.completions.create(model="demo", prompt="one", max_tokens=3, extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+
+
+def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
+    stream = long_stream(server)
+    next(iter(stream))
+    stream.close()
+    until(lambda: server.model()["running"] == 0, "the work has stopped")
+
+
+def test_the_front_process_has_no_mlx_in_its_memory(server: ServerProcess, client: openai.OpenAI) -> None:
+    client.completions.create(model="demo", prompt="one", max_tokens=1)
+    maps = Path(f"/proc/{server.process.pid}/maps")
+    if not maps.exists():
+        pytest.skip("only Linux shows the libraries of a process")
+    assert "libmlx" not in maps.read_text()
+    assert "libmlx" in Path(f"/proc/{server.model()['pid']}/maps").read_text()
+
+
+def test_front_and_worker_are_small_at_rest(model_folder: Path) -> None:
+    with running_server(model_folder) as server:
+        pids = (server.process.pid, server.model()["pid"])
+        resident = sum(psutil.Process(pid).memory_info().rss for pid in pids)
+    assert resident < 200e6, f"{resident / 1e6:.0f} MB"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_server_and_worker_in_order(model_folder: Path, number: signal.Signals) -> None:
+    with running_server(model_folder) as server:
+        worker = psutil.Process(server.model()["pid"])
+        assert server.stop(number) == 0
+        assert not worker.is_running()
+        assert "Traceback" not in server.log()
+
+
+def test_running_answers_are_cut_when_the_time_to_stop_is_over(model_folder: Path) -> None:
+    with running_server(model_folder, "--set", "server.shutdown_seconds=0") as server:
+        stream = iter(long_stream(server))
+        next(stream)
+        assert server.stop() == 0
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(stream)
+
+
+def test_a_worker_does_not_outlive_a_killed_front(model_folder: Path) -> None:
+    with running_server(model_folder) as server:
+        worker = psutil.Process(server.model()["pid"])
+        server.stop(signal.SIGKILL)
+        until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker has ended")
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2(server: ServerProcess, model_folder: Path) -> None:
+    port = server.url.rpartition(":")[2]
+    assert "is taken" in _refused(str(model_folder), "--port", port)
+
+
+def test_a_missing_model_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    assert "no-such-model" in _refused(str(tmp_path / "no-such-model"))
+
+
+def test_a_truncated_model_is_one_line_and_exit_code_2(model_folder: Path, tmp_path: Path) -> None:
+    for file in model_folder.iterdir():
+        content = file.read_bytes()
+        (tmp_path / file.name).write_bytes(content[: len(content) // 2] if file.suffix == ".safetensors" else content)
+    assert "model.safetensors" in _refused(str(tmp_path))
+
+
+def _refused(*arguments: str) -> str:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    return line
