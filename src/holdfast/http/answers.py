@@ -56,7 +56,7 @@ class UsageTally:
 def refuse_broken_end(event: ChoiceFinished) -> None:
     """Raise for a choice that ended by anything else than its own stop or length: that is an error, never an answer."""
     if event.reason is FinishReason.CANCELLED:
-        raise WorkerUnavailable("the request was cancelled by the server, which is shutting down; please try again")
+        raise WorkerUnavailable("the server cancelled the request before it was done; please try again")
     if event.reason is FinishReason.FAILED:
         raise GenerationFailed("the request failed; the server's log has the details")
 
