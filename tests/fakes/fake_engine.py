@@ -54,6 +54,7 @@ class FakeEngine:
     pending: list[_Pending] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     raised_once: bool = False
+    remembers_plans: bool = True
 
     def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
         assert request.request_id not in self.opened
@@ -79,7 +80,8 @@ class FakeEngine:
         victims = not self.raised_once and any(RAISES_ONCE in each.request.prompt_token_ids for each in sequences)
         self.raised_once = self.raised_once or victims
         raises = victims or any(RAISES_AT_COLLECT in each.request.prompt_token_ids for each in sequences)
-        self.plans.append(plan)
+        if self.remembers_plans:
+            self.plans.append(plan)
         self.pending.append(_Pending(plan, sequences, raises))
         return self.pending[-1]
 

@@ -78,6 +78,11 @@ class EventRouter:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether the worker is gone and nothing can be opened any more."""
+        return bool(self._death)
+
     def open(self, request_id: RequestId, *, prompt_tokens: int, cancel: Callable[[RequestId], None]) -> EventStream:
         """Make the stream of a new request. Raises WorkerUnavailable after the worker's death, ValueError for an id in use."""
         if self._death:

@@ -73,6 +73,11 @@ class ZmqEngineClient:
         raise WorkerUnavailable("the model is not loaded yet; please try again")
 
     @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent: the worker has not been seen to be gone."""
+        return not self._closed and not self._router.is_dead
+
+    @property
     def open_streams(self) -> int:
         """Requests that have not ended."""
         return len(self._router)

@@ -33,7 +33,7 @@ class WorkerKeeper:
         self, model: str, order: WorkerOrder, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
     ) -> None:
         self.model = model
-        self.state: ModelState = "loading"
+        self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
         self.restarts = 0
         self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
@@ -42,9 +42,15 @@ class WorkerKeeper:
         self._first_start: asyncio.Future[None] | None = None
 
     @property
+    def state(self) -> ModelState:
+        """How the model is doing. A worker that is gone is one to be restarted from that moment on."""
+        return "restarting" if self._state == "ready" and self.client is None else self._state
+
+    @property
     def client(self) -> ZmqEngineClient | None:
         """The link while the model serves, else None."""
-        return self._worker.client if self._worker is not None and self.state == "ready" and self._worker.is_alive else None
+        worker = self._worker if self._state == "ready" else None
+        return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
 
     @property
     def pid(self) -> int | None:
@@ -75,7 +81,7 @@ class WorkerKeeper:
             await asyncio.wait([self._task])
         if self._worker is not None:
             await self._worker.stop()
-        self.state = "stopped"
+        self._state = "stopped"
 
     async def _keep(self, first_start: asyncio.Future[None]) -> None:
         failures = 0
@@ -93,13 +99,13 @@ class WorkerKeeper:
                 self._give_up(failure, first_start)
                 return
             self.restarts += 1
-            self.state = "restarting"
+            self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
             await asyncio.sleep(delay)
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
-        self.state = "failed"
+        self._state = "failed"
         if first_start.done():
             logger.error("model %s cannot be served any more: %s", self.model, failure.message)
         elif failure.fatal_input:
@@ -117,7 +123,7 @@ class WorkerKeeper:
         if isinstance(outcome, WorkerFailed):
             self._worker = None
             return outcome
-        self.info, self.state = outcome.model, "ready"
+        self.info, self._state = outcome.model, "ready"
         return None
 
     async def _wait_for_death(self) -> WorkerFailed:

@@ -1,0 +1,29 @@
+"""Orders for worker processes with a fake engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from holdfast.config import LogSettings, ModelSettings, SchedulerSettings
+from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.residency.worker_process import WorkerOrder
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
+
+
+def fake_order(behaviour: str = "good") -> WorkerOrder:
+    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # the worker inherits it
+    return WorkerOrder(
+        folder=f"/nowhere/{behaviour}",
+        model=ModelSettings(),
+        scheduler=SETTINGS,
+        log=LogSettings(level="warning"),
+        command=(sys.executable, "-m", "tests.fakes.worker_main"),
+    )
+
+
+def a_request(request_id: str = "a", *, max_tokens: int = 10, prompt: tuple[int, ...] = (1, 2, 3)) -> SequenceRequest:
+    return SequenceRequest(request_id=request_id, prompt_token_ids=prompt, max_tokens=max_tokens, sampling=SamplingParams(seed=1))

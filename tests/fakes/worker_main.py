@@ -1,0 +1,59 @@
+"""A worker process with a fake engine: the real link, loop and signals, but no model. The folder's name says how it behaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from holdfast.errors import ModelLoadError
+from holdfast.messages import ModelInfo
+from holdfast.scheduler.decision import SequenceCosts
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.assignment import Assignment
+from holdfast.worker.inbox import Inbox
+from holdfast.worker.lifecycle import Progress, WorkerEnd, live
+from holdfast.worker.loop import WorkerLoop
+from holdfast.worker.process import run_process
+from tests.fakes.fake_engine import FakeEngine
+
+INFO = ModelInfo(
+    model_type="fake",
+    layout="rows",
+    layout_reason="",
+    parameters=0,
+    weight_bytes=0,
+    compute_dtype="float32",
+    context_tokens=1_000_000,
+    vocab_size=601,
+    kv_bytes_per_token=1,
+    fixed_bytes_per_sequence=0,
+    kv_budget_bytes=10_000_000,
+    device="none",
+)
+
+
+def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+    behaviour = Path(assignment.folder).name
+    if behaviour == "bad":
+        raise ModelLoadError("the folder is bad")
+    if behaviour == "dies-loading":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "hangs":
+        os.read(os.pipe()[0], 1)
+    progress("reading", 1.0)
+    costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
+    scheduler = Scheduler(
+        assignment.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
+    )
+    engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
+    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox), INFO
+
+
+def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress))
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(serve))

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.messages import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from tests.fakes.fake_engine import expected_tokens
+from tests.fakes.fake_worker import a_request, fake_order
+
+ENDLESS = 900_000
+
+
+@asynccontextmanager
+async def worker(
+    behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
+) -> AsyncIterator[WorkerProcess]:
+    process = await WorkerProcess.start(fake_order(behaviour), on_progress=on_progress)
+    try:
+        yield process
+    finally:
+        await process.stop()
+        assert not process.is_alive
+
+
+async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
+    stages: list[str] = []
+    async with worker(on_progress=lambda event: stages.append(event.stage)) as process:
+        ready = await process.wait_started(timeout_seconds=30)
+        assert isinstance(ready, WorkerReady)
+        assert ready.pid == process.pid
+        events = [event async for event in process.client.submit(a_request())]
+    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    assert tokens == expected_tokens(a_request())
+    assert stages == ["reading"]
+    assert await process.wait_exit() == 0
+
+
+async def test_a_bad_model_is_reported_as_such() -> None:
+    async with worker("bad") as process:
+        outcome = await process.wait_started(timeout_seconds=30)
+        assert outcome == WorkerFailed(message="the folder is bad", fatal_input=True)
+
+
+async def test_a_worker_that_dies_while_loading_is_reported() -> None:
+    async with worker("dies-loading") as process:
+        outcome = await process.wait_started(timeout_seconds=30)
+        assert isinstance(outcome, WorkerFailed)
+        assert "SIGKILL" in outcome.message
+        assert not outcome.fatal_input
+
+
+async def test_a_worker_that_does_not_get_ready_in_time_is_killed() -> None:
+    async with worker("hangs") as process:
+        outcome = await process.wait_started(timeout_seconds=0.3)
+        assert isinstance(outcome, WorkerFailed)
+        assert "not loaded within" in outcome.message
+        assert not process.is_alive
+
+
+async def test_a_killed_worker_ends_each_stream_with_one_failure() -> None:
+    async with worker() as process:
+        await process.wait_started(timeout_seconds=30)
+        streams = [process.client.submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+        for stream in streams:
+            while not isinstance(await anext(stream), TokensGenerated):
+                continue
+        psutil.Process(process.pid).kill()
+        for stream in streams:
+            *_, last = [event async for event in stream]
+            assert isinstance(last, Finished)
+            assert last.reason is FinishReason.FAILED
+            assert "died" in last.error
+            assert last.completion_tokens > 0
+        with pytest.raises(WorkerUnavailable):
+            process.client.submit(a_request("late"))
+
+
+async def test_a_broken_device_fails_its_requests_and_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="holdfast.worker"):
+        async with worker("broken-device") as process:
+            await process.wait_started(timeout_seconds=30)
+            streams = [process.client.submit(a_request(str(index))) for index in range(4)]
+            for stream in streams:
+                *_, last = [event async for event in stream]
+                assert isinstance(last, Finished)
+                assert last.reason is FinishReason.FAILED
+            assert await process.wait_exit() == 1
+    assert any("the device refuses the step" in record.message for record in caplog.records)
+
+
+async def test_an_interrupt_from_the_terminal_does_not_end_a_worker() -> None:
+    async with worker() as process:
+        await process.wait_started(timeout_seconds=30)
+        psutil.Process(process.pid).send_signal(signal.SIGINT)
+        events = [event async for event in process.client.submit(a_request())]
+        assert isinstance(events[-1], Finished)
+        assert events[-1].reason is FinishReason.LENGTH
+
+
+async def test_a_terminated_worker_finishes_its_requests_as_cancelled() -> None:
+    async with worker() as process:
+        await process.wait_started(timeout_seconds=30)
+        stream = process.client.submit(a_request(max_tokens=ENDLESS))
+        await anext(stream)
+        psutil.Process(process.pid).terminate()
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Finished)
+        assert last.reason is FinishReason.CANCELLED
+        assert await process.wait_exit() == 0
+
+
+async def test_a_worker_ends_when_the_link_is_cut() -> None:
+    async with worker() as process:
+        await process.wait_started(timeout_seconds=30)
+        await process.client.close()
+        async with asyncio.timeout(30):
+            assert await process.wait_exit() == 0
+
+
+@pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-99, "signal 99")])
+def test_an_exit_is_described_in_words(code: int, words: str) -> None:
+    assert describe_exit(code) == words
