@@ -1,0 +1,109 @@
+"""Who is measured: Holdfast, mlx_lm.server as installed or with a fast BLAS in front, any command, any URL."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from holdfast.errors import HoldfastError
+
+# Loads a BLAS globally and then runs a module as `python -m` would; nothing of Holdfast is in that process.
+_WITH_BLAS = (
+    "import ctypes, runpy, sys; ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL); sys.argv = sys.argv[2:]; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+_FIND_BLAS = "from holdfast.models.platform import prepare_blas; print(prepare_blas().file)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A server to measure: a command that starts it (with the words {model}, {port}, {store}), or the URL of a running one."""
+
+    label: str
+    command: tuple[str, ...] = ()
+    url: str = ""
+    model_id: str = ""  # "" asks /v1/models
+    api_key: str = ""
+
+    @property
+    def is_ours_to_start(self) -> bool:
+        """Whether it can be started, restarted and killed from here, and its memory be seen."""
+        return bool(self.command)
+
+    def filled_command(self, *, model: Path, port: int, store: Path) -> list[str]:
+        """The command with its words filled in."""
+        words = {"{model}": str(model), "{port}": str(port), "{store}": str(store)}
+        filled = []
+        for part in self.command:
+            for word, value in words.items():
+                part = part.replace(word, value)
+            filled.append(part)
+        return filled
+
+
+def holdfast() -> Contender:
+    """This Holdfast."""
+    serve = (sys.executable, "-m", "holdfast.cli.main", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
+    return Contender(label="holdfast", command=(*serve, "--store", "{store}"))
+
+
+def mlx_lm() -> Contender:
+    """mlx_lm.server of this environment, as it is installed."""
+    return Contender(label="mlx_lm", command=(sys.executable, "-m", *_MLX_LM), model_id="default_model")
+
+
+def mlx_lm_with_blas() -> Contender:
+    """mlx_lm.server with the BLAS that Holdfast puts in front of MLX's own. Raises HoldfastError when there is none."""
+    blas = _blas_file()
+    if not blas:
+        raise HoldfastError("no OpenBLAS or MKL was found that could be put in front of mlx_lm.server's own")
+    command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
+    return Contender(label="mlx_lm+blas", command=command, model_id="default_model")
+
+
+_MLX_LM = ("mlx_lm", "server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "WARNING")
+
+
+def peers_of(names: Sequence[str]) -> list[Contender]:
+    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed), "mlx_lm-as-installed", "none".
+
+    Raises HoldfastError for other names.
+    """
+    found: list[Contender] = []
+    for name in names:
+        match name:
+            case "none":
+                continue
+            case "mlx_lm":
+                found.append(mlx_lm_with_blas() if _blas_file() else mlx_lm())
+            case "mlx_lm-as-installed":
+                found.append(mlx_lm())
+            case _:
+                raise HoldfastError(f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, none")
+    return list({peer.label: peer for peer in found}.values())
+
+
+def by_command(template: str, *, label: str = "peer") -> Contender:
+    """Any server by its command, with {model} and {port} (and {store}) in it. Raises HoldfastError."""
+    command = tuple(shlex.split(template))
+    if "{port}" not in template or not command:
+        raise HoldfastError("a command for a peer must have {port} in it, and usually {model}")
+    return Contender(label=label, command=command)
+
+
+def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") -> Contender:
+    """A server that runs already."""
+    bare = url.rstrip("/").removesuffix("/v1")
+    return Contender(label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key)
+
+
+@cache
+def _blas_file() -> str:
+    """Found in another process: here, looking for it would load it."""
+    done = subprocess.run([sys.executable, "-c", _FIND_BLAS], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip()

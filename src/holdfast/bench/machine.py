@@ -1,0 +1,66 @@
+"""The machine that a run was made on, and what else it was doing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_WATCHED_SECONDS = 1.0
+_PACKAGES = ("mlx", "mlx-lm", "holdfast")
+
+
+def machine() -> dict[str, Any]:
+    """Facts for the result file. Takes a second: it looks how busy the machine is before anything is started."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "busy_before": psutil.cpu_percent(_WATCHED_SECONDS) / 100,  # share of all cores, by others
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str:
+    """The commit of the source tree that this runs from, with a + when there are changes; "" outside of one."""
+    folder = Path(__file__).resolve().parent
+    head = _git(folder, "rev-parse", "--short", "HEAD")
+    return head + ("+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        names = [line.partition(":")[2].strip() for line in facts.read_text().splitlines() if line.startswith("model name")]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

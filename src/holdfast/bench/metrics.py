@@ -1,0 +1,79 @@
+"""What is measured: for each name its unit, which direction is better, and how it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "neither"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One kind of figure."""
+
+    unit: Literal["s", "tok/s", "bytes", "tokens", "share", "x", "count"]
+    better: Better
+    meaning: str
+
+
+METRICS = {
+    "request_seconds": Metric(unit="s", better="lower", meaning="one request from connecting to its end"),
+    "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
+    "tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn by all streams over the whole time"),
+    "decode_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn after the last stream began"),
+    "prompt_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="prompt tokens over the time to the first text"),
+    "gap_p50_seconds": Metric(unit="s", better="lower", meaning="median time between texts of a stream"),
+    "gap_p99_seconds": Metric(unit="s", better="lower", meaning="99th percentile of the time between texts of a stream"),
+    "idle_gap_seconds": Metric(unit="s", better="lower", meaning="median gap of a stream while nothing else runs"),
+    "stalled_gap_p50_seconds": Metric(unit="s", better="lower", meaning="median gap while long prompts are read"),
+    "stalled_gap_p99_seconds": Metric(unit="s", better="lower", meaning="99th percentile gap while long prompts are read"),
+    "stalled_gap_max_seconds": Metric(unit="s", better="lower", meaning="longest gap while long prompts are read"),
+    "stalled_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="speed of the stream while long prompts are read"),
+    "long_first_token_seconds": Metric(unit="s", better="lower", meaning="first text of the long prompts"),
+    "share_of_cold": Metric(unit="share", better="lower", meaning="time to first text over that of the same length, cold"),
+    "cached_share": Metric(unit="share", better="higher", meaning="prompt tokens that the server says it did not read again"),
+    "total_seconds": Metric(unit="s", better="lower", meaning="the whole trace"),
+    "resumed_first_token_seconds": Metric(unit="s", better="lower", meaning="first text of agents that come back at the end"),
+    "ready_seconds": Metric(unit="s", better="lower", meaning="from starting the process to the end of its first answer"),
+    "listening_seconds": Metric(unit="s", better="lower", meaning="from starting the process to the first response over HTTP"),
+    "idle_bytes": Metric(unit="bytes", better="lower", meaning="memory of all its processes when idle, shared pages once"),
+    "processes": Metric(unit="count", better="neither", meaning="processes of the server"),
+    "peak_bytes": Metric(unit="bytes", better="lower", meaning="most memory of all its processes, sampled"),
+    "kept_bytes": Metric(unit="bytes", better="neither", meaning="memory that stays taken after the agents were answered"),
+    "kept_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of their contexts"),
+    "disk_bytes": Metric(unit="bytes", better="neither", meaning="what the store folder has grown by"),
+    "disk_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of the contexts"),
+}
+
+
+_UNKNOWN = Metric(unit="count", better="neither", meaning="not known to this version")
+
+
+def metric_of(name: str) -> Metric:
+    """The metric of a name; what stands behind " @ " tells a step of the scenario and changes nothing."""
+    return METRICS.get(name.split(" @ ")[0], _UNKNOWN)
+
+
+def shown(value: float, unit: str) -> str:
+    """A figure as people read it."""
+    match unit:
+        case "s":
+            return f"{value:,.2f} s" if value >= 1 else f"{value * 1000:,.1f} ms" if value >= 0.001 else f"{value * 1e6:,.0f} µs"
+        case "bytes":
+            return _bytes_shown(value)
+        case "share":
+            return f"{value:.1%}"
+        case "x":
+            return f"{value:.2f} ×"
+        case "tok/s":
+            return f"{value:,.0f} tok/s" if value >= 100 else f"{value:,.1f} tok/s"
+        case _:
+            return f"{value:,.0f}"
+
+
+def _bytes_shown(value: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(value) >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:,.0f} B"

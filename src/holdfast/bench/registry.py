@@ -1,0 +1,21 @@
+"""All scenarios by name."""
+
+from __future__ import annotations
+
+from holdfast.bench.scenario import Scenario
+from holdfast.bench.scenarios import agents, memory, overhead, prefill, reuse, salvage, stall, start, streams
+from holdfast.errors import HoldfastError
+
+SCENARIOS: dict[str, Scenario] = {
+    module.SCENARIO.name: module.SCENARIO for module in (overhead, prefill, streams, stall, start, memory, reuse, agents, salvage)
+}
+
+
+def scenarios_of(names: list[str]) -> list[Scenario]:
+    """The named scenarios; "all" is every one. Raises HoldfastError."""
+    if names == ["all"]:
+        return list(SCENARIOS.values())
+    unknown = [name for name in names if name not in SCENARIOS]
+    if unknown:
+        raise HoldfastError(f"unknown scenario {unknown[0]!r}; there are: {', '.join(SCENARIOS)}")
+    return [SCENARIOS[name] for name in names]

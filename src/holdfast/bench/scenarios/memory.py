@@ -1,0 +1,100 @@
+"""What a server keeps of the contexts of agents: in memory and on disk, for each token, with and without a common beginning."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from holdfast.bench.answers import Answer
+from holdfast.bench.load import user
+from holdfast.bench.results import Sample
+from holdfast.bench.scenario import Case, Scale, Scenario, Trial, errors_of
+from holdfast.bench.servers import RunningServer
+
+_ANSWER_TOKENS = 8
+_SETTLING_SECONDS = 1.0
+_SAMPLING_SECONDS = 0.25
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    counts, context = {"quick": ((2,), 1000), "normal": ((6,), 2000), "full": ((1, 2, 4, 8), 4000)}[scale]
+    return [
+        Case(
+            name=f"{count} agents of {context} tokens{', three quarters common' if shared else ''}",
+            settings={"agents": count, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
+            rounds=1,
+        )
+        for count in counts
+        for shared in (False, True)
+    ]
+
+
+async def _measure(trial: Trial) -> Sample:
+    server = await trial.stage.restart(trial.contender)
+    if server is None:
+        return Sample(errors=["only a server that is started from here can be measured"])
+    await server.client.ask(user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS))
+    await asyncio.sleep(_SETTLING_SECONDS)
+    memory, disk = _memory(server), server.store_bytes()
+    async with _sampled(server) as seen:
+        answers = [await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)) for text in _contexts(trial)]
+        await asyncio.sleep(_SETTLING_SECONDS)
+    kept, on_disk = _memory(server) - memory, server.store_bytes() - disk
+    sample = _sample(answers, kept=kept, on_disk=on_disk)
+    sample.metrics["peak_bytes"] = [float(max(seen))]
+    return sample
+
+
+def _contexts(trial: Trial) -> list[str]:
+    common, whole = trial.settings["common_tokens"], trial.settings["context_tokens"]
+    beginning = trial.text(common, "common") + " " if common else ""
+    return [beginning + trial.text(whole - common, f"agent {number}") for number in range(trial.settings["agents"])]
+
+
+def _sample(answers: Sequence[Answer], *, kept: int, on_disk: int) -> Sample:
+    sample = Sample(errors=errors_of(answers), answers=[answer.text for answer in answers])
+    tokens = sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
+    if sample.errors or not tokens:
+        return sample
+    sample.metrics = {
+        "kept_bytes": [float(kept)],
+        "kept_bytes_per_token": [kept / tokens],
+        "disk_bytes": [float(on_disk)],
+        "disk_bytes_per_token": [on_disk / tokens],
+    }
+    return sample
+
+
+def _memory(server: RunningServer) -> int:
+    use = server.use()
+    return use.resident_bytes if use is not None else 0
+
+
+@contextlib.asynccontextmanager
+async def _sampled(server: RunningServer) -> AsyncIterator[list[int]]:
+    """Memory at the beginning, every so often, and at the end."""
+    seen = [_memory(server)]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(_SAMPLING_SECONDS)
+            seen.append(_memory(server))
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield seen
+    finally:
+        watching.cancel()
+        seen.append(_memory(server))
+
+
+SCENARIO = Scenario(
+    name="memory",
+    summary="memory and disk that a server keeps for each agent and token",
+    model="qwen3-9m",
+    cases=_cases,
+    measure=_measure,
+    rounds=1,
+    needs_start=True,
+)
