@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 from holdfast.models.platform import PlatformReport
 
+_CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
 
-def advice(report: PlatformReport | None) -> tuple[str, ...]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is there beside what MLX reports."""
+
+    system: str  # Linux, Darwin
+    architecture: str  # of this Python
+    nvidia_gpu: bool
+    cuda_wheel: bool  # whether MLX for CUDA is installed, working or not
+
+
+def look_around() -> Surroundings:
+    """The surroundings of this process."""
+    return Surroundings(
+        system=platform.system(),
+        architecture=platform.machine(),
+        nvidia_gpu=shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists(),
+        cuda_wheel=any(wheel.name in _CUDA_WHEELS for wheel in distributions()),
+    )
+
+
+def advice(report: PlatformReport | None, surroundings: Surroundings) -> tuple[str, ...]:
     """Lines for a person, most useful first. `report`: None when MLX does not run at all."""
     if report is None:
         return ("MLX does not run here: see the error; `pip install --force-reinstall mlx` may help",)
-    lines = []
-    if report.backend == "cpu":
-        lines += [line for line in (_cuda_advice(), _mac_advice()) if line]
-    return (*lines, *report.recommendations)
+    idle = _idle_gpu(surroundings) if report.backend == "cpu" else ""
+    return (*((idle,) if idle else ()), *report.recommendations)
 
 
-def _cuda_advice() -> str:
-    """Why an NVIDIA GPU stands idle, if one does."""
-    if platform.system() != "Linux" or not (shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists()):
+def _idle_gpu(surroundings: Surroundings) -> str:
+    """Why a GPU that may be there is not used."""
+    if surroundings.system == "Darwin":
+        if surroundings.architecture == "x86_64":
+            return "this Python is an Intel program: install one for Apple silicon (arm64), MLX needs it"
+        return "Metal is not used: MLX wants macOS 14 or newer, on the machine itself"
+    if not surroundings.nvidia_gpu:
         return ""
-    if not _is_installed("mlx-cuda-13") and not _is_installed("mlx-cuda-12"):
+    if not surroundings.cuda_wheel:
         return "there is an NVIDIA GPU: pip install 'holdfast[cuda]'"
     # Both wheels bring the file mlx/lib/libmlx.so; the one that was written last is used.
     return "MLX for CUDA is installed, but hidden by the one for CPUs: pip install --force-reinstall --no-deps mlx-cuda-13"
-
-
-def _mac_advice() -> str:
-    if platform.system() != "Darwin":
-        return ""
-    if platform.machine() == "x86_64":
-        return "this Python runs as an Intel program: install one for Apple silicon (arm64), MLX needs it"
-    return "Metal is not used: MLX wants macOS 14 or newer, on the machine itself"
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

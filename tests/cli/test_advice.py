@@ -1,0 +1,62 @@
+"""What doctor advises to install."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from holdfast.cli.advice import Surroundings, advice, look_around
+from holdfast.models.blas import BlasReport
+from holdfast.models.memory import MemoryReport
+from holdfast.models.platform import PlatformReport
+
+ON_CPU = PlatformReport(
+    device="cpu",
+    backend="cpu",
+    device_name="a processor",
+    mlx_version="0.32.4",
+    mlx_lm_version="0.32.2",
+    python_version="3.11.0",
+    blas=BlasReport(in_front=False),
+    memory=MemoryReport(total_bytes=1, available_bytes=1),
+    compiler=False,
+    wired_limit_bytes=0,
+    recommendations=("install OpenBLAS", "install g++"),
+)
+
+
+LINUX = Surroundings(system="Linux", architecture="x86_64", nvidia_gpu=False, cuda_wheel=False)
+
+
+def test_without_mlx_the_first_thing_is_mlx() -> None:
+    assert "MLX does not run" in advice(None, LINUX)[0]
+
+
+def test_what_the_platform_recommends_is_passed_on() -> None:
+    assert advice(ON_CPU, LINUX) == ON_CPU.recommendations
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"nvidia_gpu": True}, "holdfast[cuda]"),
+        ({"nvidia_gpu": True, "cuda_wheel": True}, "--force-reinstall"),
+        ({"system": "Darwin"}, "Apple silicon"),
+        ({"system": "Darwin", "architecture": "arm64"}, "macOS 14"),
+    ],
+)
+def test_a_gpu_that_stands_idle_comes_first(changes: dict[str, Any], part: str) -> None:
+    first, *rest = advice(ON_CPU, dataclasses.replace(LINUX, **changes))
+    assert part in first
+    assert tuple(rest) == ON_CPU.recommendations
+
+
+def test_a_gpu_in_use_needs_no_advice_about_gpus() -> None:
+    on_gpu = dataclasses.replace(ON_CPU, device="gpu", backend="cuda", recommendations=())
+    assert advice(on_gpu, dataclasses.replace(LINUX, nvidia_gpu=True)) == ()
+
+
+def test_it_can_look_around_anywhere() -> None:
+    assert look_around().architecture

@@ -1,0 +1,28 @@
+"""`holdfast doctor` as a process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.terminal import holdfast, only_line
+from tests.fakes.tiny_models import write_tiny
+
+
+def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    done = holdfast("doctor", "model", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["machine"]["usable_cores"] >= 1
+    assert found["platform"]["mlx_version"]
+    assert found["speed"]["in_use_gflops"] > 0
+    assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "model", [])
+
+
+def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> None:
+    done = holdfast("doctor", "none", cwd=tmp_path)
+    assert done.returncode == 2
+    for part in ("machine", "GFLOP/s as installed", "cannot be run", "what to install"):
+        assert part in done.stdout
+    assert only_line(done.stderr).startswith("holdfast: there is no model folder none")

@@ -1,0 +1,31 @@
+"""Doctor's look at a model, in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.layout_check import check_layout
+from holdfast.config import ModelSettings
+from holdfast.errors import HoldfastError
+from tests.fakes.tiny_models import write_tiny
+
+
+def test_it_finds_the_layout_and_the_reason(tmp_path: Path) -> None:
+    write_tiny(tmp_path, "qwen3_next")
+    found = check_layout(ModelSettings(path=str(tmp_path)))
+    assert found.layout == "split"
+    assert "recurrent" in found.reason
+    assert found.model_type == "qwen3_next"
+    assert found.parameters > 0
+
+
+def test_what_is_wrong_with_a_model_or_its_settings_comes_back_as_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError, match="there is no model folder"):
+        check_layout(ModelSettings(path=str(tmp_path / "none")))
+    write_tiny(tmp_path / "model", "qwen3")
+    settings = ModelSettings(path=str(tmp_path / "model"))
+    with pytest.raises(HoldfastError, match=r"took more than 0 s \(model.startup_seconds\)"):
+        check_layout(dataclasses.replace(settings, startup_seconds=0.01))

@@ -1,0 +1,47 @@
+"""Options that are made from the settings."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from holdfast.cli.settings_command import settings_command
+from holdfast.config import EffectiveSettings, all_specs, value_of
+
+SEEN: list[tuple[EffectiveSettings, int]] = []
+app = typer.Typer()
+
+
+@app.command()
+@settings_command
+def remember(effective: EffectiveSettings, count: int = 1) -> None:
+    SEEN.append((effective, count))
+
+
+def run(*arguments: str) -> tuple[EffectiveSettings, int]:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return SEEN.pop()
+
+
+@pytest.mark.parametrize("key", [key for key, spec in all_specs().items() if spec.flag])
+def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
+    spec = all_specs()[key]
+    text = {"choice": spec.choices[-1] if spec.choices else "", "text": "words", "number": "77", "size": "7 KiB"}[spec.kind]
+    expected = {"number": 77, "size": 7 << 10}.get(spec.kind, text)
+    effective, _ = run(*([spec.flag, text] if spec.flag.startswith("--") else [text]))
+    assert value_of(effective.settings, key) == expected
+    assert effective.origins[key] in (f"flag {spec.flag}", f"argument {spec.flag}")
+
+
+def test_a_commands_own_options_stand_beside_the_settings() -> None:
+    effective, count = run("--count", "3", "--set", "limits.max_choices = 2")
+    assert count == 3
+    assert effective.settings.limits.max_choices == 2
+
+
+def test_defaults_are_shown_in_the_help() -> None:
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert "127.0.0.1" in output
+    assert "8321" in output
