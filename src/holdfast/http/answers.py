@@ -12,6 +12,8 @@ from holdfast.errors import GenerationFailed, WorkerUnavailable
 from holdfast.http.openai_shapes import PromptTokensDetails, Usage
 from holdfast.messages import ChoiceFinished, FinishReason, GenerationRequest, TextDelta
 
+_LEAST_LOGPROB = -9999.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
@@ -51,6 +53,11 @@ class UsageTally:
             total_tokens=prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens),
         )
+
+
+def shown_logprob(logprob: float) -> float:
+    """A log-probability as OpenAI shows it: minus infinity, which JSON cannot say, is -9999."""
+    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
 
 
 def refuse_broken_end(event: ChoiceFinished) -> None:

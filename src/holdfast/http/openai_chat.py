@@ -11,7 +11,7 @@ from holdfast.http.answers import AnswerPlan, StreamFormat, WholeAnswer, new_hea
 from holdfast.http.errors import RequestRefused
 from holdfast.http.openai_chat_answer import ChatStream, WholeChat
 from holdfast.http.openai_fields import GenerationFields, MaxTokens, refuse_above
-from holdfast.http.openai_messages import ChatMessage, plain_messages
+from holdfast.http.openai_messages import ChatMessage, refuse_what_is_not_text
 from holdfast.messages import ChatPrompt, GenerationRequest
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
@@ -36,12 +36,13 @@ class ChatCompletionRequest(GenerationFields):
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions(limits)
+        refuse_what_is_not_text(self.messages)
         head = new_head("chatcmpl", model=self.model, version=version)
         request = GenerationRequest(
             request_id=head.id,
             model=self.model,
             prompt=ChatPrompt(
-                messages=plain_messages(self.messages),
+                messages=tuple(dict(message) for message in self.messages),
                 template_options=self._template_options(),
                 continue_last=bool(self.continue_final_message),
             ),
@@ -66,7 +67,7 @@ class ChatCompletionRequest(GenerationFields):
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestRefused("`top_logprobs` is allowed only with `logprobs`", field="top_logprobs")
-        if self.continue_final_message and self.messages[-1].role != "assistant":
+        if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             raise RequestRefused("`continue_final_message` needs a last message of the assistant", field="continue_final_message")
         generates = True if self.add_generation_prompt is None else self.add_generation_prompt
         if not generates and not self.continue_final_message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer
+from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
 from holdfast.http.openai_shapes import (
     AnswerMessage,
     ChatChoice,
@@ -18,7 +18,6 @@ from holdfast.http.sse import event_prefix, event_with_usage
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
-_LEAST_LOGPROB = -9999.0  # what OpenAI shows for minus infinity, which JSON cannot say
 
 
 class ChatStream(StreamFormat):
@@ -102,9 +101,5 @@ def _chat_logprobs(tokens: tuple[TokenText, ...]) -> ChatLogprobs:
 
 
 def _content_logprob(token: TokenText) -> ContentLogprob:
-    top = [TopLogprob(token=rival.text, logprob=_shown(rival.logprob), bytes=list(rival.raw)) for rival in token.top]
-    return ContentLogprob(token=token.text, logprob=_shown(token.logprob), bytes=list(token.raw), top_logprobs=top)
-
-
-def _shown(logprob: float) -> float:
-    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB
+    top = [TopLogprob(token=rival.text, logprob=shown_logprob(rival.logprob), bytes=list(rival.raw)) for rival in token.top]
+    return ContentLogprob(token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw), top_logprobs=top)

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer
+from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
 from holdfast.http.openai_shapes import Completion, CompletionChoice, CompletionLogprobs, Usage
 from holdfast.http.sse import event_prefix, event_with_usage
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
-_LEAST_LOGPROB = -9999.0  # what OpenAI shows for minus infinity, which JSON cannot say
 
 
 class CompletionStream(StreamFormat):
@@ -94,7 +93,7 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
         scored = not math.isnan(token.logprob)
         shape.text_offset.append(token.text_offset)
         shape.tokens.append(name)
-        shape.token_logprobs.append(_shown(token.logprob) if scored else None)
+        shape.token_logprobs.append(shown_logprob(token.logprob) if scored else None)
         shape.top_logprobs.append(_likeliest(name, token) if scored else None)
     return shape
 
@@ -102,8 +101,8 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
 def _likeliest(name: str, token: TokenText) -> dict[str, float]:
     likeliest: dict[str, float] = {}
     for rival in token.top:
-        likeliest.setdefault(_name(rival), _shown(rival.logprob))  # two tokens may read alike; the likelier one stays
-    likeliest.setdefault(name, _shown(token.logprob))  # the chosen token is always among them
+        likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))  # two tokens may read alike; the likelier one stays
+    likeliest.setdefault(name, shown_logprob(token.logprob))  # the chosen token is always among them
     return likeliest
 
 
@@ -113,7 +112,3 @@ def _name(token: TokenText) -> str:
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)  # a part of a character
     return token.text
-
-
-def _shown(logprob: float) -> float:
-    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB

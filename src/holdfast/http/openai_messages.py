@@ -1,40 +1,51 @@
-"""The messages of a chat request: what is accepted, and the plain form in which they go to the chat template."""
+"""The messages of a chat request: which are accepted. They go on as they came; intake makes them what a template expects."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, Discriminator, Field, Tag, with_config
+from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.http.body import TAG_MARK
 from holdfast.http.errors import RequestRefused
 from holdfast.http.openai_fields import STRICT, one_or_many
 
-_ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
+_ONE, _MANY, _OBJECT, _TEXT = (TAG_MARK + name for name in ("one", "many", "object", "text"))
 _MEDIA = ("image", "audio", "video", "file")
-_NEED_CONTENT = ("system", "developer", "user", "tool", "function")
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}  # type of a part → key of its text
+_MAY_BE_EMPTY = "assistant"
 
 
-class ContentPart(BaseModel):
+def _object_or_text(value: Any) -> str:
+    return _OBJECT if isinstance(value, dict) else _TEXT
+
+
+@with_config(STRICT)
+class ContentPart(TypedDict):
     """A part of a message's content. Only text is served by this version."""
 
-    model_config = STRICT
-
     type: str
-    text: str | None = None
-    refusal: str | None = None
+    text: NotRequired[str | None]
+    refusal: NotRequired[str | None]
 
 
 Content = Annotated[Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Tag(_MANY)], Discriminator(one_or_many)]
+Arguments = Annotated[Annotated[str, Tag(_TEXT)] | Annotated[dict[str, Any], Tag(_OBJECT)], Discriminator(_object_or_text)]
 
 
 @with_config(STRICT)
 class FunctionCall(TypedDict):
-    """A call that the assistant made in an earlier turn."""
+    """A call that the assistant made in an earlier turn. OpenAI sends the arguments as text, others as an object."""
 
     name: str
-    arguments: NotRequired[str]
+    arguments: NotRequired[Arguments | None]
 
 
 @with_config(STRICT)
@@ -46,51 +57,38 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class ChatMessage(BaseModel):
+@with_config(STRICT)
+class ChatMessage(TypedDict):
     """One turn of the conversation."""
 
-    model_config = STRICT
-
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = Field(None, description="Text, or a list of text parts. May be null for the assistant.")
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
+    content: NotRequired[Annotated[Content | None, Field(description="Text, or text parts. May be null for the assistant.")]]
+    name: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCall] | None]
+    tool_call_id: NotRequired[str | None]
 
 
-def plain_messages(messages: list[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as dictionaries with text as content, the same for every way of writing the same conversation."""
-    return tuple(_plain(message, f"messages.{position}") for position, message in enumerate(messages))
+def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
+    """Raise RequestRefused naming the first message or part that has no text where it must, or something else than text."""
+    for position, message in enumerate(messages):
+        field = f"messages.{position}.content"
+        content = message.get("content")
+        if content is None and message["role"] != _MAY_BE_EMPTY:
+            reason = f"`{field}` is required for the role {message['role']}"
+            raise RequestRefused(reason, code="invalid_type", field=field)
+        if isinstance(content, list):
+            for place, part in enumerate(content):
+                _refuse_unless_text(part, f"{field}.{place}")
 
 
-def _plain(message: ChatMessage, field: str) -> dict[str, Any]:
-    if message.content is None and message.role in _NEED_CONTENT:
-        reason = f"`{field}.content` is required for the role {message.role}"
-        raise RequestRefused(reason, code="invalid_type", field=f"{field}.content")
-    if message.content is None or isinstance(message.content, str):
-        content = message.content or ""
-    else:
-        content = "".join(_text(part, f"{field}.content.{position}") for position, part in enumerate(message.content))
-    # Templates know no "developer"; it is what newer clients call the system's role.
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
-    if message.name is not None:
-        plain["name"] = message.name
-    if message.tool_calls:
-        plain["tool_calls"] = message.tool_calls
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    plain.update((key, value) for key, value in (message.model_extra or {}).items() if value is not None)
-    return plain
-
-
-def _text(part: ContentPart, field: str) -> str:
-    if part.type in ("text", "input_text", "output_text"):
-        if part.text is None:
-            raise RequestRefused(f"`{field}.text` is required", code="missing_required_parameter", field=f"{field}.text")
-        return part.text
-    if part.type == "refusal":
-        return part.refusal or ""
-    if any(kind in part.type for kind in _MEDIA):
-        message = f"`{field}`: parts of type {part.type[:40]!r} are not supported by this version yet; send text"
+def _refuse_unless_text(part: ContentPart, field: str) -> None:
+    kind = part["type"]
+    key = _TEXT_PARTS.get(kind)
+    if key is not None:
+        if not isinstance(part.get(key), str):
+            raise RequestRefused(f"`{field}.{key}` is required", code="missing_required_parameter", field=f"{field}.{key}")
+    elif any(media in kind for media in _MEDIA):
+        message = f"`{field}`: parts of type {kind[:40]!r} are not supported by this version yet; send text"
         raise RequestRefused(message, code="unsupported_content", field=field)
-    raise RequestRefused(f"`{field}.type`: unknown part type {part.type[:40]!r}", field=f"{field}.type")
+    else:
+        raise RequestRefused(f"`{field}.type`: unknown part type {kind[:40]!r}", field=f"{field}.type")
