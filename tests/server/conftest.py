@@ -1,21 +1,18 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-from holdfast.models.demo import demo_folder
+from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
-    """The bundled model, or the one that the variable names (a model that is still in training, for instance)."""
-    named = os.environ.get("TEST_MODEL_FOLDER")
-    return Path(named) if named else demo_folder()
+    return served_model_folder()
 
 
 @pytest.fixture(scope="session")

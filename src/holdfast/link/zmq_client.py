@@ -62,6 +62,8 @@ class ZmqEngineClient:
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self._monitor_fd, self._notice_disconnect)
+        self._drain()  # a ZeroMQ descriptor tells of news only since the last look, so there must be a first one
+        self._notice_disconnect()
 
     @property
     def info(self) -> ModelInfo:

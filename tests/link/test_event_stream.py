@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.messages import Accepted, Event, Finished, FinishReason, Rejected, RejectionKind, TokensGenerated
+
+
+def finished(request_id: str = "a") -> Finished:
+    return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2)
+
+
+def tokens(request_id: str = "a") -> TokensGenerated:
+    return TokensGenerated(request_id=request_id, token_ids=(4, 5))
+
+
+class Front:
+    """A router and the cancels that its streams asked for."""
+
+    def __init__(self) -> None:
+        self.router = EventRouter()
+        self.cancelled: list[str] = []
+
+    def open(self, request_id: str = "a") -> EventStream:
+        return self.router.open(request_id, prompt_tokens=1, cancel=self._cancel)
+
+    def _cancel(self, request_id: str) -> None:
+        if self.router.forget(request_id):
+            self.cancelled.append(request_id)
+
+
+async def test_each_event_goes_to_its_own_stream_in_order() -> None:
+    front = Front()
+    first, second = front.open("a"), front.open("b")
+    events: list[Event] = [
+        Accepted(request_id="b"),
+        Accepted(request_id="a"),
+        tokens("a"),
+        finished("b"),
+        tokens("a"),
+        finished("a"),
+    ]
+    front.router.route(events)
+    assert [event async for event in first] == [events[1], events[2], events[4], events[5]]
+    assert [event async for event in second] == [events[0], events[3]]
+    assert len(front.router) == 0
+
+
+async def test_a_waiting_reader_is_woken() -> None:
+    front = Front()
+    stream = front.open()
+    reader = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    front.router.route([tokens()])
+    assert await reader == tokens()
+
+
+async def test_a_refusal_is_the_only_event() -> None:
+    front = Front()
+    stream = front.open()
+    refusal = Rejected(request_id="a", kind=RejectionKind.INVALID, message="no")
+    front.router.route([refusal])
+    assert [event async for event in stream] == [refusal]
+
+
+async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
+    front = Front()
+    stream = front.open()
+    front.router.route([Accepted(request_id="a"), tokens()])
+    await stream.aclose()
+    await stream.aclose()
+    front.router.route([tokens(), finished()])  # what was under way is dropped
+    assert [event async for event in stream] == []
+    assert front.cancelled == ["a"]
+
+
+async def test_closing_after_the_end_cancels_nothing() -> None:
+    front = Front()
+    stream = front.open()
+    front.router.route([Accepted(request_id="a"), finished()])
+    _ = [event async for event in stream]
+    await stream.aclose()
+    assert front.cancelled == []
+
+
+async def test_a_cancelled_reader_cancels_the_request() -> None:
+    front = Front()
+    stream = front.open()
+    reader = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert front.cancelled == ["a"]
+
+
+async def test_the_workers_death_ends_each_stream_with_what_it_had_and_one_failure() -> None:
+    front = Front()
+    begun, fresh = front.open("a"), front.open("b")
+    front.router.route([Accepted(request_id="a"), tokens("a")])
+    front.router.fail_all("it died")
+    *_, last = [event async for event in begun]
+    assert isinstance(last, Finished)
+    assert (last.reason, last.error, last.completion_tokens) == (FinishReason.FAILED, "it died", 2)
+    assert [type(event) for event in [event async for event in fresh]] == [Accepted, Finished]
+    with pytest.raises(WorkerUnavailable, match="it died"):
+        front.open("c")
+
+
+async def test_an_id_in_use_cannot_be_opened_twice() -> None:
+    front = Front()
+    front.open()
+    with pytest.raises(ValueError, match="in use"):
+        front.open()

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import statistics
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.messages import (
+    Accepted,
+    CancelRequest,
+    Command,
+    Event,
+    Finished,
+    FinishReason,
+    SequenceRequest,
+    Shutdown,
+    StatisticsRequest,
+    TokensGenerated,
+    WorkerStatistics,
+)
+from holdfast.worker.inbox import ZmqInbox
+from tests.fakes.fake_worker import a_request
+
+
+def finished(request_id: str) -> Finished:
+    return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0)
+
+
+def answer_at_once(command: Command) -> list[Event]:
+    if isinstance(command, SequenceRequest):
+        return [Accepted(request_id=command.request_id), finished(command.request_id)]
+    return [WorkerStatistics(steps=7)] if isinstance(command, StatisticsRequest) else []
+
+
+class Peer:
+    """The worker's end on a thread of this process; keeps what it got."""
+
+    def __init__(self, endpoint: str, answer: Callable[[Command], list[Event]]) -> None:
+        self.commands: list[Command] = []
+        self._answer = answer
+        self._wake_reader, self.wake_writer = os.pipe()
+        self.thread = threading.Thread(target=self._serve, args=(endpoint,))
+        self.thread.start()
+
+    def _serve(self, endpoint: str) -> None:
+        inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader)
+        while not any(isinstance(command, Shutdown) for command in self.commands):
+            for command in inbox.receive(timeout_seconds=10):
+                self.commands.append(command)
+                inbox.send(self._answer(command))
+        inbox.close()
+
+
+@asynccontextmanager
+async def linked(answer: Callable[[Command], list[Event]] = answer_at_once) -> AsyncIterator[tuple[ZmqEngineClient, Peer]]:
+    client = ZmqEngineClient(on_progress=lambda event: None)
+    peer = Peer(client.endpoint, answer)
+    try:
+        async with asyncio.timeout(20):
+            while True:  # the first message finds the other end or not
+                try:
+                    await client.statistics()
+                    break
+                except WorkerUnavailable:
+                    await asyncio.sleep(0.001)
+            yield client, peer
+    finally:
+        await client.close()
+        await asyncio.to_thread(peer.thread.join)
+
+
+async def test_a_request_goes_over_and_its_events_come_back() -> None:
+    async with linked() as (client, peer):
+        assert [event async for event in client.submit(a_request("x"))] == [Accepted(request_id="x"), finished("x")]
+        assert (await client.statistics()).steps == 7
+    assert a_request("x") in peer.commands
+    assert peer.commands[-1] == Shutdown()
+
+
+async def test_closing_a_stream_early_sends_a_cancel() -> None:
+    def accept(command: Command) -> list[Event]:
+        if isinstance(command, SequenceRequest):
+            return [Accepted(request_id=command.request_id), TokensGenerated(request_id=command.request_id, token_ids=(1,))]
+        return [finished(command.request_id)] if isinstance(command, CancelRequest) else answer_at_once(command)
+
+    async with linked(accept) as (client, peer):
+        stream = client.submit(a_request("x"))
+        await anext(stream)
+        await stream.aclose()
+        assert client.open_streams == 0
+        await client.statistics()  # comes after the cancel
+    assert CancelRequest(request_id="x") in peer.commands
+
+
+async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
+    async with linked() as (client, _):
+        streams = [client.submit(a_request(str(index))) for index in range(100)]
+        for index, stream in enumerate(streams):
+            assert [event async for event in stream][-1] == finished(str(index))
+
+
+async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
+    async with linked(lambda command: answer_at_once(command) if isinstance(command, StatisticsRequest) else []) as (
+        client,
+        peer,
+    ):
+        stream = client.submit(a_request("x"))
+        os.write(peer.wake_writer, b".")
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Finished)
+        assert last.reason is FinishReason.FAILED
+        assert not client.is_open
+        with pytest.raises(WorkerUnavailable):
+            client.submit(a_request("y"))
+
+
+async def test_the_folder_of_the_socket_is_private_and_goes_away() -> None:
+    async with linked() as (client, _):
+        folder = Path(client.endpoint.removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+async def test_a_round_trip_costs_less_than_a_token() -> None:
+    async with linked() as (client, _):
+        seconds = []
+        for index in range(200):
+            started_at = time.perf_counter()
+            async for _event in client.submit(a_request(str(index))):
+                pass
+            seconds.append(time.perf_counter() - started_at)
+    assert statistics.median(seconds) < 0.005, seconds  # 0.2 ms on an idle machine; both ends share this interpreter's lock here
