@@ -77,6 +77,7 @@ class WorkerLoop:
         try:
             while not self._is_closing:
                 self._obey(self._inbox.receive(timeout_seconds=0.0 if is_busy else IDLE_SECONDS))
+                self._inbox.send(self._ledger.take_outbox())  # the front goes on while the step is laid out
                 is_busy = self._advance()
                 self._tell_statistics(is_busy=is_busy)
                 self._inbox.send(self._ledger.take_outbox())
