@@ -33,7 +33,9 @@ class TooLargeForMemory(InvalidRequest):
     """The request alone needs more KV memory than the whole budget: it could never be admitted."""
 
     def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
-        super().__init__(f"the request needs {needed_bytes:,} bytes of KV memory, the budget is {budget_bytes:,}", field="max_tokens")
+        super().__init__(
+            f"the request needs {needed_bytes:,} bytes of KV memory, the budget is {budget_bytes:,}", field="max_tokens"
+        )
         self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
 
 

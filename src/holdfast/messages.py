@@ -62,7 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None  # None: as many as fit the context window
     choices: int = 1
     sampling: SamplingParams = SamplingParams()
-    unset_sampling: tuple[str, ...] = ()  # fields of `sampling` the client left open: the model's generation_config.json fills them
+    unset_sampling: tuple[str, ...] = ()  # fields of `sampling` that the client left open, for generation_config.json to fill
     stop: tuple[str, ...] = ()
     want_logprobs: bool = False
     top_logprobs: int = 0

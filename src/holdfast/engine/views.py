@@ -22,14 +22,14 @@ class WindowMask:
     window: int | None
 
 
-def attend_one(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
+def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     """Attention of one query per head, composed of two products per key/value head. For backends without a fused kernel.
 
-    queries: [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are the rows
+    queries: scaled, [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are the rows
     of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them per head.
     """
     heads, kv_heads = queries.shape[1], keys.shape[1]
-    grouped = (queries * scale).reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
+    grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
     weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1)
     return (weights @ values).reshape(1, heads, 1, values.shape[3])
 
@@ -82,6 +82,8 @@ class RowsView:
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
+        if self._composes:
+            queries, scale = queries * scale, 1.0  # once for all rows
         spans = zip(self._layers, self._tokens, self._split(queries), strict=True)
         parts = [self._attend_span(layer, tokens, part, scale, asked, sinks) for layer, tokens, part in spans]
         return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
@@ -97,7 +99,7 @@ class RowsView:
         seen = layer.held() if window is None else min(layer.held(), window + tokens - 1)
         keys, values = layer.last(seen)
         if tokens == 1 and sinks is None and self._composes:
-            return attend_one(queries, keys, values, scale=scale)
+            return attend_one(queries, keys, values)
         mask: mx.array | str | None = None
         if tokens > 1:
             mask = "causal" if window is None or seen <= window else self._masks.causal(tokens, held=seen, window=window)
