@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pydantic
 import pytest
 
 from holdfast.config import LimitsSettings
+from holdfast.http.openai_chat import ChatCompletionRequest
 from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
@@ -63,6 +65,21 @@ async def test_a_bad_logit_bias_is_named_down_to_the_token(bias: dict[str, Any],
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(logit_bias=bias))
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+HOSTILE: dict[str, Any] = {
+    "logit_bias": {f"x{place}": 1 for place in range(20_000)},
+    "stop": [1] * 50_000,
+    "messages": [1] * 50_000,
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE)
+def test_of_a_field_full_of_mistakes_only_the_first_is_kept(field: str) -> None:
+    # All of them took seconds and gigabytes.
+    with pytest.raises(pydantic.ValidationError) as refusal:
+        ChatCompletionRequest.model_validate_json(json.dumps(chat_body(**{field: HOSTILE[field]})))
+    assert refusal.value.error_count() == 1
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])

@@ -20,7 +20,9 @@ _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
 class ChatCompletionRequest(GenerationFields):
     """A conversation to be answered."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(description="The conversation so far, oldest first.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
+        description="The conversation so far, oldest first."
+    )
     max_completion_tokens: MaxTokens | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = Field(None, description="Give the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="And of so many of the likeliest at its place.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
 from holdfast.http.body import TAG_MARK
@@ -14,6 +14,7 @@ from holdfast.messages import SamplingParams
 
 INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+_MOST_BIASES = 4096
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
 
@@ -23,10 +24,19 @@ def one_or_many(value: Any) -> str:
     return _MANY if isinstance(value, list) else _ONE
 
 
+def _not_too_many(value: Any) -> Any:
+    # Before the entries are looked at: each bad one would become an error of its own, a million of them gigabytes.
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
+    return value
+
+
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1)]
-Stop = Annotated[Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Tag(_MANY)], Discriminator(one_or_many)]
+Stop = Annotated[
+    Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
+]
 MaxTokens = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 
 
@@ -59,7 +69,9 @@ class GenerationFields(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None, description="Factor on tokens of prompt and answer; 1: off."
     )
-    logit_bias: dict[TokenKey, Bias] | None = Field(None, description="Token id → what is added to its logit.")
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = Field(
+        None, description="Token id → what is added to its logit."
+    )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
         None, description="The same seed and request give the same answer."
     )

@@ -36,7 +36,9 @@ class ContentPart(TypedDict):
     refusal: NotRequired[str | None]
 
 
-Content = Annotated[Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Tag(_MANY)], Discriminator(one_or_many)]
+Content = Annotated[
+    Annotated[str, Tag(_ONE)] | Annotated[list[ContentPart], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
+]
 Arguments = Annotated[Annotated[str, Tag(_TEXT)] | Annotated[dict[str, Any], Tag(_OBJECT)], Discriminator(_object_or_text)]
 
 
@@ -64,7 +66,7 @@ class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[Annotated[Content | None, Field(description="Text, or text parts. May be null for the assistant.")]]
     name: NotRequired[str | None]
-    tool_calls: NotRequired[list[ToolCall] | None]
+    tool_calls: NotRequired[Annotated[list[ToolCall], Field(fail_fast=True)] | None]
     tool_call_id: NotRequired[str | None]
 
 
