@@ -171,6 +171,15 @@ def test_shutdown_finishes_what_runs_as_cancelled_and_rejects_what_comes() -> No
     assert not engine.pending
 
 
+def test_a_loop_without_work_rests_once() -> None:
+    rests: list[int] = []
+    inbox = ScriptInbox([[], [], [request("a", max_tokens=3)], *([[]] * 20), [request("b")]])
+    loop = make_loop(FakeEngine(), inbox)
+    loop._on_rest = lambda: rests.append(len(inbox.events))
+    loop.run()
+    assert len(rests) == 2
+
+
 def test_statistics_count_what_was_done() -> None:
     inbox = serve([request("a", 1, 2, 3, 4, max_tokens=5)], *([[]] * 10), [StatisticsRequest()])
     told = [event for event in inbox.events if isinstance(event, WorkerStatistics)][-1]

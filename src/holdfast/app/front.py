@@ -6,6 +6,7 @@ The worker process is started first; what the front itself imports, it imports w
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -111,6 +112,8 @@ class Front:
     async def _announce(self, listening: asyncio.Event, url: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
         self._progress("ready", 1.0)
         ready = ReadyServer(
             url=url,

@@ -59,10 +59,12 @@ class WorkerLoop:
         scheduler: Scheduler,
         inbox: Inbox,
         retry_chunk_tokens: int = 2048,
+        on_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`on_rest` is called once whenever there has been nothing to do for a while."""
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
-        self._retry_chunk_tokens = retry_chunk_tokens
+        self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
         self._flight: _Flight | None = None
         self._collected_at = 0.0
@@ -73,10 +75,14 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Work until Shutdown. Raises DeviceBroken when nothing can be computed any more; all requests are finished then too."""
-        is_busy = False
+        is_busy = is_resting = False
         try:
             while not self._is_closing:
-                self._obey(self._inbox.receive(timeout_seconds=0.0 if is_busy else IDLE_SECONDS))
+                commands = self._inbox.receive(timeout_seconds=0.0 if is_busy else IDLE_SECONDS)
+                if not commands and not is_busy and not is_resting:
+                    self._on_rest()
+                is_resting = not commands and not is_busy
+                self._obey(commands)
                 self._inbox.send(self._ledger.take_outbox())  # the front goes on while the step is laid out
                 is_busy = self._advance()
                 self._tell_statistics(is_busy=is_busy)
