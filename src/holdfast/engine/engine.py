@@ -16,7 +16,7 @@ import mlx.core as mx
 from holdfast.cache.snapshot import can_be_kept, restore
 from holdfast.engine.keeping import KeepPolicy, Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
-from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
 from holdfast.engine.sampling import Drawn, advance, row_state, sample
 from holdfast.engine.scoring import PromptScores, drawn_logprobs, score_prompt
 from holdfast.engine.sequence import Sequence as LiveSequence

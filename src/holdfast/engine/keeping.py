@@ -8,16 +8,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from holdfast.cache.snapshot import KVRun, StateSnapshot, take_run, take_state
+from holdfast.engine.plan import KeepPolicy
 from holdfast.engine.sequence import Sequence
 from holdfast.messages import RequestId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepPolicy:
-    """When state is copied out: every `run_tokens` tokens of what grows, and at each boundary everything up to it."""
-
-    run_tokens: int = 256
-    boundaries: frozenset[int] = frozenset()  # token positions; the scheduler must end a span at each of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from holdfast.cache.kinds import LayerState
-from holdfast.engine.plan import Span
+from holdfast.engine.plan import KeepPolicy, Span
 from holdfast.messages import SequenceRequest
 
 if TYPE_CHECKING:
-    from holdfast.engine.keeping import KeepPolicy
     from holdfast.engine.sampling import RowState
 
 
