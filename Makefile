@@ -7,7 +7,7 @@
 # make architectures  probe every architecture anew and write docs/architectures.md
 # make venv           only make .venv; the others do it when needed
 # make lock           renew constraints.txt (needs uv)
-# make clean          remove what the above made, .venv included
+# make clean          remove what the above made, except .venv
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -62,5 +62,5 @@ lock:
 	@mv constraints.new constraints.txt
 
 clean:
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
