@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from holdfast.cache.snapshot import can_be_kept, restore
-from holdfast.engine.keeping import KeepPolicy, Kept, Prefix, keep_due, keep_everything
+from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
 from holdfast.engine.sampling import Drawn, advance, row_state, sample

@@ -25,8 +25,9 @@ class WindowMask:
 def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     """Attention of one query per head, composed of two products per key/value head. For backends without a fused kernel.
 
-    queries: scaled, [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are the rows
-    of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them per head.
+    queries: scaled, [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are
+    the rows of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them
+    for every head.
     """
     heads, kv_heads = queries.shape[1], keys.shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
