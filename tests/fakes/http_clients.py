@@ -49,7 +49,7 @@ def events_of(text: str) -> list[Any]:
 async def served(gateway: ScriptedGateway) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     app = create_application(scripted_services(gateway))
-    settings = ServerSettings(port=0, shutdown_seconds=1)
+    settings = ServerSettings(port=0, shutdown_seconds=0)
     with listen(settings) as listener:
         started = asyncio.Event()
         running = server(app, settings, on_started=started.set)

@@ -6,9 +6,10 @@ import asyncio
 import socket
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, completion_body, served
+from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, completion_body, events_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 
@@ -72,15 +73,39 @@ async def test_every_answer_is_closed_when_it_has_ended() -> None:
         assert gateway.closed == [gateway.request.request_id]
 
 
-async def test_a_cancelled_connection_ends_its_work() -> None:
+async def test_a_stream_that_the_servers_stop_cuts_off_ends_with_an_error() -> None:
     gateway = ScriptedGateway(script=endless())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
     await exchange.first_body.wait()
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await running
     assert gateway.closed == [gateway.request.request_id]
+    assert events_of(exchange.text)[-1]["error"]["code"] == "model_unavailable"
+    assert exchange.messages[-1]["more_body"] is False
+
+
+async def test_a_whole_answer_that_the_servers_stop_cuts_off_is_a_503() -> None:
+    gateway = ScriptedGateway(script=endless())
+    exchange = Exchange(gateway)
+    running = asyncio.create_task(exchange.run(CHAT, chat_body()))
+    while not gateway.requests:
+        await asyncio.sleep(0)
+    running.cancel()
+    await running
+    assert exchange.status == 503
+
+
+async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_without_an_end() -> None:
+    gateway = ScriptedGateway(script=lambda _: endless())
+    async with httpx.AsyncClient(timeout=10) as client:
+        async with served(gateway) as url:
+            answers = [asyncio.create_task(client.post(url + CHAT, json=chat_body(stream=stream))) for stream in (True, False)]
+            while len(gateway.requests) < 2:
+                await asyncio.sleep(0.001)
+        streamed, whole = await asyncio.gather(*answers)
+    assert "model_unavailable" in streamed.text
+    assert whole.status_code == 503
 
 
 def raw_request(url: str, body: bytes) -> socket.socket:

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Coroutine
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.answers import AnswerPlan, StreamFormat, UsageTally, WholeAnswer, refuse_broken_end
 from holdfast.http.batch import open_streams
+from holdfast.http.errors import problem_of
 from holdfast.http.services import OutputStream, Services
-from holdfast.http.sse import DONE, EventWriter
+from holdfast.http.sse import DONE, EventWriter, error_event
 from holdfast.messages import TextDelta
 from holdfast.telemetry.requests import RequestWatch
 
@@ -27,8 +29,13 @@ class GenerationResponse(Response):
         self._services, self._plan, self._watch = services, plan, watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send."""
-        answered = await _unless_disconnected(receive, self._answer(send))
+        """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
+        out = _Output(send)
+        try:
+            answered = await _unless_disconnected(receive, self._answer(out.send))
+        except asyncio.CancelledError:
+            await out.break_off(WorkerUnavailable("the server stopped before the answer was done"))
+            return
         if not answered:
             _log.debug("client gone before the end of %s", self._plan.requests[0].request_id)
 
@@ -47,6 +54,25 @@ class GenerationResponse(Response):
                 await stream.aclose()
         finally:
             watch.close()
+
+
+class _Output:
+    """Knows how far the answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._started = self._ended = False
+
+    async def send(self, message: Message) -> None:
+        self._started = True
+        self._ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
+
+    async def break_off(self, error: HoldfastError) -> None:
+        if not self._started:
+            raise error
+        if not self._ended:  # so it is a stream
+            await self._send({"type": "http.response.body", "body": error_event(problem_of(error)), "more_body": False})
 
 
 async def _write_stream(stream: OutputStream, form: StreamFormat, tally: UsageTally, send: Send, watch: RequestWatch) -> None:

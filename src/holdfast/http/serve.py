@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import math
@@ -19,6 +20,7 @@ from holdfast.errors import ConfigError
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
+_LAST_WORDS_SECONDS = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -63,6 +65,16 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and not self.should_exit:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; answers that took too long are cancelled, and get a moment to say so to their clients."""
+        await super().shutdown(sockets)
+        remaining = set(self.server_state.tasks)
+        if self.force_exit:
+            for task in remaining:
+                task.cancel()
+        if remaining:
+            await asyncio.wait(remaining, timeout=_LAST_WORDS_SECONDS)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
