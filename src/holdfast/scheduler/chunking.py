@@ -41,9 +41,9 @@ class Allowance:
     def take(self, costs: CostModel, sequence: Sequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
         """Take as much as there is for one prompt that has `taken` tokens of the step already.
 
-        Whole quanta, unless the prompt ends with it. `at_least_a_quantum`: whatever it costs, so that somebody always moves on.
+        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: whatever it costs, so that somebody moves.
         """
-        position, wanted = sequence.position + taken, sequence.unread_tokens - taken
+        position, wanted = sequence.position + taken, sequence.longest_span - taken
         entry = 0.0 if taken else costs.seconds_per_chunk()
         tokens = min(wanted, self.tokens - self._held_tokens)
         if not math.isinf(self.seconds):
@@ -75,7 +75,7 @@ class ChunkSharing:
         """
         if math.isinf(seconds):
             if len(prompts) == 1:
-                return [(prompts[0], min(tokens, prompts[0].unread_tokens))]
+                return [(prompts[0], min(tokens, prompts[0].longest_span))]
         elif self._should_only_decode(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
@@ -118,7 +118,7 @@ class ChunkSharing:
     ) -> None:
         for sequence in takers:
             before = taken.get(sequence, 0)
-            if before == sequence.unread_tokens:
+            if before == sequence.longest_span:
                 continue
             more = allowance.take(self._costs, sequence, taken=before, at_least_a_quantum=must_move)
             must_move = False

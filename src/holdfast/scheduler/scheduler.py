@@ -69,8 +69,8 @@ class Scheduler:
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = self._growths = 0
 
-    def submit(self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int) -> None:
-        """Put a request into the queue.
+    def submit(self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, boundaries: tuple[int, ...] = ()) -> None:
+        """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
@@ -95,9 +95,20 @@ class Scheduler:
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             submitted_after_step=self._issued_steps,
+            boundaries=boundaries,
         )
         self._known[request_id] = sequence
         self._queue.join(sequence)
+
+    def set_cached(self, request_id: RequestId, tokens: int) -> None:
+        """Let a waiting request begin behind its first `tokens` tokens, which are in memory; fewer than it knows.
+
+        Counts from the next admission on, also for one that waits again after a preemption.
+        """
+        sequence = self._known[request_id]
+        assert request_id not in self._running, "a running sequence has begun already"
+        assert 0 <= tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
+        sequence.cached_tokens = tokens
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
@@ -199,6 +210,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
+        sequence.cached_tokens = 0
         self._queue.rejoin(sequence)
         self._preemptions += 1
 

@@ -19,6 +19,8 @@ class Sequence:
     prompt_tokens: int
     max_tokens: int
     submitted_after_step: int  # results of that step and of earlier ones belong to another sequence of the same id
+    boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
     drawn: int = 0
     planned_draws: int = 0
     known_tokens: int = 0  # to be read before the first draw after admission
@@ -38,15 +40,23 @@ class Sequence:
         return self.known_tokens - self.position
 
     @property
+    def longest_span(self) -> int:
+        """Tokens that one span may have: up to the next boundary, or all that are unread."""
+        for boundary in self.boundaries:
+            if boundary > self.position:
+                return min(boundary, self.known_tokens) - self.position
+        return self.unread_tokens
+
+    @property
     def is_fully_planned(self) -> bool:
         """Whether nothing is left to plan: it ends, at the latest, when the steps under way are observed."""
         return self.planned_draws >= self.max_tokens and self.position >= self.known_tokens
 
     def start(self, *, capacity_tokens: int, reserved_bytes: int, step: int) -> None:
-        """Let it run from its first token."""
+        """Let it run from its first token that is not cached."""
         self.known_tokens = self.prompt_tokens + self.drawn
         self.planned_draws = self.drawn
-        self.position = 0
+        self.position = self.cached_tokens
         self.capacity_tokens, self.reserved_bytes = capacity_tokens, reserved_bytes
         self.last_step = step
 
