@@ -35,6 +35,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def holdfast_version() -> str:
+    """Of the installed package."""
+    return _version("holdfast")
+
+
 def commit() -> str:
     """The commit of the source tree that this runs from, with a + when there are changes; "" outside of one."""
     folder = Path(__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""Makes a benchmark model in a process of its own: `python -m holdfast.bench.model_maker NAME FOLDER`. Imports MLX.
+"""Makes benchmark models in a process of its own: `python -m holdfast.bench.model_maker random NAME FOLDER`. Imports MLX.
 
 Weights are scaled so that every part of the model moves the logits and greedy decoding does not fall into a short loop: sharp
 attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens that are no whole word are
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,34 @@ def make_model(name: str, folder: Path) -> None:
         config |= _quantized(model)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def make_endless(original: Path, folder: Path) -> None:
+    """Copy a model into `folder`, in float32, with an end token that it does not draw."""
+    folder.mkdir(parents=True)
+    for file in original.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in ("generation_config.json", "README.md"):
+            shutil.copyfile(file, folder / file.name)
+    weights: dict[str, mx.array] = {}
+    for file in original.glob("*.safetensors"):
+        loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+        weights |= loaded
+    in_float32 = {
+        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value for name, value in weights.items()
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), in_float32, metadata={"format": "mlx"})
+    token, token_id = _last_added_token(folder)
+    changes = {"config.json": {"eos_token_id": token_id, "torch_dtype": "float32"}, "tokenizer_config.json": {"eos_token": token}}
+    for name, change in changes.items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **change}))
+
+
+def _last_added_token(folder: Path) -> tuple[str, int]:
+    """The least used of the added tokens: those that end turns come first in every vocabulary."""
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    last = max(added, key=lambda token: int(token["id"]))
+    return last["content"], last["id"]
 
 
 def _well_scaled(path: str, parameter: mx.array) -> mx.array:
@@ -121,5 +150,9 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    make_model(sys.argv[1], Path(sys.argv[2]))
+    kind, what, where = sys.argv[1:]
+    if kind == "random":
+        make_model(what, Path(where))
+    else:
+        make_endless(Path(what), Path(where))
     mx.clear_streams()

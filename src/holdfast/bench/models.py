@@ -6,7 +6,6 @@ ends answers can not be drawn) and draw whole words, so that texts can be compar
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.models.demo import demo_folder
+from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder
 
 VERSION = 1  # of the recipe; another one makes the models anew
 CONTEXT_TOKENS = 32768
@@ -114,8 +113,7 @@ SHAPES = {
         },
     ),
 }
-DEMO = "holdfast-demo"
-MODEL_NAMES = (*(name + bits for name in SHAPES for bits in ("", FOUR_BIT)), DEMO, DEMO + ENDLESS)
+MODEL_NAMES = (*(name + bits for name in SHAPES for bits in ("", FOUR_BIT)), *DEMO_IDS, DEMO_ID + ENDLESS)
 
 
 def cache_folder() -> Path:
@@ -127,16 +125,14 @@ def cache_folder() -> Path:
 def ensure_model(name: str) -> BenchModel:
     """The model of this name, made if it is not there yet; or any model folder by its path. Raises HoldfastError.
 
-    `…-endless` after the name or path of a model that has learnt to end its answers: the same weights with another end token,
-    for scenarios that need answers of a given length.
+    `…-endless` after the name or path of a model that has learnt to end its answers: a copy with another end token, for scenarios
+    that need answers of a given length. Its weights are float32, which is what Holdfast computes in on a CPU: a peer that takes
+    weights as they come then computes the same, and the answers can be compared.
     """
     if name.endswith(ENDLESS):
         return _endless(ensure_model(name.removesuffix(ENDLESS)))
-    if name == DEMO:
-        folder = demo_folder(DEMO)
-        if folder is None:
-            raise HoldfastError(f"the bundled model {DEMO} is not in this installation")
-        return BenchModel(name=name, folder=folder)
+    if name in DEMO_IDS:
+        return BenchModel(name=name, folder=demo_folder(name))
     if name.removesuffix(FOUR_BIT) in SHAPES:
         return _made(name)
     folder = Path(name)
@@ -148,53 +144,33 @@ def ensure_model(name: str) -> BenchModel:
 def _made(name: str) -> BenchModel:
     folder = cache_folder() / f"{name}-v{VERSION}"
     if not (folder / "config.json").exists():
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        command = [sys.executable, "-m", "holdfast.bench.model_maker", name, str(partial)]
-        done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
-        if done.returncode != 0:
-            raise HoldfastError(f"the model {name} could not be made: {done.stderr.decode(errors='replace').strip()[-500:]}")
-        _put_in_place(partial, folder)
+        _make(folder, ["random", name])
     return BenchModel(name=name, folder=folder)
 
 
 def _endless(model: BenchModel) -> BenchModel:
-    folder = cache_folder() / f"{model.name}{ENDLESS}-v{VERSION}"
-    if folder.exists() and not _is_older(folder, model.folder):
-        return BenchModel(name=model.name + ENDLESS, folder=folder)
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    for file in model.folder.iterdir():
-        if file.is_file() and file.name != "generation_config.json":
-            shutil.copyfile(file, partial / file.name)
-    token, token_id = _unused_token(partial)
-    for file_name, change in (("config.json", {"eos_token_id": token_id}), ("tokenizer_config.json", {"eos_token": token})):
-        content = json.loads((partial / file_name).read_text())
-        (partial / file_name).write_text(json.dumps({**content, **change}))
-    if folder.exists():
+    name = model.name + ENDLESS
+    folder = cache_folder() / f"{name}-v{VERSION}"
+    if folder.exists() and _is_older(folder, model.folder):
         shutil.rmtree(folder)
-    _put_in_place(partial, folder)
-    return BenchModel(name=model.name + ENDLESS, folder=folder)
+    if not folder.exists():
+        _make(folder, ["endless", str(model.folder)])
+    return BenchModel(name=name, folder=folder)
 
 
 def _is_older(copy: Path, original: Path) -> bool:
-    file = "model.safetensors"
+    file = "config.json"
     return (copy / file).stat().st_mtime < (original / file).stat().st_mtime
 
 
-def _unused_token(folder: Path) -> tuple[str, int]:
-    """A special token that the model practically never draws: not the one that ends its turns."""
-    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
-    ending = json.loads((folder / "tokenizer_config.json").read_text()).get("eos_token")
-    ending = ending["content"] if isinstance(ending, dict) else ending
-    special = [token for token in added if token.get("special") and token["content"] != ending]
-    if not special:
-        raise HoldfastError(f"{folder} has no special token besides the one that ends answers")
-    padding = [token for token in special if "endoftext" in token["content"] or "pad" in token["content"]]
-    token = (padding or special)[0]
-    return token["content"], token["id"]
-
-
-def _put_in_place(partial: Path, folder: Path) -> None:
+def _make(folder: Path, arguments: list[str]) -> None:
+    """Have the folder made by another process, which imports MLX; it is there whole or not at all. Raises HoldfastError."""
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    command = [sys.executable, "-m", "holdfast.bench.model_maker", *arguments, str(partial)]
+    done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip()[-500:]
+        raise HoldfastError(f"the model {folder.name} could not be made: {reason}")
     try:
         partial.rename(folder)
     except OSError:  # another process was faster

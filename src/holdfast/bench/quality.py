@@ -19,7 +19,8 @@ def agreement(expected: Sequence[str], got: Sequence[str], *, cut: Cut) -> Agree
         return None
     tokens = agreeing = equal = 0
     for wanted, given in zip(expected, got, strict=False):
-        wanted_tokens, given_tokens = cut(wanted), cut(given)
+        # Texts come without space around them; the first word is one token only behind a space.
+        wanted_tokens, given_tokens = cut(f" {wanted}"), cut(f" {given}")
         tokens += max(len(wanted_tokens), len(given_tokens))
         agreeing += common_prefix(wanted_tokens, given_tokens)
         equal += wanted == given

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import holdfast
 from holdfast.bench.alternation import Effort, measure_case
 from holdfast.bench.contenders import Contender
 from holdfast.bench.floor import client_floor
-from holdfast.bench.machine import commit, machine, now
+from holdfast.bench.machine import commit, holdfast_version, machine, now
 from holdfast.bench.models import BenchModel, ensure_model
 from holdfast.bench.prompts import PromptMaker
 from holdfast.bench.results import CaseResult, Results, read_results, write_results
@@ -21,6 +20,7 @@ from holdfast.bench.scenario import Case, Scale, Scenario, Stage
 from holdfast.bench.servers import ServerStarter
 
 RESULTS_FILE = "results.json"
+UNKNOWN_MODEL = "served"  # whatever the server at a given URL serves; its tokenizer is not at hand
 _GENEROSITY = 1.6  # a case may take more than its share of the time that is left: most take less
 
 
@@ -31,6 +31,12 @@ class Item:
     scenario: Scenario
     contenders: tuple[Contender, ...]  # the first is the one that the others are compared with
     model: str = ""  # "" is the scenario's own
+
+    @property
+    def model_name(self) -> str:
+        """The model that its servers are started on; unknown where none is started."""
+        needed = any(contender.is_ours_to_start for contender in self.contenders)
+        return self.model or (self.scenario.model if needed else UNKNOWN_MODEL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class RunPlan:
 async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Results:
     """Run all, write `results.json` and one file for each scenario into the folder of the plan, return the results."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    results = Results(made_at=now(), version=holdfast.__version__, commit=commit(), command=plan.command, machine=machine())
+    results = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, machine=machine())
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         stages = _Stages(Path(folder), threads=plan.threads)
@@ -65,7 +71,7 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
 
 
 async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, say: Callable[[str], None]) -> list[CaseResult]:
-    model_name = item.model or item.scenario.model
+    model_name = item.model_name
     cases = list(item.scenario.cases(plan.scale))
     file = plan.out / f"{item.scenario.name}-{Path(model_name).name}.json"
     if plan.resume and file.exists():
@@ -77,7 +83,7 @@ async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, 
     for case in cases:
         done.append(await _run_case(item, case, plan, stage, clock, say))
         done[-1].model = model.name
-    part = Results(made_at=now(), version=holdfast.__version__, commit=commit(), command=plan.command, cases=done)
+    part = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done)
     write_results(part, file)
     return done
 
@@ -129,8 +135,12 @@ class _Stages:
         if self._current is not None and self._current[0] == model_name:
             return self._current[1], self._current[2]
         self.close()
-        model = ensure_model(model_name)
-        stage = Stage(self.starter(model), PromptMaker(model.folder))
+        if model_name == UNKNOWN_MODEL:
+            model, prompts = BenchModel(name=model_name, folder=self.folder), PromptMaker(None)
+        else:
+            model = ensure_model(model_name)
+            prompts = PromptMaker(model.folder)
+        stage = Stage(self.starter(model), prompts)
         self._current = (model_name, stage, model)
         return stage, model
 
@@ -144,4 +154,4 @@ def case_names(items: Sequence[Item], scale: Scale) -> Iterator[str]:
     """What would run, for those who want to see it first."""
     for item in items:
         for case in item.scenario.cases(scale):
-            yield f"{item.scenario.name} / {case.name} on {item.model or item.scenario.model}"
+            yield f"{item.scenario.name} / {case.name} on {item.model_name}"

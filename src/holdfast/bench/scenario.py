@@ -97,6 +97,7 @@ class Scenario:
     cases: Callable[[Scale], Sequence[Case]]
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
+    as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 

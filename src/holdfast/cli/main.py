@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from holdfast.cli.bench import bench
 from holdfast.cli.chat import chat
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 if __name__ == "__main__":
     app()

@@ -46,4 +46,5 @@ SCENARIO = Scenario(
     model="holdfast-demo-endless",
     cases=_cases,
     measure=_measure,
+    as_installed_too=True,
 )

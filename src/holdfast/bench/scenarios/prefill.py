@@ -31,5 +31,6 @@ SCENARIO = Scenario(
     model="qwen3-30m",
     cases=_cases,
     measure=_measure,
+    as_installed_too=True,
     rounds=3,
 )

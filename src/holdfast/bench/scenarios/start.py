@@ -33,6 +33,7 @@ SCENARIO = Scenario(
     model="holdfast-demo",
     cases=_cases,
     measure=_measure,
+    as_installed_too=True,
     rounds=3,
     needs_start=True,
 )
