@@ -41,7 +41,7 @@ class Allowance:
     def take(self, costs: CostModel, sequence: Sequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
         """Take as much as there is for one prompt that has `taken` tokens of the step already.
 
-        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: whatever it costs, so that somebody moves.
+        Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any cost, so that somebody moves.
         """
         position, wanted = sequence.position + taken, sequence.longest_span - taken
         entry = 0.0 if taken else costs.seconds_per_chunk()

@@ -1,0 +1,186 @@
+"""In which form snapshots are kept: as they are, or quantized in groups; and as bytes with a description, for the store.
+
+`native` is bit-exact. `q8` and `q4` quantize keys and values of full-attention layers only (mlx affine, groups of 64 values with
+scale and bias): 0.53 and 0.28 of bf16. Windows and recurrent states are small and are kept as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+
+from holdfast.cache.snapshot import FixedSnapshot, KVRun, RecurrentSnapshot, SnapshotMismatch, StateSnapshot, WindowSnapshot
+
+Codec: TypeAlias = Literal["native", "q8", "q4"]
+
+GROUP_SIZE = 64
+_BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRun:
+    """A run of keys and values in the form in which it is kept.
+
+    arrays: with `native` those of the KVRun; else three for each of them: codes uint32, scales and biases, tokens on axis 2.
+    """
+
+    start: int
+    tokens: int
+    codec: Codec
+    arrays: tuple[mx.array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+
+class _ArrayForm(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _RunForm(msgspec.Struct, frozen=True, tag="run"):
+    start: int
+    tokens: int
+    codec: Codec
+    arrays: tuple[_ArrayForm, ...]
+
+
+class _LayerForm(msgspec.Struct, frozen=True, array_like=True):
+    kind: Literal["window", "recurrent"]
+    slots: int  # of a recurrent layer
+    filled: tuple[int, ...]  # slots that the arrays belong to
+
+
+class _StateForm(msgspec.Struct, frozen=True, tag="state"):
+    position: int
+    layers: tuple[_LayerForm, ...]
+    arrays: tuple[_ArrayForm, ...]
+
+
+_Form = TypeVar("_Form", _RunForm, _StateForm)
+
+_DTYPES = {
+    name: getattr(mx, name)
+    for name in (
+        "float32",
+        "float16",
+        "bfloat16",
+        "uint32",
+        "int32",
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "int64",
+        "uint64",
+        "bool_",
+    )
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def can_quantize(run: KVRun) -> bool:
+    """Whether every head dimension is a multiple of the group size."""
+    return all(array.shape[3] % GROUP_SIZE == 0 for array in run.arrays)
+
+
+def pack(run: KVRun, codec: Codec) -> PackedRun:
+    """Bring a run into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
+    if codec == "native":
+        return PackedRun(start=run.start, tokens=run.tokens, codec=codec, arrays=run.arrays)
+    if not can_quantize(run):
+        raise SnapshotMismatch(f"{codec} cannot keep this model: a head dimension is not a multiple of {GROUP_SIZE}")
+    packed = [part for array in run.arrays for part in mx.quantize(array, group_size=GROUP_SIZE, bits=_BITS[codec])]
+    return PackedRun(start=run.start, tokens=run.tokens, codec=codec, arrays=tuple(packed))
+
+
+def unpack(packed: PackedRun, *, tokens: int | None = None) -> KVRun:
+    """The run, or its first `tokens` tokens, as keys and values again; lazy."""
+    count = packed.tokens if tokens is None else tokens
+    arrays = packed.arrays if count == packed.tokens else tuple(array[:, :, :count] for array in packed.arrays)
+    if packed.codec != "native":
+        triples = [arrays[at : at + 3] for at in range(0, len(arrays), 3)]
+        arrays = tuple(
+            mx.dequantize(codes, scales, biases, group_size=GROUP_SIZE, bits=_BITS[packed.codec])
+            for codes, scales, biases in triples
+        )
+    return KVRun(start=packed.start, tokens=count, arrays=arrays)
+
+
+def run_to_bytes(packed: PackedRun) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Description and payload parts of a run. The arrays must be evaluated; the parts are views of them, on any thread."""
+    form = _RunForm(start=packed.start, tokens=packed.tokens, codec=packed.codec, arrays=_forms(packed.arrays))
+    return msgspec.msgpack.encode(form), _parts(packed.arrays)
+
+
+def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> PackedRun:
+    """A run out of its bytes; copies them into MLX. Raises SnapshotMismatch when description and bytes do not fit each other."""
+    form = _decoded(meta, _RunForm)
+    return PackedRun(start=form.start, tokens=form.tokens, codec=form.codec, arrays=_arrays(form.arrays, parts))
+
+
+def state_to_bytes(state: StateSnapshot) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Description and payload parts of a state, as with runs."""
+    arrays = tuple(state.arrays())
+    form = _StateForm(position=state.position, layers=tuple(map(_layer_form, state.layers)), arrays=_forms(arrays))
+    return msgspec.msgpack.encode(form), _parts(arrays)
+
+
+def state_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateSnapshot:
+    """A state out of its bytes, as with runs."""
+    form = _decoded(meta, _StateForm)
+    arrays = iter(_arrays(form.arrays, parts))
+    try:
+        layers = tuple(_layer(layer, arrays) for layer in form.layers)
+    except StopIteration:
+        raise SnapshotMismatch("a state has fewer arrays than its layers need") from None
+    return StateSnapshot(position=form.position, layers=layers)
+
+
+def _layer_form(layer: FixedSnapshot) -> _LayerForm:
+    if isinstance(layer, WindowSnapshot):
+        return _LayerForm("window", 0, ())
+    return _LayerForm("recurrent", layer.slots, tuple(index for index, _ in layer.filled))
+
+
+def _layer(form: _LayerForm, arrays: Iterator[mx.array]) -> FixedSnapshot:
+    if form.kind == "window":
+        return WindowSnapshot(keys=next(arrays), values=next(arrays))
+    return RecurrentSnapshot(slots=form.slots, filled=tuple((index, next(arrays)) for index in form.filled))
+
+
+def _forms(arrays: Sequence[mx.array]) -> tuple[_ArrayForm, ...]:
+    return tuple(_ArrayForm(_NAMES[array.dtype], tuple(array.shape)) for array in arrays)
+
+
+def _parts(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
+    # numpy has no bfloat16: bytes travel as uint8, whatever they mean
+    return tuple(np.array(array.reshape(-1).view(mx.uint8), copy=False).data for array in arrays)
+
+
+def _arrays(forms: Sequence[_ArrayForm], parts: Sequence[memoryview]) -> tuple[mx.array, ...]:
+    if len(forms) != len(parts):
+        raise SnapshotMismatch(f"{len(forms)} arrays are described, {len(parts)} are there")
+    return tuple(_array(form, part) for form, part in zip(forms, parts, strict=True))
+
+
+def _array(form: _ArrayForm, part: memoryview) -> mx.array:
+    dtype = _DTYPES.get(form.dtype)
+    if dtype is None or math.prod(form.shape) * dtype.size != part.nbytes:
+        raise SnapshotMismatch(f"an array of {form.dtype} {form.shape} has {part.nbytes} bytes")
+    return mx.array(np.frombuffer(part, np.uint8)).view(dtype).reshape(form.shape)
+
+
+def _decoded(meta: bytes, form: type[_Form]) -> _Form:
+    try:
+        return msgspec.msgpack.decode(meta, type=form)
+    except msgspec.DecodeError as error:
+        raise SnapshotMismatch(f"the description of a snapshot cannot be read: {error}") from error
