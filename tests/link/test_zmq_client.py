@@ -38,7 +38,7 @@ def finished(request_id: str) -> Finished:
 def answer_at_once(command: Command) -> list[Event]:
     if isinstance(command, SequenceRequest):
         return [Accepted(request_id=command.request_id), finished(command.request_id)]
-    return [WorkerStatistics(steps=7)] if isinstance(command, StatisticsRequest) else []
+    return [WorkerStatistics(in_answer=True, steps=7)] if isinstance(command, StatisticsRequest) else []
 
 
 class Peer:

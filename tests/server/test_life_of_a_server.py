@@ -87,6 +87,19 @@ def test_running_answers_are_cut_when_the_time_to_stop_is_over(model_folder: Pat
             list(stream)
 
 
+def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder: Path) -> None:
+    with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
+        worker = psutil.Process(server.model()["pid"])
+        stream = iter(long_stream(server))
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(httpx.TransportError):
+            until(lambda: not httpx.get(f"{server.url}/health"), "the first signal closes the door")
+        assert server.stop(signal.SIGINT) == 0
+        assert not worker.is_running()
+        assert "Traceback" not in server.log()
+
+
 def test_a_worker_does_not_outlive_a_killed_front(model_folder: Path) -> None:
     with running_server(model_folder) as server:
         worker = psutil.Process(server.model()["pid"])

@@ -103,6 +103,10 @@ class Front:
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
             await serving
+            if server.force_exit:
+                await (
+                    server.lifespan.shutdown()
+                )  # uvicorn leaves it out after a second signal; its task would end with a traceback
             if not loading.done():
                 loading.cancel()
             await asyncio.wait((loading,))

@@ -162,18 +162,22 @@ class InProcessClient:
         self._thread.join()
 
     def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:
+        gone = DEATH
         try:
             run_worker(self._inbox)
+            gone = "the engine is closed"
         finally:
-            self._end()
+            self._end(gone)
 
-    def _end(self) -> None:
+    def _end(self, gone: str) -> None:
         with self._lock:
-            self._gone = DEATH if not self._started.done() else "the engine is closed"
+            self._gone = gone
             readers, self._readers = self._readers, {}
             routers = dict(self._routers)
             while not self._statistics.empty():
-                self._statistics.get().set_exception(WorkerUnavailable(self._gone))
+                asked = self._statistics.get()
+                if asked.set_running_or_notify_cancel():
+                    asked.set_exception(WorkerUnavailable(self._gone))
         if not self._started.done():
             self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
         for request_id, reader in readers.items():
@@ -223,8 +227,10 @@ class InProcessClient:
             elif isinstance(event, WorkerReady | WorkerFailed):
                 self._started.set_result(event)
             elif isinstance(event, WorkerStatistics):
-                with contextlib.suppress(queue.Empty):  # a working worker also tells them unasked
-                    self._statistics.get_nowait().set_result(event)
+                if event.in_answer:
+                    asked = self._statistics.get_nowait()
+                    if asked.set_running_or_notify_cancel():
+                        asked.set_result(event)
             else:
                 self._on_progress(event)
         if routed:

@@ -168,9 +168,10 @@ class ZmqEngineClient:
                     self.started.set_result(event)
             elif isinstance(event, WorkerStatistics):
                 self.last_statistics = event
-                if self._statistics is not None and not self._statistics.done():
-                    self._statistics.set_result(event)
-                self._statistics = None
+                if event.in_answer and self._statistics is not None:
+                    if not self._statistics.done():
+                        self._statistics.set_result(event)
+                    self._statistics = None
         self._router.route(events)
 
     def _notice_disconnect(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from holdfast.worker.assignment import Assignment
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
 WORKER_COMMAND = (sys.executable, "-m", "holdfast.worker")
 _LONGEST_LOG_LINE_BYTES = 1 << 20
+
+_LOG_LINE = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)")
 
 logger = logging.getLogger("holdfast.residency")
 worker_logger = logging.getLogger("holdfast.worker")
@@ -71,7 +74,11 @@ class WorkerProcess:
             await client.close()
             raise
         worker = cls(process, client)
-        await worker._hand_over(msgspec.json.encode(assignment))
+        try:
+            await worker._hand_over(msgspec.json.encode(assignment))
+        except asyncio.CancelledError:
+            await worker.stop()
+            raise
         return worker
 
     @property
@@ -159,19 +166,17 @@ def _environment(model: ModelSettings) -> dict[str, str]:
 
 
 async def _pass_log_on(process: asyncio.subprocess.Process) -> None:
-    """Log what the worker writes to its standard error. Lines without a level (tracebacks) keep that of the line before."""
+    """Log what the worker writes to its standard error: as its loggers said it, tracebacks as the line before."""
     assert process.stderr is not None
-    level = logging.WARNING
+    level, name = logging.WARNING, worker_logger.name
     while True:
         try:
             line = await process.stderr.readline()
         except ValueError:
-            continue  # a line beyond the limit; what is kept of it was dropped by the reader
+            continue  # a line beyond the limit, which the reader has dropped
         if not line:
             return
         text = line.decode("utf-8", errors="replace").rstrip()
-        word, _, rest = text.partition(" ")
-        known = logging.getLevelNamesMapping().get(word)
-        if known is not None:
-            level, text = known, rest
-        worker_logger.log(level, "%s", text, extra={"worker_pid": process.pid})
+        if said := _LOG_LINE.fullmatch(text):
+            level, name, text = logging.getLevelNamesMapping()[said["level"]], said["name"], said["message"]
+        logging.getLogger(name).log(level, "%s", text)

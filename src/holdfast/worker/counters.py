@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -37,4 +38,9 @@ class Counters:
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM now."""
-    return int(psutil.Process().memory_info().rss)
+    return int(_this_process().memory_info().rss)
+
+
+@functools.cache
+def _this_process() -> psutil.Process:
+    return psutil.Process()

@@ -102,10 +102,11 @@ class WorkerLoop:
                 logger.exception("the last step failed")
         self._flight = None
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start and gauges of now."""
         counters, load = self._ledger.counters, self._scheduler.statistics()
         return WorkerStatistics(
+            in_answer=in_answer,
             running=load.running,
             queued=load.queued,
             steps=counters.steps,
@@ -138,7 +139,7 @@ class WorkerLoop:
             elif isinstance(command, Shutdown):
                 self._is_closing = True
             else:
-                self._ledger.tell(self.statistics())
+                self._ledger.tell(self.statistics(in_answer=True))
 
     def _accept(self, request: SequenceRequest) -> None:
         ledger = self._ledger
