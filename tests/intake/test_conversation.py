@@ -81,15 +81,15 @@ def test_the_clients_messages_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ("text", "messages[0]"),
-        ({"content": "x"}, "messages[0].role"),
-        ({"role": 3, "content": "x"}, "messages[0].role"),
-        ({"role": "user", "content": 3}, "messages[0].content"),
-        ({"role": "user", "content": [3]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls[0].function"),
-        ({"role": "assistant", "tool_calls": 3}, "messages[0].tool_calls"),
+        ("text", "messages.0"),
+        ({"content": "x"}, "messages.0.role"),
+        ({"role": 3, "content": "x"}, "messages.0.role"),
+        ({"role": "user", "content": 3}, "messages.0.content"),
+        ({"role": "user", "content": [3]}, "messages.0.content.0"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages.0.content.0.type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls.0.function"),
+        ({"role": "assistant", "tool_calls": 3}, "messages.0.tool_calls"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(message: Any, field: str) -> None:

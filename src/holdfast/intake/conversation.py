@@ -21,7 +21,7 @@ def template_messages(
     arguments_as_text: the template writes the arguments of tool calls as they are; else it expects objects.
     """
     ready = [
-        _message(message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, field=f"{field}[{place}]")
+        _message(message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, field=f"{field}.{place}")
         for place, message in enumerate(messages)
     ]
     if not ready:
@@ -52,7 +52,7 @@ def _content(content: Any, *, keep_parts: bool, field: str) -> str | list[dict[s
     elif isinstance(content, str):
         parts = [content]
     elif isinstance(content, list | tuple):
-        parts = [_part(part, field=f"{field}[{place}]") for place, part in enumerate(content)]
+        parts = [_part(part, field=f"{field}.{place}") for place, part in enumerate(content)]
     else:
         raise InvalidRequest("content must be a string or a list of parts", field=field)
     return [{"type": "text", "text": part} for part in parts] if keep_parts else "\n".join(parts)
@@ -77,7 +77,7 @@ def _part(part: Any, *, field: str) -> str:
 def _tool_calls(calls: Any, *, arguments_as_text: bool, field: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise InvalidRequest("tool_calls must be a list", field=field)
-    return [_tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}[{place}]") for place, call in enumerate(calls)]
+    return [_tool_call(call, arguments_as_text=arguments_as_text, field=f"{field}.{place}") for place, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, *, arguments_as_text: bool, field: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class ChatTemplate:
     def _mark_last(self, messages: list[dict[str, Any]], field: str) -> None:
         last = messages[-1]
         if last["role"] != "assistant" or "tool_calls" in last:
-            raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}[{len(messages) - 1}]")
+            raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}.{len(messages) - 1}")
         if isinstance(last["content"], list):
             last["content"].append({"type": "text", "text": _MARK})
         else:
