@@ -45,6 +45,7 @@ class ZmqEngineClient:
         self._folder = _private_folder()
         self.endpoint = f"ipc://{self._folder}/link"
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
+        self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
         self._router = EventRouter()
         self._encoder = msgspec.msgpack.Encoder()
@@ -118,6 +119,8 @@ class ZmqEngineClient:
         if not self._closed:
             self._drain()  # what it said before it died still counts
         self._router.fail_all(message)
+        if not self.lost.done():
+            self.lost.set_result(None)
         if self._statistics is not None and not self._statistics.done():
             self._statistics.set_result(self.last_statistics)
         if not self.started.done():

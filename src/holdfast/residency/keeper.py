@@ -118,7 +118,10 @@ class WorkerKeeper:
 
     async def _wait_started(self) -> WorkerFailed | None:
         if self._worker is None:
-            self._worker = await self._launch()
+            try:
+                self._worker = await self._launch()
+            except OSError as error:  # no memory, no process or no descriptor to be had at this moment
+                return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
         outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
         if isinstance(outcome, WorkerFailed):
             self._worker = None
@@ -128,7 +131,6 @@ class WorkerKeeper:
 
     async def _wait_for_death(self) -> WorkerFailed:
         assert self._worker is not None
-        code = await self._worker.wait_exit()
-        await self._worker.client.close()
+        code = await self._worker.wait_death()
         self._worker = None
         return WorkerFailed(message=f"the worker process ended unexpectedly ({describe_exit(code)})", fatal_input=False)

@@ -102,6 +102,8 @@ class WorkerProcess:
             return WorkerFailed(message=f"the model was not loaded within {timeout_seconds:.0f} s", fatal_input=False)
         if isinstance(outcome, WorkerFailed):
             await self.stop()
+            if not outcome.fatal_input:  # it could not say anything itself; only now is it known how it ended
+                return WorkerFailed(message=f"it died while loading ({describe_exit(await self.wait_exit())})", fatal_input=False)
         return outcome
 
     async def wait_exit(self) -> int:
@@ -109,6 +111,12 @@ class WorkerProcess:
         await asyncio.shield(self._exit_task)
         await asyncio.shield(self._log_task)
         return self._process.returncode or 0
+
+    async def wait_death(self) -> int:
+        """Wait until the worker is gone, to be seen by its process or by its end of the link; returns the exit code."""
+        await asyncio.wait((self._exit_task, self.client.lost), return_when=asyncio.FIRST_COMPLETED)
+        await self.stop()  # a process that has let go of the link serves nobody, whatever it still does
+        return await self.wait_exit()
 
     async def stop(self) -> None:
         """End the process in order, with force when it takes too long, and close the link."""
@@ -141,10 +149,10 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
-            self._process.send_signal(number)
-        except ProcessLookupError:
-            return  # it has ended in this very moment
+        # Not the process object's own send_signal: it may reap the child behind the loop's back, and its exit code is lost.
+        if self.is_alive:
+            with contextlib.suppress(ProcessLookupError):  # it has ended in this very moment
+                os.kill(self.pid, number)
 
 
 def describe_exit(code: int) -> str:
