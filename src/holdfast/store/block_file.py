@@ -1,0 +1,287 @@
+"""The file of one block: preamble, header, payload. Every byte of it is under a checksum.
+
+    0   8s   magic "HOLDFST" and a line feed
+    8   u32  format version
+    12  u32  header bytes
+    16  u64  payload bytes
+    24  16s  xxh3-128 of the payload, padding included
+    40  8x   zeros
+    48  16s  xxh3-128 of bytes 0..47, the header and its padding
+    64  header: a msgpack array (see `_Header`), zeros up to a multiple of 64, then the payload: the parts, each padded likewise
+
+All integers are little-endian. Both checksums are seeded with the key, so that a payload is only ever good under its own name.
+xxh3 guards against damage, not against somebody who may write in the folder: the folder belongs to the user alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from holdfast.store.block import BadBlock, Block, BlockMissing, Part
+from holdfast.store.keys import BlockKey, BlockKind, pack_tokens, unpack_tokens
+
+FORMAT = 1
+ALIGNMENT = 64
+MOST_META_BYTES = 4 << 20
+MOST_BLOCK_TOKENS = 1 << 20
+MOST_PARTS = 1 << 16
+MOST_HEADER_BYTES = 16 << 20  # a little more than the above can be together
+
+_MAGIC = b"HOLDFST\n"
+_PREAMBLE = struct.Struct("<8sIIQ16s8x")
+_SUM_BYTES = 16
+_MOST_BUFFERS = 63  # per writev, well under IOV_MAX
+_MOST_PIECE_BYTES = 32 << 20  # macOS refuses a read or write of 2 GiB: so 63 of these are a little less
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    key: bytes
+    parent_key: bytes
+    parent_tokens: int
+    kind: BlockKind
+    start: int
+    tokens: bytes
+    fingerprint: str
+    created: float
+    meta: bytes
+    part_bytes: tuple[int, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Header)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBlock:
+    """A block as the buffers of its file, in order; the payload is not copied."""
+
+    buffers: tuple[Part, ...]
+    file_bytes: int
+    hash_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBlock:
+    """A block as it was read, checked through and through."""
+
+    block: Block
+    fingerprint: str
+    created: float
+    file_bytes: int
+    hash_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Preamble:
+    header_bytes: int
+    payload_bytes: int
+    payload_sum: bytes
+
+    @property
+    def payload_start(self) -> int:
+        return _aligned(ALIGNMENT + self.header_bytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _checksum(seed: BlockKey, buffers: tuple[Part, ...]) -> bytes:
+    digest = xxhash.xxh3_128(seed=int.from_bytes(seed[:8], "little"))
+    for buffer in buffers:
+        digest.update(buffer)
+    return digest.digest()
+
+
+def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
+    for part in parts:
+        flat = memoryview(part).cast("B")
+        yield flat
+        if flat.nbytes % ALIGNMENT:
+            yield bytes(-flat.nbytes % ALIGNMENT)
+
+
+def check_block(block: Block) -> None:
+    """Raise ValueError or OverflowError if the block cannot be written as a file."""
+    if not all(memoryview(part).c_contiguous for part in block.parts):
+        raise ValueError("the parts of a block must be contiguous")
+    if len(block.meta) > MOST_META_BYTES or len(block.token_ids) > MOST_BLOCK_TOKENS or len(block.parts) > MOST_PARTS:
+        raise ValueError("the block has too much meta, too many tokens or too many parts")
+    pack_tokens(block.token_ids)
+
+
+def encode_block(block: Block, *, fingerprint: str, created: float) -> EncodedBlock:
+    """Header and checksums for a block. The parts must be C-contiguous."""
+    payload = tuple(_padded(block.parts))
+    began = time.perf_counter()
+    payload_sum = _checksum(block.key, payload)
+    hash_seconds = time.perf_counter() - began
+    header = _ENCODER.encode(
+        _Header(
+            key=block.key,
+            parent_key=block.parent_key,
+            parent_tokens=block.parent_tokens,
+            kind=block.kind,
+            start=block.start,
+            tokens=pack_tokens(block.token_ids),
+            fingerprint=fingerprint,
+            created=created,
+            meta=block.meta,
+            part_bytes=tuple(memoryview(part).nbytes for part in block.parts),
+        )
+    )
+    payload_bytes = sum(map(len, payload))
+    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), payload_bytes, payload_sum)
+    padded_header = header + bytes(-len(header) % ALIGNMENT)
+    head = preamble + _checksum(block.key, (preamble, padded_header)) + padded_header
+    return EncodedBlock(buffers=(head, *payload), file_bytes=len(head) + payload_bytes, hash_seconds=hash_seconds)
+
+
+def write_buffers(file: int, buffers: tuple[Part, ...]) -> None:
+    """Write all buffers to a file descriptor without joining them. Raises OSError."""
+    waiting = [piece for buffer in buffers for piece in _pieces(memoryview(buffer))]
+    first = 0
+    while first < len(waiting):
+        written = os.writev(file, waiting[first : first + _MOST_BUFFERS])
+        while first < len(waiting) and written >= waiting[first].nbytes:
+            written -= waiting[first].nbytes
+            first += 1
+        if written:
+            waiting[first] = waiting[first][written:]
+
+
+def _pieces(buffer: memoryview) -> Iterator[memoryview]:
+    for start in range(0, buffer.nbytes, _MOST_PIECE_BYTES):
+        yield buffer[start : start + _MOST_PIECE_BYTES]
+
+
+def read_block(path: Path, key: BlockKey) -> StoredBlock:
+    """Read and verify a whole file; what is handed out are read-only views of one buffer.
+
+    The file is read, not mapped: a file that is truncated later cannot fault. Raises BlockMissing, BadBlock.
+    """
+    with _opened(path, key) as file:
+        preamble, size = _read_preamble(file, key)
+        # A buffer from the heap, not an anonymous mapping: recycled memory takes no page faults (11 against 0.7 GB/s, measured).
+        buffer = memoryview(bytearray(size))
+        _fill(file, buffer, key)
+    header = _verified_header(buffer, key, preamble)
+    payload = buffer[preamble.payload_start :].toreadonly()
+    began = time.perf_counter()
+    if _checksum(key, (payload,)) != preamble.payload_sum:
+        raise BadBlock(key, "payload checksum")
+    hash_seconds = time.perf_counter() - began
+    block = _block_of(header, tuple(_parts_of(payload, header.part_bytes)))
+    return StoredBlock(
+        block=block, fingerprint=header.fingerprint, created=header.created, file_bytes=size, hash_seconds=hash_seconds
+    )
+
+
+def read_header(path: Path, key: BlockKey) -> StoredBlock:
+    """The block without its parts: the header and the file's length are verified, the payload is not read.
+
+    Raises BlockMissing, BadBlock.
+    """
+    with _opened(path, key) as file:
+        preamble, size = _read_preamble(file, key)
+        head = memoryview(bytearray(preamble.payload_start))
+        _fill(file, head, key)
+    header = _verified_header(head, key, preamble)
+    return StoredBlock(block=_block_of(header, ()), fingerprint=header.fingerprint, created=header.created, file_bytes=size)
+
+
+@contextmanager
+def _opened(path: Path, key: BlockKey) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise BlockMissing(key, "not in the store") from error
+    except OSError as error:
+        raise BlockMissing(key, f"cannot be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise BadBlock(key, "not a plain file")
+        yield file
+    except OSError as error:
+        raise BadBlock(key, f"unreadable: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def _read_preamble(file: int, key: BlockKey) -> tuple[_Preamble, int]:
+    size = os.fstat(file).st_size
+    head = os.pread(file, ALIGNMENT, 0)
+    if len(head) < ALIGNMENT:
+        raise BadBlock(key, f"truncated to {size} bytes")
+    magic, version, header_bytes, payload_bytes, payload_sum = _PREAMBLE.unpack(head[: _PREAMBLE.size])
+    if magic != _MAGIC:
+        raise BadBlock(key, "not a block file")
+    if version != FORMAT:
+        raise BadBlock(key, f"format {version}")
+    preamble = _Preamble(header_bytes=header_bytes, payload_bytes=payload_bytes, payload_sum=payload_sum)
+    if header_bytes > MOST_HEADER_BYTES or preamble.payload_start + payload_bytes != size:
+        raise BadBlock(key, f"{size} bytes long, the header says {preamble.payload_start + payload_bytes}")
+    return preamble, size
+
+
+def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
+    done = 0
+    while done < buffer.nbytes:
+        got = os.readv(file, [buffer[done : done + _MOST_PIECE_BYTES]])
+        if not got:
+            raise BadBlock(key, f"ends after {done} bytes")
+        done += got
+
+
+def _verified_header(head: memoryview, key: BlockKey, preamble: _Preamble) -> _Header:
+    """The header, once its checksum is right. `preamble` was read before the rest: the file may have changed between."""
+    fixed = _PREAMBLE.size
+    covered = (head[:fixed], head[fixed + _SUM_BYTES : preamble.payload_start])
+    if _checksum(key, covered) != bytes(head[fixed : fixed + _SUM_BYTES]):
+        raise BadBlock(key, "header checksum")
+    if _PREAMBLE.unpack(head[:fixed])[2:] != (preamble.header_bytes, preamble.payload_bytes, preamble.payload_sum):
+        raise BadBlock(key, "changed while it was read")
+    try:
+        header = _DECODER.decode(head[ALIGNMENT : ALIGNMENT + preamble.header_bytes])
+    except msgspec.MsgspecError as error:
+        raise BadBlock(key, f"header: {error}") from error
+    if header.key != key:
+        raise BadBlock(key, f"the file holds block {header.key.hex()[:12]}")
+    if sum(map(_aligned, header.part_bytes)) != preamble.payload_bytes or any(size < 0 for size in header.part_bytes):
+        raise BadBlock(key, "header: part lengths")
+    if len(header.tokens) % 4:
+        raise BadBlock(key, "header: tokens")
+    return header
+
+
+def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part]:
+    start = 0
+    for size in part_bytes:
+        yield payload[start : start + size]
+        start += _aligned(size)
+
+
+def _block_of(header: _Header, parts: tuple[Part, ...]) -> Block:
+    try:
+        return Block(
+            key=header.key,
+            parent_key=header.parent_key,
+            parent_tokens=header.parent_tokens,
+            kind=header.kind,
+            start=header.start,
+            token_ids=unpack_tokens(header.tokens),
+            meta=header.meta,
+            parts=parts,
+        )
+    except ValueError as error:
+        raise BadBlock(header.key, f"header: {error}") from error

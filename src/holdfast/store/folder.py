@@ -1,0 +1,247 @@
+"""The folder of a store: what lies where in it, whose it is, and who may do what at the same time.
+
+    HOLDFAST-STORE-1            marker: this folder is ours; the number is the format of the folder
+    lock                        flock: only one process rebuilds, salvages or evicts
+    blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the fingerprint
+    incoming/<writer>/          files that are being written, and a lock that says whether the writer is alive
+    index/<time>.sqlite         see index.py
+    quarantine/                 damaged files
+
+Nothing outside is touched: names are built here only, links are not followed, and only names of these patterns are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.store.block import StoreRefused
+from holdfast.store.budget import VolumeSpace
+from holdfast.store.keys import KEY_BYTES, BlockKey, fingerprint_id
+
+MARKER_STEM = "HOLDFAST-STORE-"
+MARKER = MARKER_STEM + "1"
+BLOCK_SUFFIX = ".block"
+
+_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine")
+_HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into empty folders by systems, not by people
+_MODEL_NAME = re.compile(r"[0-9a-f]{16}")
+_KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
+_LOCK_POLL_SECONDS = 0.02
+
+
+class FolderBusy(OSError):
+    """Another process holds the folder's lock for longer than we wait."""
+
+
+class FolderMoved(OSError):
+    """The folder is gone and must not be made anew: its volume is not mounted."""
+
+
+@dataclass(frozen=True, slots=True)  # positional: one per file of the store
+class BlockFile:
+    """A file of a block as the folder lists it; nothing in it was read."""
+
+    key: BlockKey
+    model: str  # short name of its fingerprint
+    path: Path
+    file_bytes: int
+    modified: float
+
+
+class StoreFolder:
+    """Paths and locks. Holds no state but the claim of this writer; every method may raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
+        self._incoming: Path | None = None
+        self._parent_device: int | None = None
+
+    @property
+    def index_folder(self) -> Path:
+        """Where the index files are."""
+        return self.path / "index"
+
+    @property
+    def quarantine_folder(self) -> Path:
+        """Where damaged files go."""
+        return self.path / "quarantine"
+
+    def block_path(self, key: BlockKey, *, model: str) -> Path:
+        """The file of a block. `model` is the short name of its fingerprint."""
+        return self.path / "blocks" / model / (key.hex() + BLOCK_SUFFIX)
+
+    def check(self) -> None:
+        """Raise StoreRefused if the folder is somebody else's, of another format, or leads elsewhere. Touches nothing."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise StoreRefused(f"{self.path} is not a folder")
+        names = {entry.name for entry in os.scandir(self.path)} - _HARMLESS
+        markers = {name for name in names if name.startswith(MARKER_STEM) and name.removeprefix(MARKER_STEM).isdigit()}
+        if markers and MARKER not in markers:
+            raise StoreRefused(f"{self.path} is a store of another version of Holdfast ({min(markers)}): use another folder")
+        if not markers and not self._looks_like_ours(names):
+            raise StoreRefused(f"{self.path} holds other files ({min(names)}, …): give the store a folder of its own")
+        for name in _OUR_FOLDERS:
+            if name in names and not stat.S_ISDIR(os.lstat(self.path / name).st_mode):
+                raise StoreRefused(f"{self.path / name} is not a plain folder")
+
+    def _looks_like_ours(self, names: set[str]) -> bool:
+        """Whether a folder without marker is empty, or a store whose marker was lost or is about to be written."""
+        if any(name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names):
+            return False
+        inner = [child.name for name in _OUR_FOLDERS[:1] if name in names for child in os.scandir(self.path / name)]
+        return all(_MODEL_NAME.fullmatch(name) for name in inner)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is there and marked as a store."""
+        return (self.path / MARKER).is_file()
+
+    def prepare(self) -> None:
+        """Make the folder and mark it, if need be. Made anew only where it was: not beneath an empty mount point."""
+        self._make_root()
+        self.check()
+        for name in _OUR_FOLDERS:
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+        if not self.exists:
+            fresh = self.path / f"{MARKER}.{secrets.token_hex(4)}"
+            fresh.write_text("Holdfast keeps here what its models have read. Safe to delete as a whole.\n", encoding="utf-8")
+            fresh.replace(self.path / MARKER)
+
+    def _make_root(self) -> None:
+        parent = self.path.parent
+        if self._parent_device is None:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._parent_device = parent.stat().st_dev
+        elif parent.stat().st_dev != self._parent_device:
+            raise FolderMoved(f"the volume of {self.path} is not mounted")
+        else:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+
+    def space(self) -> VolumeSpace:
+        """Size and free bytes of the volume."""
+        volume = os.statvfs(self.path)
+        return VolumeSpace(total_bytes=volume.f_blocks * volume.f_frsize, free_bytes=volume.f_bavail * volume.f_frsize)
+
+    @contextlib.contextmanager
+    def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
+        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer."""
+        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            deadline = time.monotonic() + wait_seconds
+            while not _locked(lock):
+                if time.monotonic() > deadline:
+                    raise FolderBusy(f"{self.path} is locked by another process")
+                time.sleep(_LOCK_POLL_SECONDS)
+            yield
+        finally:
+            os.close(lock)  # gives the lock back
+
+    def incoming(self) -> Path:
+        """The folder for the files that this writer is writing; made and claimed at the first call, and again if it is gone."""
+        if self._incoming is not None and not self._incoming.is_dir():
+            self.release()
+        while self._incoming is None:
+            mine = self.path / "incoming" / f"{os.getpid()}-{secrets.token_hex(6)}"
+            mine.mkdir(mode=0o700)
+            claim = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if _locked(claim) and mine.is_dir():
+                self._incoming, self._claim = mine, claim
+            else:  # another process took the new, still unlocked folder for an abandoned one
+                os.close(claim)
+        return self._incoming
+
+    def release(self) -> None:
+        """Give up this writer's incoming folder; what lies in it is for the next one to salvage."""
+        if self._incoming is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._incoming / "lock")
+                os.rmdir(self._incoming)
+        if self._claim is not None:
+            os.close(self._claim)
+        self._claim = self._incoming = None
+
+    @contextlib.contextmanager
+    def abandoned(self) -> Iterator[list[Path]]:
+        """The files that writers left half-way when they died. The empty folders are removed at the end."""
+        claims: list[int] = []
+        folders: list[Path] = []
+        try:
+            for folder in _plain_folders(self.path / "incoming"):
+                if folder == self._incoming:
+                    continue
+                claim = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                claims.append(claim)
+                if _locked(claim):
+                    folders.append(folder)
+            yield [path for folder in folders for path in sorted(folder.glob("*.part"))]
+            for folder in folders:
+                with contextlib.suppress(OSError):
+                    os.unlink(folder / "lock")
+                    os.rmdir(folder)
+        finally:
+            for claim in claims:
+                os.close(claim)
+
+    def block_files(self, *, model: str | None = None) -> Iterator[BlockFile]:
+        """Every file that has the name of a block, of one model or of all."""
+        root = self.path / "blocks"
+        for folder in _plain_folders(root) if model is None else [root / model]:
+            if not _MODEL_NAME.fullmatch(folder.name) or not folder.is_dir():
+                continue
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    name = entry.name.removesuffix(BLOCK_SUFFIX)
+                    if not _KEY_NAME.fullmatch(name) or not entry.name.endswith(BLOCK_SUFFIX):
+                        continue
+                    found = _status(entry)
+                    if found is not None and stat.S_ISREG(found.st_mode):
+                        yield BlockFile(bytes.fromhex(name), folder.name, folder / entry.name, found.st_size, found.st_mtime)
+
+    def make_model_folder(self, fingerprint: str) -> Path:
+        """The folder of a model's blocks, made if need be."""
+        folder = self.path / "blocks" / fingerprint_id(fingerprint)
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(folder.parent)
+        return folder
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:  # evicted by another process since it was listed
+        return None
+
+
+def _plain_folders(root: Path) -> list[Path]:
+    with os.scandir(root) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))

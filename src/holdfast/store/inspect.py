@@ -1,0 +1,221 @@
+"""What `holdfast store ls|stat|verify|prune|clear` does. A server may have the folder open at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.store.block import BadBlock, BlockMissing, StoreRefused
+from holdfast.store.block_file import read_block
+from holdfast.store.budget import StoreLimits, reachable_keys
+from holdfast.store.folder import BlockFile, StoreFolder
+from holdfast.store.index import BlockIndex
+from holdfast.store.index_keeper import IndexKeeper
+from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.quarantine import quarantined_files
+from holdfast.store.reconcile import salvage
+from holdfast.store.upkeep import Upkeep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelHoldings:
+    """What the store keeps of one model."""
+
+    model: str  # short name
+    fingerprint: str
+    blocks: int
+    states: int
+    tokens: int
+    file_bytes: int
+    last_used: float  # seconds since the epoch; 0 when there is nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSummary:
+    """A folder as a whole."""
+
+    folder: Path
+    blocks: int
+    file_bytes: int
+    allowed_bytes: int
+    unreachable_blocks: int  # their parent is gone; they go first
+    pinned_blocks: int
+    written_today_bytes: int
+    quarantined_files: int
+    quarantined_bytes: int
+    volume_bytes: int
+    volume_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadFile:
+    """A damaged file."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Outcome of reading everything."""
+
+    files: int
+    file_bytes: int
+    bad: tuple[BadFile, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneReport:
+    """What was removed to keep the limits."""
+
+    keys: tuple[BlockKey, ...]
+    freed_bytes: int
+    salvaged_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearReport:
+    """What was deleted."""
+
+    keys: tuple[BlockKey, ...]
+    freed_bytes: int
+
+
+def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
+    """What is kept of each model, the largest first. Raises StoreRefused, OSError."""
+    with _opened(folder, StoreLimits()) as opened:
+        fingerprints = opened.keeper.use(BlockIndex.fingerprints)
+        listed = [_holdings_of(opened.keeper, fingerprint) for fingerprint in fingerprints.values()]
+    return tuple(sorted((holdings for holdings in listed if holdings.blocks), key=lambda holdings: -holdings.file_bytes))
+
+
+def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
+    """Sizes, limits and oddities of a folder. Raises StoreRefused, OSError."""
+    with _opened(folder, limits) as opened:
+        now = time.time()
+        holdings = opened.keeper.use(lambda index: index.holdings(now))
+        holdings.sort(key=lambda holding: holding.start)
+        reachable = reachable_keys((holding.key, holding.parent_key, holding.start) for holding in holdings)
+        totals = opened.keeper.use(BlockIndex.totals)
+        day = time.strftime("%Y-%m-%d", time.gmtime(now))
+        bad_files = quarantined_files(opened.folder.quarantine_folder)
+        space = opened.folder.space()
+        return StoreSummary(
+            folder=opened.folder.path,
+            blocks=totals.blocks,
+            file_bytes=totals.file_bytes,
+            allowed_bytes=opened.upkeep.allowed_bytes(),
+            unreachable_blocks=len(holdings) - len(reachable),
+            pinned_blocks=opened.keeper.use(lambda index: index.pins(now)),
+            written_today_bytes=opened.keeper.use(lambda index: index.written_bytes(day)),
+            quarantined_files=len(bad_files),
+            quarantined_bytes=sum(path.lstat().st_size for path in bad_files),
+            volume_bytes=space.total_bytes,
+            volume_free_bytes=space.free_bytes,
+        )
+
+
+def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | None = None) -> VerifyReport:
+    """Read every file of a folder. Damaged ones are given to `on_bad`, else put into quarantine. Raises StoreRefused, OSError."""
+    began = time.monotonic()
+    files, file_bytes = 0, 0
+    bad: list[BadFile] = []
+    with _opened(folder, StoreLimits()) as opened:
+        aside = on_bad or opened.upkeep.condemn
+        for found in opened.folder.block_files():
+            files += 1
+            file_bytes += found.file_bytes
+            try:
+                _verify(found)
+            except BlockMissing:
+                continue  # evicted meanwhile
+            except BadBlock as damage:
+                bad.append(BadFile(path=found.path, reason=damage.reason))
+                aside(found.path, damage)
+    return VerifyReport(files=files, file_bytes=file_bytes, bad=tuple(bad), seconds=time.monotonic() - began)
+
+
+def prune_store(folder: Path, *, limits: StoreLimits) -> PruneReport:
+    """Bring a folder within limits. What goes: old pins, leftovers of dead writers, unreachable blocks, the least recently used.
+
+    Raises StoreRefused, OSError.
+    """
+    with _opened(folder, limits) as opened:
+        with opened.folder.exclusive():
+            saved = salvage(opened.folder)
+        opened.keeper.close()  # the next use finds what was salvaged
+        opened.keeper.use(lambda index: index.drop_old_pins(time.time()))
+        unreachable = opened.upkeep.remove_unreachable()
+        eviction = opened.upkeep.make_room(0, in_use=())
+        opened.upkeep.settle_differences()
+        return PruneReport(
+            keys=unreachable.keys + eviction.keys,
+            freed_bytes=unreachable.freed_bytes + eviction.freed_bytes,
+            salvaged_blocks=saved,
+        )
+
+
+def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
+    """Delete all blocks, or those of one model (its short name). Raises StoreRefused, OSError."""
+    with _opened(folder, StoreLimits()) as opened:
+        found = list(opened.folder.block_files(model=model))
+        for file in found:
+            file.path.unlink(missing_ok=True)
+        keys = tuple(file.key for file in found)
+        opened.keeper.use(lambda index: index.remove(keys))
+        if model is None:
+            for path in quarantined_files(opened.folder.quarantine_folder):
+                path.unlink(missing_ok=True)
+    return ClearReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    folder: StoreFolder
+    keeper: IndexKeeper
+    upkeep: Upkeep
+
+
+@contextmanager
+def _opened(path: Path, limits: StoreLimits) -> Iterator[_Opened]:
+    folder = StoreFolder(path)
+    folder.check()
+    if not folder.path.is_dir():
+        raise StoreRefused(f"there is no store at {folder.path}")
+    keeper = IndexKeeper(folder)
+    try:
+        _open_index(folder, keeper)
+        yield _Opened(folder=folder, keeper=keeper, upkeep=Upkeep(folder, keeper, limits, time.time))
+    finally:
+        keeper.close()
+
+
+def _open_index(folder: StoreFolder, keeper: IndexKeeper) -> None:
+    try:
+        folder.prepare()
+        keeper.use(BlockIndex.totals)
+    except OSError:  # read-only, or full: looking is possible all the same
+        keeper.open_in_memory()
+
+
+def _holdings_of(keeper: IndexKeeper, fingerprint: str) -> ModelHoldings:
+    entries, _ = keeper.use(lambda index: index.entries(fingerprint))
+    return ModelHoldings(
+        model=fingerprint_id(fingerprint),
+        fingerprint=fingerprint,
+        blocks=len(entries),
+        states=sum(entry.kind == "state" for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        file_bytes=sum(entry.file_bytes for entry in entries),
+        last_used=max((entry.last_used for entry in entries), default=0.0),
+    )
+
+
+def _verify(found: BlockFile) -> None:
+    stored = read_block(found.path, found.key)
+    if fingerprint_id(stored.fingerprint) != found.model:
+        raise BadBlock(found.key, "lies in another model's folder")

@@ -1,0 +1,350 @@
+"""The thread that owns a store's files and index. It alone writes, names, evicts and removes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.store.block import BadBlock, Block, Entry, StoreRefused
+from holdfast.store.block_file import EncodedBlock, encode_block
+from holdfast.store.budget import UNLIMITED, Eviction, StoreLimits, reachable_keys
+from holdfast.store.folder import StoreFolder
+from holdfast.store.group import WriteGroup
+from holdfast.store.index_keeper import IndexKeeper
+from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.reconcile import salvage
+from holdfast.store.statistics import FolderCounts, WriteCounters
+from holdfast.store.upkeep import Upkeep
+
+_LOG = logging.getLogger(__name__)
+
+GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
+GROUP_BYTES = 64 << 20  # … or this large
+TOUCH_SECONDS = 1.0
+RETRY_SECONDS = 60.0
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Where the time comes from; tests bring their own."""
+
+    wall: Callable[[], float] = time.time  # stamps and days
+    steady: Callable[[], float] = time.monotonic  # waiting
+
+
+class IoThread:
+    """What the I/O thread does. Everything but the constructor runs on that thread."""
+
+    def __init__(self, folder: StoreFolder, mailbox: Mailbox, *, fingerprint: str, limits: StoreLimits, clocks: Clocks) -> None:
+        self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
+        self._model = fingerprint_id(fingerprint)
+        self._keeper = IndexKeeper(folder)
+        self._upkeep = Upkeep(folder, self._keeper, limits, clocks.wall)
+        self.counters = WriteCounters()
+        self.counts = FolderCounts()
+        self._group = self._new_group()
+        self._group_began = 0.0
+        self._used: dict[BlockKey, float] = {}
+        self._used_since = 0.0
+        self._retry_at: float | None = None  # set while the folder cannot be written
+        self._salvaged = False
+        self._warned_of_day = ""
+
+    # -- the loop
+
+    def run(self) -> None:
+        """Serve the mailbox until it is closed and empty."""
+        try:
+            self._try_to_open()
+            while True:
+                order = self._mailbox.take(self._patience_seconds())
+                if isinstance(order, Block):
+                    self._write(order)
+                elif order is not None:
+                    order()
+                elif self._mailbox.closed:
+                    break
+                self._publish_if_due()
+            self.settle()
+        finally:
+            self._mailbox.close()
+            self._group.abandon()
+            while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
+                if isinstance(order, Question):
+                    order.give_up()
+            self._keeper.close()
+            self._folder.release()
+
+    def _patience_seconds(self) -> float | None:
+        now = self._clocks.steady()
+        if self._group.blocks:
+            return max(0.0, self._group_began + GROUP_SECONDS - now)
+        if self._used:
+            return max(0.0, self._used_since + TOUCH_SECONDS - now)
+        return None
+
+    def _publish_if_due(self) -> None:
+        now = self._clocks.steady()
+        if self._group.blocks and (now >= self._group_began + GROUP_SECONDS or self._group.file_bytes >= GROUP_BYTES):
+            self._publish()
+        if self._used and now >= self._used_since + TOUCH_SECONDS:
+            self._note_use()
+
+    # -- opening and outages
+
+    def _try_to_open(self) -> bool:
+        """Make the folder ready for writing; False when that is impossible now."""
+        try:
+            self._folder.prepare()
+            self._folder.incoming()
+            if not self._salvaged:
+                with self._folder.exclusive():
+                    self.counters.salvaged_blocks += salvage(self._folder)
+                self._salvaged = True
+            self._keeper.close()
+            self._refresh_counts()
+        except (OSError, StoreRefused) as error:
+            self._pause(error)
+            return False
+        if self._retry_at is not None:
+            _LOG.info("the store can be written again: %s", self._folder.path)
+        self._retry_at = None
+        self.counts.mode = "writing"
+        return True
+
+    def _pause(self, error: OSError | StoreRefused) -> None:
+        """Stop writing for a while. One warning per outage."""
+        if self._retry_at is None:
+            self.counters.outages += 1
+            _LOG.warning(
+                "the store cannot be written (%s): what is read is kept in memory only; trying again every %.0f s: %s",
+                getattr(error, "strerror", None) or error, RETRY_SECONDS, self._folder.path,
+            )  # fmt: skip
+        self._retry_at = self._clocks.steady() + RETRY_SECONDS
+        self.counts.mode = "memory-only"
+        lost = [block.key for block in self._group.blocks]
+        self._group.abandon()
+        self._group = self._new_group()
+        self.counters.dropped_memory_only += len(lost)
+        self._mailbox.release(lost, stored=False)
+        self._keeper.close()
+
+    def _can_write(self) -> bool:
+        if self._retry_at is None:
+            return True
+        return self._clocks.steady() >= self._retry_at and self._try_to_open()
+
+    def _new_group(self) -> WriteGroup:
+        return WriteGroup(self._folder, fingerprint=self._fingerprint, counters=self.counters)
+
+    # -- writing
+
+    def _write(self, block: Block) -> None:
+        if not self._can_write():
+            self.counters.dropped_memory_only += 1
+            self._mailbox.release([block.key], stored=False)
+            return
+        try:
+            self._write_into_group(block)
+        except OSError as error:
+            self.counters.dropped_memory_only += 1
+            self._mailbox.release([block.key], stored=False)
+            self._pause(error)
+
+    def _write_into_group(self, block: Block) -> None:
+        if self._folder.block_path(block.key, model=self._model).exists():
+            self.counters.duplicate_blocks += 1
+            self._mailbox.release([block.key], stored=True)
+            self.touch([block.key], self._clocks.wall())
+            return
+        now = self._clocks.wall()
+        encoded = encode_block(block, fingerprint=self._fingerprint, created=now)
+        self.counters.hash_seconds += encoded.hash_seconds
+        if self._over_daily_budget(encoded.file_bytes):
+            self.counters.dropped_daily_budget += 1
+            self._mailbox.release([block.key], stored=False)
+        elif not self._has_room(block, encoded.file_bytes):
+            self.counters.dropped_no_room += 1
+            self._mailbox.release([block.key], stored=False)
+        else:
+            self._add_to_group(block, encoded, now)
+
+    def _add_to_group(self, block: Block, encoded: EncodedBlock, now: float) -> None:
+        if not self._group.blocks:
+            self._group_began = self._clocks.steady()
+        try:
+            self._group.write(block, encoded, now=now)
+        except OSError as error:
+            if error.errno not in _NO_SPACE or not self._evict(2 * encoded.file_bytes, for_block=block):
+                raise
+            self._group.write(block, encoded, now=now)
+
+    def _over_daily_budget(self, file_bytes: int) -> bool:
+        if self._limits.daily_write_bytes == UNLIMITED:
+            return False
+        day = self._day()
+        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._group.file_bytes
+        over = written + file_bytes > self._limits.daily_write_bytes
+        if over and self._warned_of_day != day:
+            self._warned_of_day = day
+            _LOG.warning("the store has reached its limit of %d bytes written a day", self._limits.daily_write_bytes)
+        return over
+
+    def _day(self) -> str:
+        return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.wall()))
+
+    def _has_room(self, block: Block, file_bytes: int) -> bool:
+        wanted = self._group.file_bytes + file_bytes
+        if not self._upkeep.shortage_bytes(wanted):
+            return True
+        self._note_use()  # what was used a moment ago shall not be evicted
+        eviction = self._upkeep.make_room(wanted, in_use=self._in_use(block))
+        self._count_evicted(eviction)
+        return not self._upkeep.shortage_bytes(wanted)
+
+    def _in_use(self, block: Block) -> set[BlockKey]:
+        return {block.parent_key, *(other.parent_key for other in self._group.blocks)}
+
+    def _evict(self, excess_bytes: int, *, for_block: Block) -> bool:
+        eviction = self._upkeep.evict(excess_bytes, in_use=self._in_use(for_block))
+        self._count_evicted(eviction)
+        return bool(eviction.keys)
+
+    def _count_evicted(self, eviction: Eviction) -> None:
+        self.counters.evicted_blocks += len(eviction.keys)
+        self.counters.evicted_bytes += eviction.freed_bytes
+        self._mailbox.lose(eviction.keys)
+
+    def _publish(self) -> None:
+        """Make the group durable. Blocks that arrive meanwhile are written into the next group."""
+        group, self._group = self._group, self._new_group()
+        keys = [block.key for block in group.blocks]
+        try:
+            rows = group.publish(between=self._write_arrived)
+        except OSError as error:
+            group.abandon()
+            self.counters.dropped_memory_only += len(keys)
+            self._mailbox.release(keys, stored=False)
+            self._pause(error)
+            return
+        self._mailbox.release(keys, stored=True)
+        began = time.perf_counter()
+        try:
+            self._keeper.use(lambda index: index.add(rows, written_bytes=group.file_bytes, day=self._day()))
+            self._refresh_counts()
+        except OSError as error:  # the files are there: the next opening of the index finds them
+            self._pause(error)
+        self.counters.index_seconds += time.perf_counter() - began
+
+    def _write_arrived(self) -> None:
+        while self._group.file_bytes < GROUP_BYTES and self._retry_at is None:
+            block = self._mailbox.take_block()
+            if block is None:
+                return
+            self._write(block)
+
+    def _note_use(self) -> None:
+        used, self._used = self._used, {}
+        if used and self._retry_at is None:
+            try:
+                self._keeper.use(lambda index: index.touch(used))
+            except OSError as error:
+                self._pause(error)
+
+    def _refresh_counts(self) -> None:
+        damaged, gone = self._upkeep.settle_differences()
+        self.counters.bad_blocks += damaged
+        self._mailbox.lose(gone)
+        totals = self._keeper.use(lambda index: index.totals())
+        day = self._day()
+        self.counts.blocks, self.counts.stored_bytes = totals.blocks, totals.file_bytes
+        self.counts.written_today_bytes = self._keeper.use(lambda index: index.written_bytes(day))
+        self.counts.allowed_bytes = self._upkeep.allowed_bytes()
+
+    # -- tasks, in the order in which they were handed over
+
+    def settle(self) -> bool:
+        """Make everything durable that was handed over before. False during an outage."""
+        if self._group.blocks:
+            self._publish()
+        self._note_use()
+        return self._retry_at is None
+
+    def touch(self, keys: Iterable[BlockKey], at: float) -> None:
+        """Note that blocks were used."""
+        if not self._used:
+            self._used_since = self._clocks.steady()
+        self._used.update(dict.fromkeys(keys, at))
+
+    def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
+        """Keep blocks from eviction."""
+        self._on_index("pin", lambda: self._keeper.use(lambda index: index.pin(keys, holder=holder, until=until)))
+
+    def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
+        """Take pins back."""
+        self._on_index("unpin", lambda: self._keeper.use(lambda index: index.unpin(keys, holder=holder)))
+
+    def remove(self, keys: tuple[BlockKey, ...]) -> None:
+        """Delete blocks, queued ones too."""
+        self.settle()
+        self._on_index("remove blocks", lambda: self._upkeep.remove(keys, fingerprint=self._fingerprint))
+        self._mailbox.lose(keys)
+        self._recount()
+
+    def condemn(self, path: Path, bad: BadBlock) -> None:
+        """Put a file that could not be read into quarantine."""
+        self.counters.bad_blocks += 1
+        self._mailbox.lose([bad.key])
+        self._on_index("set a damaged block aside", lambda: self._upkeep.condemn(path, bad))
+        self._recount()
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All blocks of this model that can be reached from a root, parents before children."""
+        self.settle()
+        if self._retry_at is not None:
+            self._keeper.open_in_memory()
+        try:
+            entries, damaged = self._keeper.use(lambda index: index.entries(self._fingerprint))
+            if damaged and not self._keeper.in_memory:
+                self._upkeep.heal_rows(damaged, fingerprint=self._fingerprint)
+                entries, _ = self._keeper.use(lambda index: index.entries(self._fingerprint))
+        except OSError as error:
+            self._pause(error)
+            return ()
+        reachable = reachable_keys((entry.key, entry.parent_key, entry.start) for entry in entries)
+        return tuple(entry for entry in entries if entry.key in reachable)
+
+    def prune(self) -> None:
+        """Bring the store within its limits and drop pins that are over."""
+        self.settle()
+        with contextlib.suppress(OSError):
+            self._keeper.use(lambda index: index.drop_old_pins(self._clocks.wall()))
+            eviction = self._upkeep.make_room(0, in_use=())
+            self._count_evicted(eviction)
+        self._recount()
+
+    def check_invariants(self) -> None:
+        """The index agrees with itself. Raises AssertionError."""
+        self._keeper.use(lambda index: index.check_invariants())
+
+    def rebuilt_indexes(self) -> int:
+        """How often the index had to be made anew."""
+        return self._keeper.rebuilt
+
+    def _recount(self) -> None:
+        self._on_index("count blocks", self._refresh_counts)
+
+    def _on_index(self, what: str, work: Callable[[], object]) -> None:
+        """Do something that an unwritable folder may prevent, without harm to anybody."""
+        try:
+            work()
+        except OSError as error:
+            if self._retry_at is None:
+                _LOG.warning("the store could not %s: %s", what, error)

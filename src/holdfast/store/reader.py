@@ -1,0 +1,98 @@
+"""Reads and verifies blocks on a thread of its own, so that a restore never waits for somebody's fsync.
+
+It opens files by name and only reads: a block file is never changed, so no agreement with the I/O thread is needed.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from holdfast.store.block import BadBlock, Block, BlockMissing
+from holdfast.store.block_file import read_block
+from holdfast.store.folder import StoreFolder
+from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.mailbox import Mailbox
+from holdfast.store.statistics import ReadCounters
+
+
+class BlockReader:
+    """The reading thread's work. `ask` is for any thread, `run` for the one."""
+
+    def __init__(
+        self, folder: StoreFolder, mailbox: Mailbox, *, fingerprint: str, on_bad: Callable[[Path, BadBlock], None]
+    ) -> None:
+        """`on_bad` is called on the reading thread with each file that is damaged."""
+        self._folder, self._mailbox, self._fingerprint, self._on_bad = folder, mailbox, fingerprint, on_bad
+        self._model = fingerprint_id(fingerprint)
+        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[Block]] | None] = queue.SimpleQueue()
+        self._ended = False
+        self.counters = ReadCounters()
+
+    def ask(self, key: BlockKey) -> Future[Block]:
+        """A future of the block. One that is not running yet can be cancelled."""
+        future: Future[Block] = Future()
+        self._asked.put((key, future))
+        if self._ended:
+            self._refuse_all()
+        return future
+
+    def end(self) -> None:
+        """Let the thread end after what was asked so far."""
+        self._asked.put(None)
+
+    def run(self) -> None:
+        """Answer until `end`."""
+        try:
+            while (asked := self._asked.get()) is not None:
+                key, future = asked
+                if future.set_running_or_notify_cancel():
+                    self._answer(key, future)
+        finally:
+            self._ended = True
+            self._refuse_all()
+
+    def _answer(self, key: BlockKey, future: Future[Block]) -> None:
+        began = time.perf_counter()
+        try:
+            block = self._read(key)
+        except BlockMissing as missing:
+            self.counters.missing_blocks += 1
+            future.set_exception(missing)
+        except BadBlock as bad:
+            future.set_exception(bad)
+            self._on_bad(self._folder.block_path(key, model=self._model), bad)
+        except MemoryError:
+            self.counters.missing_blocks += 1
+            future.set_exception(BlockMissing(key, "no memory to read it into"))
+        except BaseException as error:
+            future.set_exception(error)
+            raise
+        else:
+            self.counters.read_seconds += time.perf_counter() - began
+            future.set_result(block)
+
+    def _read(self, key: BlockKey) -> Block:
+        held = self._mailbox.held(key)
+        if held is not None:
+            self.counters.reads_from_queue += 1
+            return held
+        stored = read_block(self._folder.block_path(key, model=self._model), key)
+        if stored.fingerprint != self._fingerprint:
+            raise BadBlock(key, "belongs to another model")
+        self.counters.read_blocks += 1
+        self.counters.read_bytes += stored.file_bytes
+        self.counters.hash_seconds += stored.hash_seconds
+        return stored.block
+
+    def _refuse_all(self) -> None:
+        while True:
+            try:
+                asked = self._asked.get_nowait()
+            except queue.Empty:
+                return
+            if asked is not None and asked[1].set_running_or_notify_cancel():
+                asked[1].set_exception(BlockMissing(asked[0], "the store is closed"))

@@ -1,0 +1,197 @@
+"""Blocks of bytes on disk: put, read, listed, forgotten. Nobody who uses it ever waits for the disk or fails with it.
+
+What is durable when. `put` returns at once. A block survives the death of this process as soon as its bytes are written, which is
+when the thread gets to it (milliseconds, if the disk keeps up): the next store that is opened on the folder finishes it. It
+survives a power cut when it is named in `changes().stored` or after `flush()`: its file, its name and the folder were synced by
+then; that takes 50 ms and the disk's own time. Blocks may be lost (queue full, no room, no disk), they are never wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar, cast
+
+from holdfast.store.block import BadBlock, Block, Entry, StoreChanges
+from holdfast.store.block_file import check_block
+from holdfast.store.budget import StoreLimits
+from holdfast.store.folder import StoreFolder
+from holdfast.store.inspect import ClearReport, VerifyReport, clear_store, verify_store
+from holdfast.store.io_thread import Clocks, IoThread
+from holdfast.store.keys import BlockKey
+from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.reader import BlockReader
+from holdfast.store.statistics import StoreStatistics
+
+FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
+
+Answer = TypeVar("Answer")
+
+
+class BlockStore:
+    """The blocks of one model in a folder that other models and processes may share. Any thread may call it.
+
+    Two threads of its own: one owns files and index, one reads. `close` ends them; they are not daemons.
+    """
+
+    def __init__(
+        self, folder: Path, *, fingerprint: str, limits: StoreLimits | None = None, clocks: Clocks | None = None
+    ) -> None:
+        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error."""
+        limits, clocks = limits or StoreLimits(), clocks or Clocks()
+        self._folder = StoreFolder(folder)
+        self._folder.check()
+        self._clocks = clocks
+        self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
+        self._io = IoThread(self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks)
+        self._reader = BlockReader(self._folder, self._mailbox, fingerprint=fingerprint, on_bad=self._on_bad)
+        self._threads = (
+            threading.Thread(target=self._io.run, name="holdfast-store"),
+            threading.Thread(target=self._reader.run, name="holdfast-store-reader"),
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> BlockStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- blocks
+
+    def put(self, block: Block) -> None:
+        """Queue a block for writing; it can be read at once. Dropped and counted when too much is queued already.
+
+        Its parts must not change any more; they are let go when the block is on disk. Raises ValueError or OverflowError for a
+        block that could never be written.
+        """
+        check_block(block)
+        self._mailbox.offer(block)
+
+    def read(self, key: BlockKey) -> Future[Block]:
+        """A future of the block: verified, its parts being views of one buffer. It fails with BlockMissing or BadBlock.
+
+        Let go of one block before you ask for many more: buffers that come back are used again and cost no page faults.
+        """
+        return self._reader.ask(key)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All blocks of this model that can be reached from a root, parents before children, states behind blocks. Waits."""
+        return self._ask(self._io.entries, otherwise=())
+
+    def changes(self) -> StoreChanges:
+        """What has become durable and what was lost since the last call. A key may be in both: it was stored, then lost."""
+        return self._mailbox.changes()
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that blocks were of use just now. Name the whole path: a block is as recent as its most recent descendant."""
+        self._mailbox.send(functools.partial(self._io.touch, tuple(keys), self._clocks.wall()))
+
+    def pin(self, keys: Iterable[BlockKey], *, holder: str = "", until: float = FOREVER) -> None:
+        """Keep blocks, and with them their ancestors, from eviction for `holder`; also over restarts. `until` as time.time()."""
+        self._mailbox.send(functools.partial(self._io.pin, tuple(keys), holder, until))
+
+    def unpin(self, keys: Iterable[BlockKey], *, holder: str = "") -> None:
+        """Take back a holder's pins."""
+        self._mailbox.send(functools.partial(self._io.unpin, tuple(keys), holder))
+
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        """Delete blocks, queued ones too; children before parents is the caller's business."""
+        self._mailbox.send(functools.partial(self._io.remove, tuple(keys)))
+
+    # -- the whole
+
+    def flush(self, timeout_seconds: float = 60.0) -> bool:
+        """Wait until everything handed over so far is durable. False when it is not, in time or at all."""
+        question = Question(self._io.settle)
+        if not self._mailbox.send(question):
+            return False
+        try:
+            return bool(question.answer.result(timeout_seconds))
+        except (FutureTimeout, CancelledError):
+            return False
+
+    def close(self) -> None:
+        """Write what is queued, end the threads. May be called twice."""
+        self._reader.end()
+        self._mailbox.close()
+        for thread in self._threads:
+            thread.join()
+
+    def statistics(self) -> StoreStatistics:
+        """A snapshot; never waits."""
+        counts, writes, reads = self._io.counts, self._io.counters, self._reader.counters
+        queued_blocks, queued_bytes = self._mailbox.load()
+        refused = self._mailbox.refused_blocks
+        return StoreStatistics(
+            mode=counts.mode,
+            blocks=counts.blocks,
+            stored_bytes=counts.stored_bytes,
+            allowed_bytes=counts.allowed_bytes,
+            written_today_bytes=counts.written_today_bytes,
+            queued_blocks=queued_blocks,
+            queued_bytes=queued_bytes,
+            written_blocks=writes.written_blocks,
+            written_bytes=writes.written_bytes,
+            duplicate_blocks=writes.duplicate_blocks,
+            dropped_blocks=refused + writes.dropped_memory_only + writes.dropped_daily_budget + writes.dropped_no_room,
+            dropped_queue_full=refused,
+            dropped_memory_only=writes.dropped_memory_only,
+            dropped_daily_budget=writes.dropped_daily_budget,
+            dropped_no_room=writes.dropped_no_room,
+            evicted_blocks=writes.evicted_blocks,
+            evicted_bytes=writes.evicted_bytes,
+            salvaged_blocks=writes.salvaged_blocks,
+            rebuilt_indexes=self._io.rebuilt_indexes(),
+            outages=writes.outages,
+            read_blocks=reads.read_blocks,
+            read_bytes=reads.read_bytes,
+            reads_from_queue=reads.reads_from_queue,
+            missing_blocks=reads.missing_blocks,
+            bad_blocks=writes.bad_blocks,
+            hash_seconds=writes.hash_seconds + reads.hash_seconds,
+            write_seconds=writes.write_seconds,
+            sync_seconds=writes.sync_seconds,
+            index_seconds=writes.index_seconds,
+            read_seconds=reads.read_seconds,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the index does not agree with itself."""
+        self._ask(self._io.check_invariants, otherwise=None)
+
+    def verify(self) -> VerifyReport:
+        """Read and check every file of the folder, on this thread; damaged ones go to quarantine."""
+        self.flush()
+        report = verify_store(self._folder.path, on_bad=self._on_bad)
+        self.flush()
+        return report
+
+    def prune(self) -> None:
+        """Bring the folder within its limits now. Waits."""
+        self._ask(self._io.prune, otherwise=None)
+
+    def clear(self) -> ClearReport:
+        """Delete the blocks of all models in the folder. Waits."""
+        self.flush()
+        report = clear_store(self._folder.path)
+        self._mailbox.lose(report.keys)
+        return report
+
+    def _on_bad(self, path: Path, bad: BadBlock) -> None:
+        self._mailbox.send(functools.partial(self._io.condemn, path, bad))
+
+    def _ask(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
+        question = Question(work)
+        if not self._mailbox.send(question):
+            return otherwise
+        try:
+            return cast(Answer, question.answer.result())
+        except CancelledError:
+            return otherwise

@@ -1,0 +1,133 @@
+"""Room and order in a store's folder: evict, remove, quarantine. I/O thread, or a command that has the folder for itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from holdfast.store.block import BadBlock, BlockMissing
+from holdfast.store.block_file import read_block
+from holdfast.store.budget import SLACK_PARTS, Eviction, Holding, StoreLimits, allowed_bytes, choose_victims, reachable_keys
+from holdfast.store.folder import StoreFolder
+from holdfast.store.index_keeper import IndexKeeper
+from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.quarantine import bound_quarantine, quarantine
+from holdfast.store.reconcile import row_of_file
+
+_LOG = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Changes what is stored, apart from adding to it. Everything raises OSError."""
+
+    def __init__(self, folder: StoreFolder, keeper: IndexKeeper, limits: StoreLimits, clock: Callable[[], float]) -> None:
+        self._folder, self._keeper, self._limits, self._clock = folder, keeper, limits, clock
+
+    def allowed_bytes(self) -> int:
+        """How many bytes the store may hold at the moment."""
+        stored = self._keeper.use(lambda index: index.totals()).file_bytes
+        return allowed_bytes(self._limits, volume=self._folder.space(), stored_bytes=stored)
+
+    def shortage_bytes(self, wanted_bytes: int) -> int:
+        """How many bytes would have to go before so many more may be written."""
+        stored = self._keeper.use(lambda index: index.totals()).file_bytes
+        allowed = allowed_bytes(self._limits, volume=self._folder.space(), stored_bytes=stored)
+        return max(0, stored + wanted_bytes - allowed)
+
+    def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> Eviction:
+        """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every block."""
+        shortage = self.shortage_bytes(wanted_bytes)
+        allowed = self.allowed_bytes()
+        if not shortage or wanted_bytes > allowed:
+            return Eviction()
+        return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
+
+    def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> Eviction:
+        """Remove the least recently used blocks that free so many bytes together."""
+        with self._folder.exclusive():
+            holdings = self._keeper.use(lambda index: index.holdings(self._clock()))
+            eviction = choose_victims(holdings, excess_bytes=excess_bytes, in_use=in_use)
+            if eviction.keys:
+                gone = set(eviction.keys)
+                self._unlink(eviction.keys, {holding.key: holding for holding in holdings if holding.key in gone})
+        return eviction
+
+    def remove_unreachable(self) -> Eviction:
+        """Remove the blocks whose parents are gone, unless they are pinned."""
+        with self._folder.exclusive():
+            holdings = self._keeper.use(lambda index: index.holdings(self._clock()))
+            holdings.sort(key=lambda holding: holding.start)
+            reachable = reachable_keys((holding.key, holding.parent_key, holding.start) for holding in holdings)
+            lost = {holding.key: holding for holding in holdings if holding.key not in reachable and not holding.pinned}
+            self._unlink(tuple(lost), lost)
+        return Eviction(keys=tuple(lost), freed_bytes=sum(holding.file_bytes for holding in lost.values()))
+
+    def _unlink(self, keys: tuple[BlockKey, ...], holdings: dict[BlockKey, Holding]) -> None:
+        done = []
+        try:
+            for key in keys:  # files first: a row without a file is a miss, a file without a row would be found again
+                self._folder.block_path(key, model=holdings[key].model).unlink(missing_ok=True)
+                done.append(key)
+        finally:
+            if done:
+                self._keeper.use(lambda index: index.remove(done))
+
+    def remove(self, keys: Iterable[BlockKey], *, fingerprint: str) -> None:
+        """Delete blocks of one model."""
+        model = fingerprint_id(fingerprint)
+        gone = list(keys)
+        for key in gone:
+            self._folder.block_path(key, model=model).unlink(missing_ok=True)
+        self._keeper.use(lambda index: index.remove(gone))
+
+    def condemn(self, path: Path, bad: BadBlock) -> bool:
+        """Put a damaged file into quarantine, unless it has been replaced by a good one since. True when it was bad."""
+        try:
+            read_block(path, bad.key)
+        except BlockMissing:
+            return False
+        except BadBlock as still_bad:
+            _LOG.warning("a damaged block was found and set aside: %s", still_bad)
+            quarantine(path, still_bad, folder=self._folder.quarantine_folder)
+            self._bound_quarantine()
+            self._keeper.use(lambda index: index.remove_rows([bad.key]))
+            return True
+        return False
+
+    def _bound_quarantine(self) -> None:
+        bound_quarantine(
+            self._folder.quarantine_folder,
+            most_bytes=self._limits.quarantine_bytes,
+            most_files=self._limits.quarantine_files,
+        )
+
+    def settle_differences(self) -> tuple[int, list[BlockKey]]:
+        """Quarantine what the last openings of the index found damaged. Returns how many files, and all keys that are gone."""
+        damaged, gone = 0, []
+        while self._keeper.differences:
+            differences = self._keeper.differences.pop()
+            gone += differences.removed
+            for found, bad in differences.damaged:
+                damaged += 1
+                gone.append(found.key)
+                quarantine(found.path, bad, folder=self._folder.quarantine_folder)
+        if damaged:
+            _LOG.warning("%d damaged files were found in the store and set aside", damaged)
+            self._bound_quarantine()
+        return damaged, gone
+
+    def heal_rows(self, keys: Iterable[BlockKey], *, fingerprint: str) -> None:
+        """Make damaged rows of the index anew from the files' headers."""
+        wanted = set(keys)
+        rows = []
+        for found in self._folder.block_files(model=fingerprint_id(fingerprint)):
+            if found.key in wanted:
+                try:
+                    rows.append(row_of_file(found))
+                except BlockMissing:
+                    continue
+                except BadBlock as bad:
+                    self.condemn(found.path, bad)
+        self._keeper.use(lambda index: index.remove_rows(wanted))
+        self._keeper.use(lambda index: index.add(rows))
