@@ -22,7 +22,6 @@ from holdfast.bench.wire import ServerUnreachable
 
 _WARM_UP_TOKENS = 300
 _EXCERPT = 160
-_SETTLING_SECONDS = 0.1  # threads of the server before it go on spinning for a moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,7 @@ class Effort:
     noise_rounds: int = 2
     seconds: float = 120.0
     deadline: float = float("inf")  # of time.perf_counter
+    settling_seconds: float = 0.1  # before each turn: threads of the server before it go on spinning for a moment
 
 
 async def measure_case(
@@ -49,6 +49,7 @@ async def measure_case(
     for number in range(2 * min(effort.noise_rounds, rounds)):
         if clock.is_late(parts=2, first_round=not first):
             break
+        await asyncio.sleep(effort.settling_seconds)
         first.append(await _measured(scenario, case, contenders[0], stage, seed=f"noise {number}"))
         clock.tick()
     result.noise = _noise(first)
@@ -57,6 +58,7 @@ async def measure_case(
             result.notes.append(f"{number} of {rounds} rounds: the time was up")
             break
         for contender, each in zip(contenders, result.contenders, strict=True):
+            await asyncio.sleep(effort.settling_seconds)
             each.rounds.append(await _measured(scenario, case, contender, stage, seed=f"round {number}"))
             clock.tick()
         say(f"{scenario.name} / {case.name}: round {number + 1} of {rounds}, {clock.seconds:.0f} s")
@@ -79,7 +81,6 @@ async def _warm_up(contenders: Sequence[Contender], stage: Stage) -> None:
 
 async def _measured(scenario: Scenario, case: Case, contender: Contender, stage: Stage, *, seed: str) -> Sample:
     trial = Trial(stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}/{seed}")
-    await asyncio.sleep(_SETTLING_SECONDS)
     began, others = time.perf_counter(), stage.cpu_seconds_of_others(contender)
     try:
         sample = await scenario.measure(trial)

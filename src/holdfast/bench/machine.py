@@ -12,12 +12,11 @@ from typing import Any
 
 import psutil
 
-_WATCHED_SECONDS = 1.0
 _PACKAGES = ("mlx", "mlx-lm", "holdfast")
 
 
-def machine() -> dict[str, Any]:
-    """Facts for the result file. Takes a second: it looks how busy the machine is before anything is started."""
+def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
+    """Facts for the result file. Looks for a while how busy the machine is before anything is started."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -25,7 +24,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "busy_before": psutil.cpu_percent(_WATCHED_SECONDS) / 100,  # share of all cores, by others
+        "busy_before": psutil.cpu_percent(watched_seconds) / 100,  # share of all cores, by others
         "load_average": round(os.getloadavg()[0], 2),
     }
 

@@ -77,7 +77,10 @@ def make_endless(original: Path, folder: Path) -> None:
     }
     mx.save_safetensors(str(folder / "model.safetensors"), in_float32, metadata={"format": "mlx"})
     token, token_id = _last_added_token(folder)
-    changes = {"config.json": {"eos_token_id": token_id, "torch_dtype": "float32"}, "tokenizer_config.json": {"eos_token": token}}
+    changes: dict[str, dict[str, Any]] = {
+        "config.json": {"eos_token_id": token_id, "torch_dtype": "float32"},
+        "tokenizer_config.json": {"eos_token": token},
+    }
     for name, change in changes.items():
         content = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**content, **change}))

@@ -53,12 +53,19 @@ class RunPlan:
     threads: int = 0
     resume: bool = False
     command: str = ""
+    settling_seconds: float = 0.1  # between turns, and ten times that to see how busy the machine is
 
 
 async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Results:
     """Run all, write `results.json` and one file for each scenario into the folder of the plan, return the results."""
     plan.out.mkdir(parents=True, exist_ok=True)
-    results = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, machine=machine())
+    results = Results(
+        made_at=now(),
+        version=holdfast_version(),
+        commit=commit(),
+        command=plan.command,
+        machine=machine(watched_seconds=10 * plan.settling_seconds),
+    )
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         stages = _Stages(Path(folder), threads=plan.threads)
@@ -96,7 +103,11 @@ async def _run_case(
         say(f"{item.scenario.name} / {case.name}: left out, the time is up")
         return CaseResult(scenario=item.scenario.name, case=case.name, model="", notes=["left out: the time was up"])
     effort = Effort(
-        rounds=plan.rounds, noise_rounds=plan.noise_rounds, seconds=min(seconds, plan.case_seconds), deadline=clock.deadline
+        rounds=plan.rounds,
+        noise_rounds=plan.noise_rounds,
+        seconds=min(seconds, plan.case_seconds),
+        deadline=clock.deadline,
+        settling_seconds=plan.settling_seconds,
     )
     return await measure_case(item.scenario, case, item.contenders, stage, effort=effort, say=say)
 
