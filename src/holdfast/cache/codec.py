@@ -102,17 +102,24 @@ def pack(run: KVRun, codec: Codec) -> PackedRun:
     return PackedRun(start=run.start, tokens=run.tokens, codec=codec, arrays=tuple(packed))
 
 
-def unpack(packed: PackedRun, *, tokens: int | None = None) -> KVRun:
-    """The run, or its first `tokens` tokens, as keys and values again; lazy."""
-    count = packed.tokens if tokens is None else tokens
-    arrays = packed.arrays if count == packed.tokens else tuple(array[:, :, :count] for array in packed.arrays)
+def cut(packed: PackedRun, *, offset: int, tokens: int) -> PackedRun:
+    """`tokens` tokens of a run from its token `offset` on; lazy, sharing the run's buffers."""
+    if (offset, tokens) == (0, packed.tokens):
+        return packed
+    arrays = tuple(array[:, :, offset : offset + tokens] for array in packed.arrays)
+    return PackedRun(start=packed.start + offset, tokens=tokens, codec=packed.codec, arrays=arrays)
+
+
+def unpack(packed: PackedRun) -> KVRun:
+    """A run as keys and values again; lazy."""
+    arrays = packed.arrays
     if packed.codec != "native":
         triples = [arrays[at : at + 3] for at in range(0, len(arrays), 3)]
         arrays = tuple(
             mx.dequantize(codes, scales, biases, group_size=GROUP_SIZE, bits=_BITS[packed.codec])
             for codes, scales, biases in triples
         )
-    return KVRun(start=packed.start, tokens=count, arrays=arrays)
+    return KVRun(start=packed.start, tokens=packed.tokens, arrays=arrays)
 
 
 def run_to_bytes(packed: PackedRun) -> tuple[bytes, tuple[memoryview, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -85,6 +86,14 @@ class StateSnapshot:
         """All arrays, in the order of the layers."""
         for layer in self.layers:
             yield from layer.arrays()
+
+
+RunForm: TypeAlias = tuple[tuple[int, int, mx.Dtype], ...]  # kv heads, head dimension and type of each array of a run
+
+
+def form_of(run: KVRun) -> RunForm:
+    """What all runs of one model have in common."""
+    return tuple((array.shape[1], array.shape[3], array.dtype) for array in run.arrays)
 
 
 def leaves(layers: Sequence[LayerState]) -> Iterator[LayerState]:
