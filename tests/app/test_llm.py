@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM
-from holdfast.app.answers import Completion
 from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, WorkerUnavailable
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
@@ -23,13 +22,8 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-def one(answer: Completion | list[Completion]) -> Completion:
-    assert isinstance(answer, Completion)
-    return answer
-
-
 def test_a_prompt_gives_an_answer(llm: LLM) -> None:
-    answer = one(llm.generate("Hello", max_tokens=6, temperature=0, ignore_eos=True))
+    answer = llm.generate("Hello", max_tokens=6, temperature=0, ignore_eos=True)
     assert answer.finish_reason == "length"
     assert answer.completion_tokens == len(answer.token_ids) == 6
     assert str(answer) == answer.text
@@ -38,16 +32,12 @@ def test_a_prompt_gives_an_answer(llm: LLM) -> None:
 def test_more_prompts_than_the_queue_takes_are_answered_in_order(llm: LLM) -> None:
     prompts = [f"number {index}" for index in range(20)]
     answers = llm.generate(prompts, max_tokens=5, temperature=0)
-    assert isinstance(answers, list)
-    assert [answer.text for answer in answers] == [
-        one(llm.generate(prompt, max_tokens=5, temperature=0)).text for prompt in prompts
-    ]
+    assert [answer.text for answer in answers] == [llm.generate(prompt, max_tokens=5, temperature=0).text for prompt in prompts]
 
 
 def test_token_ids_are_prompts_too(llm: LLM) -> None:
-    single = one(llm.generate([5, 6, 7], max_tokens=3, temperature=0))
+    single = llm.generate([5, 6, 7], max_tokens=3, temperature=0)
     several = llm.generate([[5, 6, 7], [8]], max_tokens=3, temperature=0)
-    assert isinstance(several, list)
     assert several[0].token_ids == single.token_ids
     assert several[1].prompt_tokens == 1
 
@@ -64,20 +54,20 @@ def test_a_streamed_chat_gives_the_text_of_the_whole_one(llm: LLM) -> None:
 
 
 def test_a_seed_draws_the_same_answer_again(llm: LLM) -> None:
-    draws = [one(llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed)).token_ids for seed in (1, 1, 2)]
+    draws = [llm.generate("Hello", max_tokens=12, temperature=1.5, seed=seed).token_ids for seed in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
 
 
 def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
-    plain = one(llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True))
+    plain = llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True)
     stop = plain.text[5:7]
-    stopped = one(llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True, stop=stop))
+    stopped = llm.generate("Hello", max_tokens=20, temperature=0, ignore_eos=True, stop=stop)
     assert stopped.text == plain.text[: plain.text.index(stop)]
     assert stopped.finish_reason == "stop"
 
 
 def test_logprobs_come_when_asked_for(llm: LLM) -> None:
-    answer = one(llm.generate("Hello", max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True))
+    answer = llm.generate("Hello", max_tokens=3, temperature=0, top_logprobs=2, ignore_eos=True)
     assert len(answer.logprobs) == 3
     assert all(len(token.top) == 2 and token.logprob <= 0 for token in answer.logprobs)
 
@@ -94,7 +84,7 @@ def test_threads_share_the_model(llm: LLM) -> None:
     texts: list[str] = []
 
     def ask() -> None:
-        texts.append(one(llm.generate("Hello", max_tokens=8, temperature=0)).text)
+        texts.append(llm.generate("Hello", max_tokens=8, temperature=0).text)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -109,7 +99,7 @@ def test_bad_options_are_refused_before_any_work(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="temperature"):
         llm.generate("Hello", temperature=-1)
     with pytest.raises(TypeError, match="max_token"):
-        llm.generate("Hello", max_token=3)  # type: ignore[call-arg]
+        llm.generate("Hello", max_token=3)  # type: ignore[call-overload]
 
 
 def test_a_missing_model_and_a_bad_setting_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 from holdfast.app.answers import AnswerReader, Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
@@ -31,6 +31,7 @@ from holdfast.messages import (
 from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
+Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -86,16 +87,22 @@ class LLM:
         """Facts of the loaded model."""
         return self._client.info
 
-    def generate(
-        self, prompt: TextOrTokens | Sequence[TextOrTokens], **options: Unpack[GenerationOptions]
-    ) -> Completion | list[Completion]:
+    @overload
+    def generate(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> Completion: ...
+
+    @overload
+    def generate(self, prompt: Prompts, **options: Unpack[GenerationOptions]) -> list[Completion]: ...
+
+    def generate(self, prompt: TextOrTokens | Prompts, **options: Unpack[GenerationOptions]) -> Completion | list[Completion]:
         """Continue a prompt (text, or token ids), or several at once, in one batch: a list of prompts gives a list of answers.
 
         Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
         """
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return self._answers([_raw_prompt(prompt)], options)[0]  # type: ignore[arg-type]
-        return self._answers([_raw_prompt(each) for each in prompt], options)  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            return self._answers([TextPrompt(text=prompt)], options)[0]
+        if prompt and isinstance(prompt[0], int):
+            return self._answers([_raw_prompt(cast(Sequence[int], prompt))], options)[0]
+        return self._answers([_raw_prompt(each) for each in cast(Prompts, prompt)], options)
 
     def chat(
         self,
