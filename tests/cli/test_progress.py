@@ -1,4 +1,4 @@
-"""Progress bars of a load: only on a terminal, one per stage, gone when the model is ready."""
+"""The progress bar of a load: only on a terminal, one line, gone when the model is ready."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.cli.progress import LoadBars, load_progress
+from holdfast.cli.progress import LoadBar, load_progress
 from holdfast.config import LogSettings
 
 
-def bars() -> tuple[LoadBars, Progress]:
+def bar() -> tuple[LoadBar, Progress]:
     progress = Progress(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False, transient=True)
-    return LoadBars(progress), progress
+    return LoadBar(progress), progress
 
 
-def test_each_stage_has_a_bar_that_only_grows_to_its_end() -> None:
-    drawing, progress = bars()
-    for stage, fraction in (("download", 0.5), ("reading", 0.25), ("download", 1.5), ("reading", -1.0)):
-        drawing(stage, fraction)
-    assert {task.description: task.completed for task in progress.tasks} == {"download": 1.0, "reading": 0.0}
+def shown(progress: Progress) -> list[tuple[str, float]]:
+    return [(task.description, task.completed) for task in progress.tasks]
+
+
+def test_the_line_shows_the_stage_under_way_within_its_bounds() -> None:
+    drawing, progress = bar()
+    drawing("download", 0.5)
+    assert shown(progress) == [("download", 0.5)]
+    drawing("download", 1.5)
+    assert shown(progress) == [("download", 1.0)]
+    drawing("reading", -1.0)
+    assert shown(progress) == [("reading", 0.0)]
     drawing.stop()
 
 
-def test_ready_removes_all_bars_and_a_restart_draws_new_ones() -> None:
-    drawing, progress = bars()
+def test_ready_removes_the_line_and_a_restart_brings_it_back() -> None:
+    drawing, progress = bar()
     drawing("reading", 1.0)
     drawing("ready", 1.0)
-    assert progress.tasks == []
+    assert shown(progress) == []
     drawing("reading", 0.5)
-    assert [task.completed for task in progress.tasks] == [0.5]
+    assert shown(progress) == [("reading", 0.5)]
     drawing.stop()
     drawing.stop()
-    assert progress.tasks == []
+    assert shown(progress) == []
 
 
 def test_nothing_is_drawn_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

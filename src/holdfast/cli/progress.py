@@ -1,4 +1,4 @@
-"""Progress bars of a load or download, on a terminal; one line per stage elsewhere."""
+"""The progress bar of a load or download, on a terminal; elsewhere the log tells what happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
-    """A function `(stage, fraction)` that draws on stderr. Stages may come in any order; "ready" removes the bars."""
+    """A function `(stage, fraction)` that draws on stderr; the stage "ready" removes what was drawn."""
     if not sys.stderr.isatty() or log.format == "json":
         yield _ignore
         return
@@ -24,38 +24,40 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bars = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
-    drawing = LoadBars(bars)
+    drawing = LoadBar(bars)
     try:
         yield drawing
     finally:
         drawing.stop()
 
 
-class LoadBars:
-    """One bar per stage. Called from one thread."""
+class LoadBar:
+    """One line: the stage under way and how far it is. Called from one thread."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
+        self._stage = ""
+        self._task: TaskID | None = None
 
     def __call__(self, stage: str, fraction: float) -> None:
-        """Show that a stage is so far; 1.0 is its end."""
+        """Show that a stage is so far; one stage follows the other, and "ready" is the last."""
         if stage == "ready":
             self.stop()
             return
-        if not self._tasks:
+        if self._task is None:
             self._bars.start()
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, total=1.0)
-        self._bars.update(self._tasks[stage], completed=min(1.0, max(0.0, fraction)))
+            self._task = self._bars.add_task(stage, total=1.0)
+        elif stage != self._stage:
+            self._bars.reset(self._task, description=stage)
+        self._stage = stage
+        self._bars.update(self._task, completed=min(1.0, max(0.0, fraction)))
 
     def stop(self) -> None:
-        """Remove all bars. Twice is fine; a restart of the worker draws new ones."""
-        if self._tasks:
+        """Remove the line. Twice is fine; when a worker is started anew it comes back."""
+        if self._task is not None:
             self._bars.stop()
-            for task in self._tasks.values():
-                self._bars.remove_task(task)
-            self._tasks.clear()
+            self._bars.remove_task(self._task)
+            self._task = None
 
 
 def _ignore(stage: str, fraction: float) -> None:
