@@ -195,7 +195,7 @@ commands = st.one_of(
         ),
         st.integers(0, 12),
         st.lists(
-            st.one_of(st.integers(1, 20), st.sampled_from((666, 667, 668, 669, 670)).filter(lambda _: True)),
+            st.one_of(st.integers(1, 20), st.sampled_from((666, 667, 668, 669, 670))),
             min_size=1,
             max_size=30,
         ),
@@ -219,9 +219,9 @@ def test_each_accepted_request_gets_exactly_one_finished(script: list[list[Comma
     try:
         loop.run()
     except DeviceBroken:
-        assert engine.plans is not None
+        pass  # enough of the drawn prompts make every step fail
     else:
-        assert not engine.opened or set(engine.opened) <= set(asked)
+        assert not engine.opened
     inbox.check_protocol()
     assert not inbox.open_requests()
     for request_id, command in asked.items():

@@ -59,7 +59,7 @@ class Front:
     """One server from its start to its stop, on one asyncio loop of the main thread."""
 
     def __init__(self, settings: Settings, folder: Path, *, progress: Progress, started_at: float) -> None:
-        self._settings, self._progress, self._started_at = settings, progress, started_at
+        self._settings, self._started_at = settings, started_at
         self._model = served_id(settings.model)
         self._folder = folder
         order = WorkerOrder(folder=str(folder), model=settings.model, scheduler=settings.scheduler, log=settings.log)
@@ -118,7 +118,6 @@ class Front:
         await listening.wait()
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
-        self._progress("ready", 1.0)
         ready = ReadyServer(
             url=url,
             model=self._model,

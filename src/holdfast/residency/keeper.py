@@ -127,6 +127,9 @@ class WorkerKeeper:
             self._worker = None
             return outcome
         self.info, self._state = outcome.model, "ready"
+        self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
+        if self.restarts:
+            logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)
         return None
 
     async def _wait_for_death(self) -> WorkerFailed:

@@ -20,7 +20,7 @@ from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.worker.assignment import Assignment
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
-WORKER_COMMAND = (sys.executable, "-m", "holdfast.worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
 _LONGEST_LOG_LINE_BYTES = 1 << 20
 
 _LOG_LINE = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)")
