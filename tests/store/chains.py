@@ -1,0 +1,73 @@
+"""Chains of small blocks whose contents follow from their keys, so that any reader can tell right from wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.store.block import Block
+from holdfast.store.block_file import encode_block, write_buffers
+from holdfast.store.keys import BlockKey, BlockKind, child_key, root_key
+
+FINGERPRINT = "model one"
+
+
+def payload(key: BlockKey, size: int) -> bytes:
+    return hashlib.shake_128(key).digest(size)
+
+
+def make_block(
+    token_ids: Sequence[int], *, after: Block | None = None, cut: int | None = None, kind: BlockKind = "kv",
+    fingerprint: str = FINGERPRINT, salt: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
+) -> Block:  # fmt: skip
+    """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said), or behind the root."""
+    parent = root_key(fingerprint, salt) if after is None else after.key
+    parent_tokens = 0 if after is None else len(after.token_ids) if cut is None else cut
+    key = child_key(parent, parent_tokens, token_ids, kind)
+    return Block(
+        key=key,
+        parent_key=parent,
+        parent_tokens=parent_tokens,
+        kind=kind,
+        start=0 if after is None else after.start + parent_tokens,
+        token_ids=tuple(token_ids),
+        meta=b"layout",
+        parts=tuple(payload(key + bytes([number % 256]), size) for number, size in enumerate(part_bytes)),
+    )
+
+
+def make_chain(
+    length: int, *, tokens: int = 4, first: int = 0, after: Block | None = None, fingerprint: str = FINGERPRINT,
+    part_bytes: Sequence[int] = (1000, 64, 0),
+) -> list[Block]:  # fmt: skip
+    blocks: list[Block] = []
+    for number in range(length):
+        ids = range(first + number * tokens, first + (number + 1) * tokens)
+        after = make_block(ids, after=after, fingerprint=fingerprint, part_bytes=part_bytes)
+        blocks.append(after)
+    return blocks
+
+
+def bytes_of(block: Block) -> Block:
+    """The block with its parts as bytes, for comparing."""
+    return replace(block, parts=tuple(bytes(part) for part in block.parts))
+
+
+def is_right(block: Block) -> bool:
+    """Whether the contents are those that were made for the key."""
+    return all(
+        bytes(part) == payload(block.key + bytes([n % 256]), memoryview(part).nbytes) for n, part in enumerate(block.parts)
+    )
+
+
+def write_file(path: Path, block: Block, *, fingerprint: str = FINGERPRINT) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    write_buffers(file, encode_block(block, fingerprint=fingerprint, created=12.5).buffers)
+    os.close(file)
+
+
+def file_bytes(block: Block) -> bytes:
+    return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5).buffers)

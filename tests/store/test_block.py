@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.store.chains import make_block
+
+
+def test_a_block_counts_the_bytes_of_its_parts() -> None:
+    assert replace(make_block([1]), parts=(b"abc", memoryview(bytearray(5)), b"")).nbytes == 8
+
+
+@pytest.mark.parametrize("changes", [{"key": b"x"}, {"parent_key": b""}, {"kind": "other"}])
+def test_keys_and_kinds_are_checked(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        replace(make_block([1]), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("start", "parent_tokens"), [(0, 1), (3, 4), (3, 0), (3, -1), (-1, 0), (2**60, 5)])
+def test_a_block_stands_behind_at_least_one_token_of_its_parent_or_at_the_start(start: int, parent_tokens: int) -> None:
+    with pytest.raises(ValueError, match="cannot follow"):
+        replace(make_block([1]), start=start, parent_tokens=parent_tokens)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from holdfast.store.index import BlockIndex, IndexDamaged, IndexRow, Totals, row_of
+from holdfast.store.keys import fingerprint_id
+from tests.store.chains import make_block, make_chain
+
+BLOCKS = [
+    *make_chain(4), *make_chain(2, first=100), make_block([], after=make_chain(2)[1], kind="state"),
+    *make_chain(3, fingerprint="model two"),
+]  # fmt: skip
+MODEL_OF = {block.key: "model two" if number >= 7 else "model one" for number, block in enumerate(BLOCKS)}
+numbers = st.integers(0, len(BLOCKS) - 1)
+
+
+def row(number: int, *, file_bytes: int = 100, used: float = 1.0) -> IndexRow:
+    block = BLOCKS[number]
+    return row_of(block, fingerprint=MODEL_OF[block.key], created=0.5, file_bytes=file_bytes, last_used=used)
+
+
+class IndexAgainstADictionary(RuleBasedStateMachine):
+    """The index does what a few dictionaries do, also when it is closed and opened between any two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.path = Path(self.folder.name) / "index.sqlite"
+        self.index = BlockIndex(self.path)
+        self.rows: dict[bytes, IndexRow] = {}
+        self.used: dict[bytes, float] = {}
+        self.pins: dict[tuple[bytes, str], float] = {}
+        self.written: dict[str, int] = {}
+
+    def teardown(self) -> None:
+        self.index.close()
+        self.folder.cleanup()
+
+    @rule(chosen=st.lists(numbers, max_size=4), size=st.integers(1, 1000), used=st.floats(0, 100), day=st.sampled_from("ab"))
+    def add(self, chosen: list[int], size: int, used: float, day: str) -> None:
+        rows = [row(number, file_bytes=size, used=used) for number in chosen]
+        self.index.add(rows, written_bytes=size, day=day)
+        self.written[day] = self.written.get(day, 0) + size
+        for added in rows:
+            if added.entry.key not in self.rows:
+                self.rows[added.entry.key], self.used[added.entry.key] = added, used
+
+    @rule(chosen=st.lists(numbers, max_size=4))
+    def remove(self, chosen: list[int]) -> None:
+        keys = {BLOCKS[number].key for number in chosen}
+        self.index.remove(keys)
+        for key in keys:
+            self.rows.pop(key, None)
+            self.pins = {pin: until for pin, until in self.pins.items() if pin[0] != key}
+
+    @rule(chosen=st.lists(numbers, max_size=4))
+    def forget_rows(self, chosen: list[int]) -> None:
+        keys = {BLOCKS[number].key for number in chosen}
+        self.index.remove_rows(keys)
+        self.rows = {key: kept for key, kept in self.rows.items() if key not in keys}
+
+    @rule(number=numbers, at=st.floats(0, 100))
+    def touch(self, number: int, at: float) -> None:
+        key = BLOCKS[number].key
+        self.index.touch({key: at})
+        if key in self.rows:
+            self.used[key] = max(self.used[key], at)
+
+    @rule(number=numbers, holder=st.sampled_from(["", "session"]), until=st.floats(0, 100))
+    def pin(self, number: int, holder: str, until: float) -> None:
+        self.index.pin([BLOCKS[number].key], holder=holder, until=until)
+        self.pins[BLOCKS[number].key, holder] = until
+
+    @rule(number=numbers, holder=st.sampled_from(["", "session"]))
+    def unpin(self, number: int, holder: str) -> None:
+        self.index.unpin([BLOCKS[number].key], holder=holder)
+        self.pins.pop((BLOCKS[number].key, holder), None)
+
+    @rule(now=st.floats(0, 100))
+    def drop_old_pins(self, now: float) -> None:
+        self.index.drop_old_pins(now)
+        self.pins = {pin: until for pin, until in self.pins.items() if until > now}
+
+    @rule()
+    def reopen(self) -> None:
+        self.index.close()
+        self.index = BlockIndex(self.path)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.index.check_invariants()
+        assert self.index.totals() == Totals(
+            blocks=len(self.rows), file_bytes=sum(kept.entry.file_bytes for kept in self.rows.values())
+        )
+        for fingerprint in ("model one", "model two"):
+            entries, damaged = self.index.entries(fingerprint)
+            expected = [replace(kept.entry, last_used=self.used[key]) for key, kept in self.rows.items()
+                        if MODEL_OF[key] == fingerprint]  # fmt: skip
+            assert damaged == []
+            assert sorted(entries, key=lambda entry: entry.key) == sorted(expected, key=lambda entry: entry.key)
+            assert [entry.start for entry in entries] == sorted(entry.start for entry in entries)
+        for now in (0.0, 50.0):
+            pinned = {key for (key, _), until in self.pins.items() if until > now}
+            assert {holding.key for holding in self.index.holdings(now) if holding.pinned} == pinned & self.rows.keys()
+            assert self.index.pins(now) == len(pinned)
+        assert all(self.index.written_bytes(day) == self.written.get(day, 0) for day in "abc")
+        assert self.index.places() == {
+            key: (fingerprint_id(MODEL_OF[key]), kept.entry.file_bytes) for key, kept in self.rows.items()
+        }
+
+
+TestIndexAgainstADictionary = IndexAgainstADictionary.TestCase
+TestIndexAgainstADictionary.settings = settings(max_examples=30, stateful_step_count=25)
+
+
+def test_an_index_in_memory_does_the_same() -> None:
+    index = BlockIndex(None)
+    index.add([row(0)])
+    assert index.totals().blocks == 1
+    index.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["start = start + 1", "parent_tokens = 7", "file_bytes = 0", "kind = 1", "kind = 99", "parent = zeroblob(32)", "seal = 0",
+     "created = 'yesterday'", "start = -1", "parent = 'text'"],
+)  # fmt: skip
+def test_a_row_that_was_changed_behind_our_back_is_told_and_not_used(tmp_path: Path, damage: str) -> None:
+    index = BlockIndex(tmp_path / "i.sqlite")
+    index.add([row(0), row(1)])
+    with sqlite3.connect(tmp_path / "i.sqlite") as other:
+        other.execute(f"UPDATE blocks SET {damage} WHERE key = ?", (BLOCKS[1].key,))
+    entries, damaged = index.entries("model one")
+    assert [entry.key for entry in entries] == [BLOCKS[0].key]
+    assert damaged == [BLOCKS[1].key]
+    index.holdings(0.0)
+
+
+@pytest.mark.parametrize("damage", ["UPDATE tokens SET packed = x'00112233'", "DELETE FROM tokens"])
+def test_tokens_that_were_changed_are_told(tmp_path: Path, damage: str) -> None:
+    index = BlockIndex(tmp_path / "i.sqlite")
+    index.add([row(0)])
+    with sqlite3.connect(tmp_path / "i.sqlite") as other:
+        other.execute(damage)
+    assert index.entries("model one") == ([], [BLOCKS[0].key])
+
+
+def test_lost_totals_are_damage(tmp_path: Path) -> None:
+    index = BlockIndex(tmp_path / "i.sqlite")
+    with sqlite3.connect(tmp_path / "i.sqlite") as other:
+        other.execute("DELETE FROM totals")
+    with pytest.raises(IndexDamaged):
+        index.totals()
+    index.recount()
+    assert index.totals().blocks == 0
+
+
+def test_an_index_of_another_format_or_a_file_that_is_none_is_damage(tmp_path: Path) -> None:
+    BlockIndex(tmp_path / "i.sqlite").close()
+    with sqlite3.connect(tmp_path / "i.sqlite") as other:
+        other.execute("PRAGMA user_version = 99")
+    (tmp_path / "text.sqlite").write_text("this is no database" * 100)
+    for name in ("i.sqlite", "text.sqlite"):
+        with pytest.raises(sqlite3.DatabaseError):
+            BlockIndex(tmp_path / name)
