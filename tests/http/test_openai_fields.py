@@ -15,7 +15,7 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
 HUGE = 10**400
 BAD_VALUES: dict[str, list[Any]] = {
-    "model": [None, 1, "", [], {}],
+    "model": [1, "", [], {}],
     "stream": ["true", 1, 0, []],
     "stream_options": [True, [], "usage"],
     "max_tokens": [-1, 1.5, "5", True, 2**31, HUGE, [], float("nan"), float("inf")],
@@ -82,13 +82,35 @@ def test_of_a_field_full_of_mistakes_only_the_first_is_kept(field: str) -> None:
     assert refusal.value.error_count() == 1
 
 
-@pytest.mark.parametrize("field", ["model", "messages"])
-async def test_a_missing_field_is_named(field: str) -> None:
-    body = {key: value for key, value in chat_body().items() if key != field}
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
+async def test_a_missing_field_is_named(path: str, field: str) -> None:
     async with client_of(ScriptedGateway()) as client:
-        response = await client.post(CHAT, json=body)
+        response = await client.post(path, json={"model": MODEL})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, field, "missing_required_parameter")
+
+
+@pytest.mark.parametrize("given", [{}, {"model": None}])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (COMPLETIONS, {"prompt": ["a", "b"]})])
+async def test_without_a_model_the_first_one_answers_and_is_named(path: str, body: dict[str, Any], given: dict[str, Any]) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(path, json={**body, **given})
+    assert (response.status_code, response.json()["model"]) == (200, MODEL)
+    assert {request.model for request in gateway.requests} == {MODEL}
+
+
+async def test_an_empty_list_is_said_to_be_empty() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json={"messages": []})
+    assert response.json()["error"]["message"] == "`messages`: must not be empty"
+
+
+async def test_a_bias_on_something_else_than_a_token_id_is_refused_in_words() -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(logit_bias={"the": 1}))
+    error = response.json()["error"]
+    assert (error["param"], error["message"]) == ("logit_bias.the", "`logit_bias.the`: the keys are token ids, got 'the'")
 
 
 async def test_a_model_that_is_not_served_is_a_404() -> None:
@@ -105,10 +127,9 @@ async def test_stream_options_without_a_stream_are_refused() -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream_options")
 
 
-async def test_every_field_may_be_null_but_the_model_and_the_prompt() -> None:
-    fields = [field for field in BAD_VALUES if field != "model"]
+async def test_every_field_may_be_null_but_the_prompt() -> None:
     async with client_of(ScriptedGateway()) as client:
-        response = await client.post(CHAT, json=chat_body(**dict.fromkeys(fields)))
+        response = await client.post(CHAT, json=chat_body(**dict.fromkeys(BAD_VALUES)))
     assert response.status_code == 200
 
 

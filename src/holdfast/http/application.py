@@ -81,8 +81,12 @@ async def _generation(
 ) -> Response:
     watch = RequestWatch(services.metrics)
     body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
-    plan = parse(kind, body).plan(services.limits, version=services.version)
+    plan = parse(kind, body).plan(services.limits, default_model=_first_model(services), version=services.version)
     return GenerationResponse(services, plan, watch)
+
+
+def _first_model(services: Services) -> str:
+    return next((model.id for model in services.models.statuses()), "")
 
 
 def _add_status_paths(app: FastAPI, services: Services) -> None:

@@ -59,7 +59,7 @@ def _refusal(kind: str, location: tuple[int | str, ...], message: str, given: An
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
-    text = message.removeprefix("Value error, ")
+    text = "must not be empty" if given in ("", []) and kind.endswith("too_short") else message.removeprefix("Value error, ")
     return RequestRefused(f"`{field}`: {text[:1].lower()}{text[1:]}{_shown(given)}", code=code, field=field)
 
 

@@ -34,15 +34,15 @@ class ChatCompletionRequest(GenerationFields):
     parallel_tool_calls: bool | None = Field(None, description="Accepted, without effect.")
     verbosity: str | None = Field(None, description="Accepted, without effect.")
 
-    def plan(self, limits: LimitsSettings, *, version: str) -> AnswerPlan:
+    def plan(self, limits: LimitsSettings, *, default_model: str, version: str) -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions(limits)
         refuse_what_is_not_text(self.messages)
-        head = new_head("chatcmpl", model=self.model, version=version)
+        head = new_head("chatcmpl", model=self.model or default_model, version=version)
         request = GenerationRequest(
             request_id=head.id,
-            model=self.model,
+            model=head.model,
             prompt=ChatPrompt(
                 messages=tuple(dict(message) for message in self.messages),
                 template_options=self._template_options(),

@@ -53,17 +53,22 @@ class CompletionRequest(GenerationFields):
     suffix: str | None = Field(None, description="Not supported.")
     add_special_tokens: bool | None = Field(None, description="Only true is supported.")
 
-    def plan(self, limits: LimitsSettings, *, version: str) -> AnswerPlan:
+    def plan(self, limits: LimitsSettings, *, default_model: str, version: str) -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self.refuse_what_cannot_be_served(limits)
         self._refuse_contradictions(limits)
         prompts = self._prompts()
         if len(prompts) > limits.max_batch_prompts:
             raise RequestRefused(f"`prompt`: at most {limits.max_batch_prompts} prompts, got {len(prompts)}", field="prompt")
-        head = new_head("cmpl", model=self.model, version=version)
+        head = new_head("cmpl", model=self.model or default_model, version=version)
         several = len(prompts) > 1
         requests = tuple(
-            self._request(prompt, f"{head.id}.{place}" if several else head.id, f"prompt.{place}" if several else "prompt")
+            self._request(
+                prompt,
+                model=head.model,
+                request_id=f"{head.id}.{place}" if several else head.id,
+                field=f"prompt.{place}" if several else "prompt",
+            )
             for place, prompt in enumerate(prompts)
         )
         form: StreamFormat | WholeAnswer
@@ -92,10 +97,10 @@ class CompletionRequest(GenerationFields):
             return [TokenPrompt(token_ids=tuple(given))]
         return [TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one)) for one in given]
 
-    def _request(self, prompt: Prompt, request_id: str, field: str) -> GenerationRequest:
+    def _request(self, prompt: Prompt, *, model: str, request_id: str, field: str) -> GenerationRequest:
         return GenerationRequest(
             request_id=request_id,
-            model=self.model,
+            model=model,
             prompt=prompt,
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             choices=self.choices,

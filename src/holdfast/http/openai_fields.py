@@ -15,6 +15,7 @@ from holdfast.messages import SamplingParams
 INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _MOST_BIASES = 4096
+_MOST_DIGITS = 9
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
 
@@ -31,7 +32,13 @@ def _not_too_many(value: Any) -> Any:
     return value
 
 
-TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+def _token_key(value: Any) -> Any:
+    if not (isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+        raise ValueError("the keys are token ids")
+    return value
+
+
+TokenKey = Annotated[str, BeforeValidator(_token_key)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
@@ -53,7 +60,9 @@ class GenerationFields(BaseModel):
 
     model_config = STRICT
 
-    model: str = Field(min_length=1, description="Id of a model that /v1/models lists.")
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
     stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
