@@ -1,0 +1,121 @@
+"""Who has to leave RAM: the least recently used of those that nobody in RAM follows, held ones excepted.
+
+A use of a child is a use of its parents, and a child leaves before its parent; so a shared prefix outlives its branches.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holdfast.store.keys import BlockKey
+
+
+@dataclass(slots=True)
+class _Member:
+    parent: BlockKey | None
+    last_used: int
+
+
+class EvictionOrder:
+    """The order in which keys may leave. Parents may come and go in any order; whoever is not a member holds nobody back.
+
+    All costs are logarithmic in the number of members: leaves wait in a heap, and entries that are out of date are put right
+    when they come up.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[BlockKey, _Member] = {}
+        self._children: dict[BlockKey, int] = {}  # members that follow a key, which need not be a member
+        self._holds: dict[BlockKey, int] = {}  # of any keys, so that a hold outlives a key that leaves and comes back
+        self._leaves: list[tuple[int, BlockKey]] = []  # every member without children and holds is in it at least once
+        self._uses = 0
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def held(self) -> int:
+        """Members that may not leave because somebody holds them."""
+        return sum(key in self._members for key in self._holds)
+
+    def add(self, key: BlockKey, *, parent: BlockKey | None) -> None:
+        """A key comes in, as the most recently used one."""
+        assert key not in self._members, "a key comes in twice"
+        self._uses += 1
+        self._members[key] = _Member(parent, self._uses)
+        if parent is not None:
+            self._children[parent] = self._children.get(parent, 0) + 1
+        self._offer(key)
+
+    def remove(self, key: BlockKey) -> None:
+        """A key leaves, for whatever reason."""
+        parent = self._members.pop(key).parent
+        if parent is None:
+            return
+        self._children[parent] -= 1
+        if not self._children[parent]:
+            del self._children[parent]
+            self._offer(parent)
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Keys were used together, all at once. A child is to be touched with its parents."""
+        self._uses += 1
+        for key in keys:
+            member = self._members.get(key)
+            if member is not None:
+                member.last_used = self._uses
+
+    def hold(self, keys: Iterable[BlockKey]) -> None:
+        """Keep keys from leaving until they are released as often as they were held."""
+        for key in keys:
+            self._holds[key] = self._holds.get(key, 0) + 1
+
+    def release(self, keys: Iterable[BlockKey]) -> None:
+        """Take holds back."""
+        for key in keys:
+            self._holds[key] -= 1
+            if not self._holds[key]:
+                del self._holds[key]
+                self._offer(key)
+
+    def next_to_leave(self) -> BlockKey | None:
+        """Who has to leave first; None when nobody may. It stays until it is removed."""
+        while self._leaves:
+            last_used, key = self._leaves[0]
+            member = self._members.get(key)
+            if member is None or key in self._children or key in self._holds:
+                heapq.heappop(self._leaves)  # it is offered again when the last child or hold goes
+            elif member.last_used != last_used:
+                heapq.heapreplace(self._leaves, (member.last_used, key))
+            else:
+                return key
+        return None
+
+    def _offer(self, key: BlockKey) -> None:
+        member = self._members.get(key)
+        if member is None or key in self._children or key in self._holds:
+            return
+        heapq.heappush(self._leaves, (member.last_used, key))
+        if len(self._leaves) > 64 + 2 * len(self._members):  # many holds of the same keys leave copies behind
+            self._leaves = [(member.last_used, key) for key, member in self._members.items() if self._may_leave(key)]
+            heapq.heapify(self._leaves)
+
+    def _may_leave(self, key: BlockKey) -> bool:
+        return key not in self._children and key not in self._holds
+
+    def check_invariants(self) -> None:
+        """Assert that children are counted right and that everybody who may leave will come up."""
+        children: dict[BlockKey, int] = {}
+        for member in self._members.values():
+            if member.parent is not None:
+                children[member.parent] = children.get(member.parent, 0) + 1
+        assert children == self._children, "children are miscounted"
+        assert all(count > 0 for count in self._holds.values()), "a hold of nothing"
+        leaving = {key for key in self._members if self._may_leave(key)}
+        assert leaving <= {key for _, key in self._leaves}, "a key that may leave is not in the order"
+        assert len(self._leaves) <= 65 + 2 * len(self._members), "the order is full of copies"

@@ -1,0 +1,54 @@
+"""A disk that keeps entries at once, and tells of it when it is asked, as the store does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.cache.addition import Addition
+from holdfast.store.block import Entry, StoreChanges
+from holdfast.store.keys import BlockKey
+
+
+class FakeDisk:
+    def __init__(self) -> None:
+        self.kept: dict[BlockKey, Entry] = {}
+        self.touched: list[tuple[BlockKey, ...]] = []
+        self.queued: dict[BlockKey, Entry] = {}
+
+    def put(self, addition: Addition) -> None:
+        self.queued[addition.key] = Entry(
+            key=addition.key,
+            parent_key=addition.parent_key,
+            parent_tokens=addition.parent_tokens,
+            kind=addition.kind,
+            start=addition.start,
+            packed_tokens=addition.packed_tokens,
+            file_bytes=1,
+            created=0.0,
+            last_used=0.0,
+        )
+
+    def write(self, keys: Iterable[BlockKey] | None = None) -> StoreChanges:
+        """Write what is queued, or some of it."""
+        keys = tuple(self.queued) if keys is None else tuple(keys)
+        self.kept.update({key: self.queued.pop(key) for key in keys})
+        return StoreChanges(stored=keys)
+
+    def drop(self, keys: Iterable[BlockKey]) -> StoreChanges:
+        """Lose keys, queued ones too."""
+        keys = tuple(keys)
+        for key in keys:
+            self.queued.pop(key, None)
+            self.kept.pop(key, None)
+        return StoreChanges(lost=keys)
+
+    def entries(self) -> Sequence[Entry]:
+        return tuple(self.kept.values())
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        self.touched.append(tuple(keys))
+
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        for key in keys:
+            self.queued.pop(key, None)
+            self.kept.pop(key, None)
