@@ -27,7 +27,8 @@ async def test_a_run_is_saved_case_by_case_and_taken_up_again(tmp_path: Path) ->
     assert [case.scenario for case in results.cases] == ["prefill", "overhead", "overhead", "overhead"]
     assert len(server.seen) == asked
     assert again.cases == results.cases
-    assert {path.name for path in tmp_path.iterdir()} == {"results.json", "prefill-served.json", "overhead-served.json"}
+    written = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")}
+    assert written == {"results.json", "parts/prefill-served.json", "parts/overhead-served.json"}
     assert results.client["events_per_second"] > 1000
     assert results.machine["cores"] >= 1
 

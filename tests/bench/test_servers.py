@@ -61,6 +61,6 @@ def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> N
 
 def test_peers_have_names() -> None:
     assert peers_of(["none"]) == []
-    assert [peer.label for peer in peers_of(["mlx_lm-as-installed"])] == ["mlx_lm"]
+    assert [peer.label for peer in peers_of(["mlx_lm-as-installed"])] == ["mlx_lm as installed"]
     with pytest.raises(HoldfastError, match="unknown peer"):
         peers_of(["nobody"])

@@ -22,6 +22,7 @@ from holdfast.bench.wire import ServerUnreachable
 
 _WARM_UP_TOKENS = 300
 _EXCERPT = 160
+_GAP_DIGITS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ async def measure_case(
     _compare_answers(result, stage)
     for sample in [sample for each in result.contenders for sample in each.rounds]:
         sample.answers = []  # compared, and too long to keep
+        sample.gaps = [round(gap, _GAP_DIGITS) for gap in sample.gaps]
     result.seconds = clock.seconds
     return result
 

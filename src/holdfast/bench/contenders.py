@@ -54,7 +54,7 @@ def holdfast() -> Contender:
 
 def mlx_lm() -> Contender:
     """mlx_lm.server of this environment, as it is installed."""
-    return Contender(label="mlx_lm", command=(sys.executable, "-m", *_MLX_LM), model_id="default_model")
+    return Contender(label="mlx_lm as installed", command=(sys.executable, "-m", *_MLX_LM), model_id="default_model")
 
 
 def mlx_lm_with_blas() -> Contender:
@@ -63,7 +63,7 @@ def mlx_lm_with_blas() -> Contender:
     if not blas:
         raise HoldfastError("no OpenBLAS or MKL was found that could be put in front of mlx_lm.server's own")
     command = (sys.executable, "-c", _WITH_BLAS, blas, *_MLX_LM)
-    return Contender(label="mlx_lm+blas", command=command, model_id="default_model")
+    return Contender(label="mlx_lm+BLAS", command=command, model_id="default_model")
 
 
 _MLX_LM = ("mlx_lm", "server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "WARNING")

@@ -20,6 +20,7 @@ from holdfast.bench.scenario import Case, Scale, Scenario, Stage
 from holdfast.bench.servers import ServerStarter
 
 RESULTS_FILE = "results.json"
+PARTS_FOLDER = "parts"  # one file for each scenario, from which a run is taken up again
 UNKNOWN_MODEL = "served"  # whatever the server at a given URL serves; its tokenizer is not at hand
 _GENEROSITY = 1.6  # a case may take more than its share of the time that is left: most take less
 
@@ -80,7 +81,7 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
 async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, say: Callable[[str], None]) -> list[CaseResult]:
     model_name = item.model_name
     cases = list(item.scenario.cases(plan.scale))
-    file = plan.out / f"{item.scenario.name}-{Path(model_name).name}.json"
+    file = plan.out / PARTS_FOLDER / f"{item.scenario.name}-{Path(model_name).name}.json"
     if plan.resume and file.exists():
         clock.skip(len(cases))
         say(f"{item.scenario.name}: taken from {file.name}")

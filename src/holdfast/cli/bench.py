@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.errors import plain_errors
+from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.bench.run import RunPlan
@@ -100,7 +101,7 @@ def engine(
     from holdfast.bench.results import write_results
 
     with plain_errors():
-        counts = tuple(int(count) for count in streams.split(","))
+        counts = _counts(streams)
         command = shlex.join(["holdfast", *sys.argv[1:]])
         results = engine_results(model, streams=counts, context_tokens=context, quick=quick, threads=threads, command=command)
         file = out or _folder(None) / "engine.json"
@@ -141,6 +142,13 @@ def report(
     folder = out or file.parent
     folder.mkdir(parents=True, exist_ok=True)
     typer.echo(str(publish(results, folder)))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise HoldfastError(f"--streams takes numbers with commas between them, such as 1,4,8; not {text!r}")
+    return tuple(int(part) for part in parts)
 
 
 def _run_and_report(plan: RunPlan) -> None:

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.005
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    one = {"quick": 2000, "normal": 7500, "full": 7500}[scale]
+    one = {"quick": 2000, "normal": 8000, "full": 8000}[scale]
     cases = [Case(name=f"one prompt of {one}", settings={"prompts": [one]}, rounds=2)]
     if scale != "quick":
         cases.append(Case(name="three prompts of 2000", settings={"prompts": [2000] * 3}, rounds=2))
