@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -71,9 +72,20 @@ class Terminal:
         """Read the screen until the pattern stands in what came since the last time."""
         deadline, new = time.monotonic() + seconds, ""
         while not re.search(pattern, new):
-            assert time.monotonic() < deadline, self.seen
+            assert self._has_more(deadline - time.monotonic()), f"{pattern!r} did not come; seen: {self.seen!r}, then {new!r}"
             new += os.read(self._screen, 4096).decode(errors="replace")
         self.seen += new
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C until something happens: one that comes just before the process waits is only seen when it wakes up."""
+        self.process.send_signal(signal.SIGINT)
+        for _ in range(10):
+            if self._has_more(2):
+                return
+            self.process.send_signal(signal.SIGINT)
+
+    def _has_more(self, seconds: float) -> bool:
+        return bool(select.select([self._screen], [], [], max(0.0, seconds))[0])
 
 
 def test_ctrl_c_stops_the_answer_only(tmp_path: Path) -> None:
@@ -83,14 +95,14 @@ def test_ctrl_c_stops_the_answer_only(tmp_path: Path) -> None:
         server.behaviour = "wait"
         terminal.type("one\n")
         terminal.read_until(r"you\b(?! said)")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.interrupt()
         terminal.read_until(r"\(stopped\)[^>]*> ")
         assert server.client_left.wait(10)
         server.behaviour = "answer"
         terminal.type("two\\\nthree\n")
         terminal.read_until(r"you said: two\s+three[^>]*> ")
         assert [message["content"] for message in server.requests[1]["messages"]] == ["one", "you", "two\nthree"]
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.interrupt()
         terminal.read_until(r"Ctrl-D leaves\)[^>]*> ")
         terminal.type("/exit\n")
         assert terminal.process.wait(10) == 0
