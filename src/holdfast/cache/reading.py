@@ -53,7 +53,7 @@ class Readings:
         request_id: RequestId,
         token_ids: Sequence[int],
         *,
-        salt: str,
+        salt: str = "",
         have: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:

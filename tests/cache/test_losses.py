@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from holdfast.cache.losses import LossCause, Losses, Lost
+from holdfast.cache.tree import Piece, Place, Standing
+from holdfast.store.keys import pack_tokens
+
+
+def lose(
+    losses: Losses, key: bytes, parent: bytes, parent_tokens: int, tokens: list[int], cause: LossCause = LossCause.EVICTED
+) -> None:
+    losses.block_lost(key, Standing(Place(parent, parent_tokens, 0), pack_tokens(tokens), len(tokens)), cause=cause)
+
+
+def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
+    losses = Losses()
+    lose(losses, b"a", b"root", 0, [1, 2, 3], LossCause.UNREADABLE)
+    lose(losses, b"b", b"a", 2, [9, 9])
+    lose(losses, b"c", b"a", 3, [4])
+    root = Place(b"root", 0, 0)
+    assert losses.behind(root, pack_tokens([1, 2, 3, 4, 5])) == Lost(0, 4, LossCause.UNREADABLE)
+    assert losses.behind(root, pack_tokens([1, 2, 9, 9])) == Lost(0, 4, LossCause.UNREADABLE)
+    assert losses.behind(root, pack_tokens([1, 2, 8])) == Lost(0, 2, LossCause.UNREADABLE)
+    assert losses.behind(root, pack_tokens([2])) is None
+    assert losses.behind(root, b"") is None
+
+
+def test_only_the_last_losses_are_remembered() -> None:
+    losses = Losses(limit=2)
+    for index in range(3):
+        lose(losses, b"%d" % index, b"root", 0, [index])
+        losses.state_lost(Place(b"a", index + 1, index + 1), cause=LossCause.EVICTED)
+    root = Place(b"root", 0, 0)
+    assert [losses.behind(root, pack_tokens([index])) is None for index in range(3)] == [True, False, False]
+    piece = Piece(b"a", 0, 8)
+    assert losses.last_state([piece], begin=0, end=8) == Lost(0, 3, LossCause.EVICTED)
+    assert losses.last_state([piece], begin=0, end=1) is None
+
+
+def test_the_last_lost_state_within_the_match_is_named() -> None:
+    losses = Losses()
+    for key, tokens in ((b"a", 2), (b"a", 4), (b"b", 3), (b"other", 1)):
+        losses.state_lost(Place(key, tokens, 0), cause=LossCause.FORGOTTEN)
+    pieces = [Piece(b"a", 0, 4), Piece(b"b", 4, 3, offset=1)]
+    assert losses.last_state(pieces, begin=1, end=9) == Lost(1, 5, LossCause.FORGOTTEN)
+    assert losses.last_state(pieces, begin=1, end=5) == Lost(1, 3, LossCause.FORGOTTEN)
+    assert losses.last_state(pieces, begin=1, end=3) == Lost(1, 1, LossCause.FORGOTTEN)
+    assert losses.last_state(pieces, begin=6, end=9) is None
