@@ -30,6 +30,7 @@ T = TypeVar("T")
 DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
+CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -121,9 +122,22 @@ class LimitsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where KV is kept on disk. Accepted and shown; nothing is written there yet."""
+    """Where what was read stays, and in which form."""
 
-    folder: str = _setting("", "Folder for stored KV; empty: none. Has no effect in this version.", flag="--store")
+    folder: str = _setting("", "Folder for stored KV, which outlives the server; empty: kept in RAM only.", flag="--store")
+    ram_bytes: int = _setting(
+        0,
+        "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget.",
+        limits=Limits(at_least=0),
+        auto=True,
+    )
+    disk_bytes: int = _setting(
+        0, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0), auto=True
+    )
+    daily_write_bytes: int = _setting(
+        0, "Most bytes written to disk in a day, to spare it; `auto`: no limit.", limits=Limits(at_least=0), auto=True
+    )
+    codec: CodecChoice = _setting("native", "Form of kept keys and values: exact, or quantized to 8 or 4 bits.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

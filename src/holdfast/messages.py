@@ -82,6 +82,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     want_logprobs: bool = False
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
+    tenant: str = ""  # what one tenant has read is not there for another
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):

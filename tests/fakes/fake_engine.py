@@ -56,7 +56,17 @@ class FakeEngine:
     raised_once: bool = False
     remembers_plans: bool = True
 
-    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> None:
+    def open(
+        self,
+        request: SequenceRequest,
+        *,
+        generated: tuple[int, ...] = (),
+        capacity_tokens: int,
+        prefix: object = None,
+        keep: object = None,
+    ) -> None:
+        assert prefix is None, "the fake remembers nothing"
+        assert keep is None, "the fake remembers nothing"
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")
@@ -91,6 +101,12 @@ class FakeEngine:
         if pending.raises:
             raise RuntimeError("the device failed in this step")
         return StepResult(spans=tuple(map(_result, pending.plan.spans, pending.sequences)))
+
+    def take_kept(self, pending: _Pending) -> list[object]:
+        return []
+
+    def keep_rest(self, request_id: str) -> None:
+        return None
 
     def abandon_pending(self) -> None:
         self.pending.clear()

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings
+from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.messages import SamplingParams, SequenceRequest
 from holdfast.residency.worker_process import WorkerOrder
 
@@ -20,6 +20,7 @@ def fake_order(behaviour: str = "good") -> WorkerOrder:
         folder=f"/nowhere/{behaviour}",
         model=ModelSettings(),
         scheduler=SETTINGS,
+        store=StoreSettings(),
         log=LogSettings(level="warning"),
         command=(sys.executable, "-m", "tests.fakes.worker_main"),
     )

@@ -62,7 +62,9 @@ class Front:
         self._settings, self._started_at = settings, started_at
         self._model = served_id(settings.model)
         self._folder = folder
-        order = WorkerOrder(folder=str(folder), model=settings.model, scheduler=settings.scheduler, log=settings.log)
+        order = WorkerOrder(
+            folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=settings.store, log=settings.log
+        )
         self._residency = Residency(
             Catalog([CatalogEntry(id=self._model, folder=folder)]),
             {self._model: order},

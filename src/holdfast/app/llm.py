@@ -161,7 +161,7 @@ class LLM:
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
     def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler)
+        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=settings.store)
 
     return InProcessClient(run_worker, on_progress=lambda event: None)
 

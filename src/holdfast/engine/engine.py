@@ -148,7 +148,7 @@ class Engine:
         return kept
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
-        """Copy out what has not been kept of a sequence that is about to be closed; waits for the step under way.
+        """Copy out what has not been kept of a sequence that is about to be closed; does not wait.
 
         None when its layers have no snapshot form.
         """
@@ -156,7 +156,7 @@ class Engine:
         if sequence.fed == 0 or not can_be_kept(sequence.layers):
             return None
         kept = keep_everything(sequence)
-        mx.eval(list(kept.arrays()))
+        mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
         return kept
 
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:

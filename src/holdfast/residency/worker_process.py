@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings
+from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.worker.assignment import Assignment
@@ -36,6 +36,7 @@ class WorkerOrder:
     folder: str
     model: ModelSettings
     scheduler: SchedulerSettings
+    store: StoreSettings
     log: LogSettings
     command: tuple[str, ...] = WORKER_COMMAND
 
@@ -59,6 +60,7 @@ class WorkerProcess:
             parent_pid=os.getpid(),
             model=order.model,
             scheduler=order.scheduler,
+            store=order.store,
             log=order.log,
         )
         try:

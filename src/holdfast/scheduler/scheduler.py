@@ -62,6 +62,7 @@ class Scheduler:
         self._places = PlaceEstimate()
         self._queue = WaitingQueue()
         self._known: dict[RequestId, Sequence] = {}  # waiting and running
+        self._aside: dict[RequestId, Sequence] = {}  # waiting for memory, not for their turn
         self._running: dict[RequestId, Sequence] = {}  # oldest first: only the youngest leave and come back
         self._reading: list[Sequence] = []  # running, known tokens left to plan; oldest first
         self._decoding: list[Sequence] = []  # running, draws left to plan
@@ -86,8 +87,9 @@ class Scheduler:
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.
         limit = self._settings.max_queued + self._settings.max_running - len(self._running)
-        if len(self._queue) >= limit:
-            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
+        queued = len(self._queue) + len(self._aside)
+        if queued >= limit:
+            raise QueueFull(queued=queued, limit=limit, retry_after_seconds=self._places.seconds)
         self._submissions += 1
         sequence = Sequence(
             request_id=request_id,
@@ -109,6 +111,19 @@ class Scheduler:
         assert request_id not in self._running, "a running sequence has begun already"
         assert 0 <= tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
         sequence.cached_tokens = tokens
+        if self._aside.pop(request_id, None) is not None:
+            self._submissions += 1
+            sequence.order = self._submissions
+            self._queue.join(sequence)
+
+    def wait_for_memory(self, request_id: RequestId) -> None:
+        """Set a waiting request aside until `set_cached` says what it begins from; then it is the last in the queue.
+
+        Nobody who could run has to wait for what another one fetches.
+        """
+        sequence = self._known[request_id]
+        self._queue.remove(sequence)
+        self._aside[request_id] = sequence
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
@@ -159,7 +174,7 @@ class Scheduler:
         """What is going on now, and counters since the start."""
         return SchedulerStatistics(
             running=len(self._running),
-            queued=len(self._queue),
+            queued=len(self._queue) + len(self._aside),
             reading=len(self._reading),
             reserved_bytes=self._ledger.reserved_bytes,
             budget_bytes=self._ledger.budget_bytes,
@@ -173,7 +188,7 @@ class Scheduler:
         """Assert that all books agree."""
         self._ledger.check_invariants(self._running.values())
         self._queue.check_invariants()
-        waiting = {sequence.request_id for sequence in self._queue}
+        waiting = {sequence.request_id for sequence in self._queue} | set(self._aside)
         assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
         assert not waiting & set(self._running), "a sequence waits and runs"
         assert len(self._running) <= self._settings.max_running, "too many run"
@@ -218,7 +233,7 @@ class Scheduler:
         del self._known[sequence.request_id]
         if sequence.request_id in self._running:
             self._leave(sequence)
-        else:
+        elif self._aside.pop(sequence.request_id, None) is None:
             self._queue.remove(sequence)
 
     def _leave(self, sequence: Sequence) -> None:

@@ -13,7 +13,9 @@ from holdfast.worker.process import run_process
 
 def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
     """Serve the assigned model on the calling thread."""
-    return serve_model(inbox, folder=assignment.folder, model=assignment.model, scheduler=assignment.scheduler)
+    return serve_model(
+        inbox, folder=assignment.folder, model=assignment.model, scheduler=assignment.scheduler, store=assignment.store
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings
+from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,4 +15,5 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int
     model: ModelSettings
     scheduler: SchedulerSettings
+    store: StoreSettings
     log: LogSettings

@@ -5,19 +5,21 @@ from __future__ import annotations
 import gc
 from functools import partial
 
-from holdfast.config import ModelSettings, SchedulerSettings
+from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.models import platform
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import WorkerEnd, live
 
 
-def serve_model(inbox: Inbox, *, folder: str, model: ModelSettings, scheduler: SchedulerSettings) -> WorkerEnd:
+def serve_model(
+    inbox: Inbox, *, folder: str, model: ModelSettings, scheduler: SchedulerSettings, store: StoreSettings
+) -> WorkerEnd:
     """Load the model in `folder` and serve the inbox until Shutdown. Call on a thread that lives as long as the model."""
     platform.prepare_blas(model.threads)  # has to come before the first import of mlx.core
     from holdfast.worker import serving
 
     try:
-        return live(inbox, partial(serving.build_loop, folder=folder, model=model, scheduler=scheduler))
+        return live(inbox, partial(serving.build_loop, folder=folder, model=model, scheduler=scheduler, store=store))
     finally:
         gc.collect()  # arrays in reference cycles must go while this thread can still let go of them
         serving.let_go_of_device()

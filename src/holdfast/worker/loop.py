@@ -20,10 +20,12 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.counters import resident_bytes
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
-from holdfast.worker.parts import Engine
+from holdfast.worker.parts import Engine, Memory
+from holdfast.worker.remembering import Remembering
 from holdfast.worker.retry import read_alone
 from holdfast.worker.sequences import LiveSequence
 
+FETCHING_SECONDS = 0.001  # between looks at what the disk has brought, when there is nothing else to do
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker tells its figures unasked
 FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without one success between them
@@ -59,6 +61,7 @@ class WorkerLoop:
         scheduler: Scheduler,
         inbox: Inbox,
         retry_chunk_tokens: int = 2048,
+        memory: Memory | None = None,
         on_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -66,6 +69,7 @@ class WorkerLoop:
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
+        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler)
         self._flight: _Flight | None = None
         self._collected_at = 0.0
         self._told_at = 0.0
@@ -78,7 +82,7 @@ class WorkerLoop:
         is_busy = is_resting = False
         try:
             while not self._is_closing:
-                commands = self._inbox.receive(timeout_seconds=0.0 if is_busy else IDLE_SECONDS)
+                commands = self._inbox.receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
                 is_resting = not commands and not is_busy
@@ -92,6 +96,35 @@ class WorkerLoop:
             raise
         self._finish_all(FinishReason.CANCELLED)
         self._settle()
+        self._remembering.close()
+
+    def _patience(self, *, is_busy: bool) -> float:
+        """How long to wait for commands."""
+        if is_busy:
+            return 0.0
+        if self._remembering.has_work:
+            self._put_away_all()
+        return FETCHING_SECONDS if self._remembering.is_fetching else IDLE_SECONDS
+
+    def _look_up(self, sequence: LiveSequence) -> None:
+        try:
+            self._remembering.look_up(sequence)
+        except Exception:  # as in _put_away_all
+            logger.exception("request %s is read from its beginning", sequence.request.request_id)
+            self._remembering.begin_afresh(sequence)
+
+    def _settle_recalls(self) -> None:
+        try:
+            self._remembering.settle()
+        except Exception:  # as in _put_away_all
+            logger.exception("what was to be restored is read again")
+            self._remembering.stop_fetching()
+
+    def _put_away_all(self) -> None:
+        try:
+            self._remembering.put_away_all()
+        except Exception:  # what is not remembered is read again; nobody's answer depends on it
+            logger.exception("what a request has left behind could not be kept")
 
     def _settle(self) -> None:
         """Let the step under way end before its arrays are dropped."""
@@ -147,14 +180,20 @@ class WorkerLoop:
             ledger.reject(request, SHUTTING_DOWN)
             return
         try:
-            self._scheduler.submit(request.request_id, prompt_tokens=len(request.prompt_token_ids), max_tokens=request.max_tokens)
+            self._scheduler.submit(
+                request.request_id,
+                prompt_tokens=len(request.prompt_token_ids),
+                max_tokens=request.max_tokens,
+                boundaries=self._remembering.boundaries(request),
+            )
         except (QueueFull, InvalidRequest) as refusal:
             ledger.reject(request, refusal)
         else:
-            ledger.accept(request)
+            self._look_up(ledger.accept(request))
 
     def _advance(self) -> bool:
         """Dispatch the next step, then collect the one before it. False when there was nothing to do."""
+        self._settle_recalls()
         previous = self._flight
         self._flight = self._begin(self._scheduler.next_step())
         was_busy = previous is not None or self._flight is not None
@@ -169,6 +208,7 @@ class WorkerLoop:
         ledger = self._ledger
         for request_id in decision.preempted:
             self._close(ledger[request_id])
+            self._look_up(ledger[request_id])
         for growth in decision.grown:
             self._grow(ledger[growth.request_id], growth.capacity_tokens)
         for admission in decision.admitted:
@@ -203,6 +243,8 @@ class WorkerLoop:
         if result is None:
             self._engine.abandon_pending()
             result = StepResult(spans=tuple(map(self._retry_alone, flight.plan.spans, flight.sequences)))
+        else:
+            self._take_kept(flight)
         started_at, self._collected_at = max(flight.started_at, self._collected_at), self._clock()
         self._take(flight, result, seconds=self._collected_at - started_at)
 
@@ -232,14 +274,22 @@ class WorkerLoop:
         for request_id in by_length:
             self._finish(ledger[request_id], FinishReason.LENGTH)
 
+    def _take_kept(self, flight: _Flight) -> None:
+        if not flight.sequences:
+            return
+        try:
+            self._remembering.take(flight.pending, flight.sequences)
+        except Exception:  # as in _put_away_all
+            logger.exception("what a step has read could not be kept")
+
     def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
         if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
             return SpanResult(request_id=span.request_id)
         try:
-            self._close(sequence)
+            self._close(sequence, is_healthy=False)
             sequence.prompt_logprobs.clear()
-            self._open(sequence)
+            self._open_afresh(sequence)
             result = read_alone(self._engine, span, chunk_tokens=self._retry_chunk_tokens)
         except Exception as error:  # see _begin
             logger.exception("request %s fails alone too", span.request_id)
@@ -258,6 +308,12 @@ class WorkerLoop:
             logger.exception("request %s could not be opened", sequence.request.request_id)
             self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {error}")
 
+    def _leave(self, sequence: LiveSequence) -> None:
+        try:
+            self._remembering.leave(sequence)
+        except Exception:  # as in _put_away_all
+            logger.exception("what request %s has read could not be kept", sequence.request.request_id)
+
     def _grow(self, sequence: LiveSequence, capacity_tokens: int) -> None:
         sequence.capacity_tokens = capacity_tokens
         try:
@@ -267,13 +323,28 @@ class WorkerLoop:
             self._drop(sequence, FinishReason.FAILED, error=f"no more room for the request: {error}")
 
     def _open(self, sequence: LiveSequence) -> None:
+        prefix, keep = self._remembering.opening(sequence)
+        self._engine.open(
+            sequence.request,
+            generated=tuple(sequence.generated),
+            capacity_tokens=sequence.capacity_tokens,
+            prefix=prefix,
+            keep=keep,
+        )
+        sequence.is_open = True
+
+    def _open_afresh(self, sequence: LiveSequence) -> None:
+        """From its first token, whatever is remembered: after a failure."""
         generated = tuple(sequence.generated)
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
 
-    def _close(self, sequence: LiveSequence) -> None:
+    def _close(self, sequence: LiveSequence, *, is_healthy: bool = True) -> None:
+        self._remembering.drop_recall(sequence)
         if sequence.is_open:
             sequence.is_open = False
+            if is_healthy:
+                self._leave(sequence)
             self._engine.close(sequence.request.request_id)
 
     def _drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
@@ -282,11 +353,13 @@ class WorkerLoop:
 
     def _finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         self._ledger.finish(sequence, reason, error=error)
-        self._close(sequence)
+        self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
     def _finish_all(self, reason: FinishReason, *, error: str = "") -> None:
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, reason, error=error)
+            if reason is FinishReason.CANCELLED:
+                self._close(sequence)
         self._inbox.send(self._ledger.take_outbox())
 
     def _tell_statistics(self, *, is_busy: bool) -> None:

@@ -59,6 +59,11 @@ class Recall:
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     restored_seconds: float = 0.0
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that need not be read."""
+        return self.plan.tokens
+
     def release(self) -> None:
         """Let the memory go; what was fetched stays where the library put it."""
         self.hold.release()

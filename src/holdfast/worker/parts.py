@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from holdfast.engine.plan import StepPlan, StepResult
+from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
 from holdfast.messages import RequestId, SequenceRequest
 
 
@@ -14,8 +16,19 @@ class Engine(Protocol):
     Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
     """
 
-    def open(self, request: SequenceRequest, *, generated: tuple[int, ...] = (), capacity_tokens: int) -> object:
-        """Make room for a sequence of which nothing is read yet; `generated`: tokens drawn before it was preempted."""
+    def open(
+        self,
+        request: SequenceRequest,
+        *,
+        generated: tuple[int, ...] = (),
+        capacity_tokens: int,
+        prefix: Any = None,
+        keep: KeepPolicy | None = None,
+    ) -> object:
+        """Make room for a sequence; `generated`: tokens drawn before it was preempted.
+
+        prefix: snapshots to begin from, of which nothing is read again. keep: what to copy out while it runs.
+        """
         ...
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
@@ -34,6 +47,63 @@ class Engine(Protocol):
         """Wait for a dispatched step and return its results, one per span."""
         ...
 
+    def take_kept(self, pending: Any) -> Sequence[Any]:
+        """The snapshots that a collected step has made, each with the `request_id` that it belongs to."""
+        ...
+
+    def keep_rest(self, request_id: RequestId) -> Any | None:
+        """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
+        ...
+
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
+        ...
+
+
+class Recall(Protocol):
+    """What one request can begin from, held until it is released."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that need not be read, fewer than the request knows."""
+        ...
+
+    def release(self) -> None:
+        """Let it go."""
+        ...
+
+
+class Memory(Protocol):
+    """Keeps what sequences leave behind and finds what new ones can begin from."""
+
+    def boundaries(self, prompt_tokens: int) -> tuple[int, ...]:
+        """Positions in a prompt of that length at which spans have to end."""
+        ...
+
+    def policy(self, prompt_tokens: int) -> KeepPolicy:
+        """What the engine is to copy out of a sequence with such a prompt."""
+        ...
+
+    def recall(self, tokens: array[int], *, salt: str = "") -> Recall:
+        """Ask what a sequence that knows these tokens can begin from; what is on disk is fetched meanwhile."""
+        ...
+
+    def is_settled(self, recall: Any) -> bool:
+        """Whether all of it has been fetched."""
+        ...
+
+    def prefix(self, recall: Any) -> Any | None:
+        """What to give to the engine; None when there is nothing."""
+        ...
+
+    def keep(self, tokens: array[int], kept: Any, *, salt: str = "") -> None:
+        """Take in what a sequence that knows `tokens` has left behind."""
+        ...
+
+    def tend(self) -> None:
+        """Housekeeping; call often."""
+        ...
+
+    def close(self) -> None:
+        """Write what is queued and let go."""
         ...

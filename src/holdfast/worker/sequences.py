@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.messages import Finished, FinishReason, SequenceRequest, Timings, TokenLogprob
 from holdfast.scheduler.stopping import Ending, ending
@@ -23,9 +25,13 @@ class LiveSequence:
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     is_scored: bool = False  # PromptScored has been sent
+    chain: array[int] = field(default_factory=lambda: array("I"))  # prompt and what was generated
+    recall: Any = None  # what it begins from, until the engine has it
+    cached_tokens: int = 0  # of the prompt: were not read again
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
+        self.chain.extend(self.request.prompt_token_ids)
 
     def admit(self, *, now: float, capacity_tokens: int) -> None:
         """It may run from now on; a second time after a preemption, when its prompt is read once more."""
@@ -49,6 +55,7 @@ class LiveSequence:
             self.first_token_at = now
         self.last_token_at = now
         self.generated += token_ids
+        self.chain.extend(token_ids)
 
     def finished(self, reason: FinishReason, *, now: float, error: str = "") -> Finished:
         """The last message about it."""
@@ -57,6 +64,7 @@ class LiveSequence:
             reason=reason,
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(self.generated),
+            cached_tokens=self.cached_tokens,
             error=error,
             timings=self._timings(now),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from holdfast.config import ModelSettings, SchedulerSettings
+from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.probe import ProbeResult, choose_layout
 from holdfast.messages import ModelInfo
@@ -22,13 +22,20 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
+from holdfast.worker.memory_setup import open_memory
 
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
 
 
 def build_loop(
-    inbox: Inbox, progress: Progress, *, folder: str, model: ModelSettings, scheduler: SchedulerSettings
+    inbox: Inbox,
+    progress: Progress,
+    *,
+    folder: str,
+    model: ModelSettings,
+    scheduler: SchedulerSettings,
+    store: StoreSettings,
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault."""
     started_at = time.perf_counter()
@@ -46,7 +53,12 @@ def build_loop(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
     loop = WorkerLoop(
-        engine=engine, scheduler=plans, inbox=inbox, retry_chunk_tokens=scheduler.step_tokens, on_rest=_give_back_memory
+        engine=engine,
+        scheduler=plans,
+        inbox=inbox,
+        retry_chunk_tokens=scheduler.step_tokens,
+        memory=open_memory(loaded, measured, folder=Path(folder), store=store, kv_budget_bytes=budget_bytes),
+        on_rest=_give_back_memory,
     )
     _give_back_memory()
     progress("probing", 1.0)

@@ -1,0 +1,51 @@
+"""Opens the memory of a worker: its library in RAM, and the store on disk if a folder is set. Device thread only."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from holdfast.cache.library import Library
+from holdfast.config import StoreSettings
+from holdfast.engine.engine import KVCosts
+from holdfast.errors import ConfigError
+from holdfast.models.fingerprint import model_fingerprint
+from holdfast.models.load import LoadedModel
+from holdfast.models.mlx_lm_import import mlx_lm_version
+from holdfast.store.block import StoreRefused
+from holdfast.store.budget import UNLIMITED, StoreLimits
+from holdfast.store.store import BlockStore
+from holdfast.worker.memory import Memory
+
+RAM_SHARE = 4  # the automatic budget is this part of the KV budget
+
+logger = logging.getLogger("holdfast.memory")
+
+
+def open_memory(
+    loaded: LoadedModel, costs: KVCosts, *, folder: Path, store: StoreSettings, kv_budget_bytes: int
+) -> Memory | None:
+    """The memory of the model in `folder`; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder."""
+    if costs.run_form is None:
+        logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
+        return None
+    codec = store.codec
+    if codec != "native" and any(head_dim % 64 for _, head_dim, _ in costs.run_form):
+        logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
+        codec = "native"
+    fingerprint = model_fingerprint(folder, computed_as=_computed_as(loaded, codec), mlx_lm_version=mlx_lm_version())
+    blocks = _open_store(store, fingerprint) if store.folder else None
+    library = Library(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
+    return Memory(library, store=blocks, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec)
+
+
+def _computed_as(loaded: LoadedModel, codec: str) -> str:
+    return f"{loaded.compute_dtype} {loaded.note} {codec}"
+
+
+def _open_store(store: StoreSettings, fingerprint: str) -> BlockStore:
+    limits = StoreLimits(budget_bytes=store.disk_bytes or UNLIMITED, daily_write_bytes=store.daily_write_bytes or UNLIMITED)
+    try:
+        return BlockStore(Path(store.folder).expanduser(), fingerprint=fingerprint, limits=limits)
+    except StoreRefused as refusal:
+        raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

@@ -1,0 +1,135 @@
+"""What the loop does about memory: look up at arrival, open from what is there, hand over what sequences leave behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.engine.plan import KeepPolicy
+from holdfast.messages import SequenceRequest
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.parts import Engine, Memory
+from holdfast.worker.sequences import LiveSequence
+
+
+class Remembering:
+    """The loop's side of a memory. Without one, every method does nothing."""
+
+    def __init__(self, memory: Memory | None, *, engine: Engine, scheduler: Scheduler) -> None:
+        self._memory, self._engine, self._scheduler = memory, engine, scheduler
+        self._fetching: list[LiveSequence] = []
+        self._left: list[tuple[LiveSequence, Any]] = []  # what was copied out and is being computed
+        self._ready: list[tuple[LiveSequence, Any]] = []
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a request waits for the disk: the loop must not sleep then."""
+        return bool(self._fetching)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something that was left behind is not put away yet."""
+        return bool(self._left or self._ready)
+
+    def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
+        """Where spans of the request's prompt have to end."""
+        return self._memory.boundaries(len(request.prompt_token_ids)) if self._memory and _takes_part(request) else ()
+
+    def look_up(self, sequence: LiveSequence) -> None:
+        """Find what a waiting sequence can begin from, and tell the scheduler, or let it wait for the disk."""
+        if self._memory is None or not _takes_part(sequence.request):
+            return
+        if self.has_work:
+            self.put_away_all()  # the next turn often comes right after the answer that it goes on from
+        sequence.recall = self._memory.recall(sequence.chain, salt=sequence.request.tenant)
+        if self._memory.is_settled(sequence.recall):
+            self._begin_at(sequence)
+        else:
+            self._scheduler.wait_for_memory(sequence.request.request_id)
+            self._fetching.append(sequence)
+
+    def settle(self) -> None:
+        """See what has come from the disk, and do housekeeping."""
+        if self._memory is None:
+            return
+        for sequence in self._fetching[:]:
+            if sequence.recall is not None and self._memory.is_settled(sequence.recall):
+                self._fetching.remove(sequence)
+                self._begin_at(sequence)
+        self._memory.tend()
+
+    def opening(self, sequence: LiveSequence) -> tuple[Any, KeepPolicy | None]:
+        """What to open a sequence from, and what to keep of it while it runs."""
+        if self._memory is None or not _takes_part(sequence.request):
+            return None, None
+        prefix = None
+        if sequence.recall is not None:
+            prefix = self._memory.prefix(sequence.recall)
+            if not sequence.generated:
+                sequence.cached_tokens = sequence.recall.cached_tokens
+            self.drop_recall(sequence)
+        return prefix, self._memory.policy(len(sequence.request.prompt_token_ids))
+
+    def begin_afresh(self, sequence: LiveSequence) -> None:
+        """Let a waiting sequence begin from its first token."""
+        self.drop_recall(sequence)
+        self._scheduler.set_cached(sequence.request.request_id, 0)
+
+    def stop_fetching(self) -> None:
+        """Let all that wait for the disk begin from their first token."""
+        for sequence in self._fetching[:]:
+            self.begin_afresh(sequence)
+
+    def drop_recall(self, sequence: LiveSequence) -> None:
+        """The sequence has begun, or never will."""
+        if sequence.recall is not None:
+            sequence.recall.release()
+            sequence.recall = None
+            if sequence in self._fetching:
+                self._fetching.remove(sequence)
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """Copy out the rest of an open sequence that is about to be closed."""
+        if self._memory is not None and _takes_part(sequence.request):
+            rest = self._engine.keep_rest(sequence.request.request_id)
+            if rest is not None:
+                self._left.append((sequence, rest))
+
+    def take(self, pending: Any, sequences: tuple[LiveSequence, ...]) -> None:
+        """A step was collected: put away what it has made, and what was left behind before it was dispatched."""
+        if self._memory is None:
+            return
+        by_id = {sequence.request.request_id: sequence for sequence in sequences}
+        for kept in self._engine.take_kept(pending):
+            self._put_away(by_id[kept.request_id], kept)
+        self.put_away_ready()
+        self._ready, self._left = self._left, []
+
+    def put_away_all(self) -> None:
+        """Put away everything that was left behind; waits for the device."""
+        self.put_away_ready()
+        self._ready, self._left = self._left, []
+        self.put_away_ready()
+
+    def put_away_ready(self) -> None:
+        """Put away what a collected step has surely computed."""
+        ready, self._ready = self._ready, []
+        for sequence, kept in ready:
+            self._put_away(sequence, kept)
+
+    def close(self) -> None:
+        """Write what is queued and let the memory go."""
+        if self._memory is not None:
+            self.put_away_all()
+            self._memory.close()
+
+    def _begin_at(self, sequence: LiveSequence) -> None:
+        self._scheduler.set_cached(sequence.request.request_id, sequence.recall.cached_tokens)
+
+    def _put_away(self, sequence: LiveSequence, kept: Any) -> None:
+        assert self._memory is not None
+        self._memory.keep(sequence.chain, kept, salt=sequence.request.tenant)
+
+
+def _takes_part(request: SequenceRequest) -> bool:
+    """A prompt that is to be scored has to be read whole."""
+    return not request.want_prompt_logprobs
