@@ -18,7 +18,7 @@ from holdfast.bench.quality import agreement
 from holdfast.bench.results import CaseResult, ContenderResult, Sample
 from holdfast.bench.scenario import Case, Scenario, Stage, Trial
 from holdfast.bench.servers import ServerFailed
-from holdfast.bench.wire import ServerUnreachable
+from holdfast.bench.wire import TOO_LONG, ServerUnreachable
 
 _WARM_UP_TOKENS = 300
 _EXCERPT = 160
@@ -89,6 +89,8 @@ async def _measured(scenario: Scenario, case: Case, contender: Contender, stage:
     except (ServerFailed, ServerUnreachable) as error:
         stage.drop(contender, kill=True)
         return Sample(errors=[str(error)])
+    if any(error.startswith(TOO_LONG) for error in sample.errors):
+        stage.drop(contender, kill=True)  # it may still be at it, and the next round must not wait for that
     seconds = time.perf_counter() - began
     sample.others_cpu_share = max(0.0, stage.cpu_seconds_of_others(contender) - others) / seconds if seconds else 0.0
     return sample

@@ -52,6 +52,7 @@ class RunPlan:
     rounds: int = 0
     noise_rounds: int = 2
     threads: int = 0
+    request_seconds: float = 300.0  # a request that takes longer failed
     resume: bool = False
     command: str = ""
     settling_seconds: float = 0.1  # between turns, and ten times that to see how busy the machine is
@@ -69,7 +70,7 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
     )
     clock = _Budget(plan)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        stages = _Stages(Path(folder), threads=plan.threads)
+        stages = _Stages(Path(folder), threads=plan.threads, request_seconds=plan.request_seconds)
         results.client = await client_floor(stages.starter(BenchModel(name="null", folder=Path(folder))))
         with contextlib.closing(stages):
             for item in plan.items:
@@ -136,12 +137,13 @@ class _Stages:
 
     folder: Path
     threads: int
+    request_seconds: float
     _current: tuple[str, Stage, BenchModel] | None = field(default=None, init=False)
 
     def starter(self, model: BenchModel) -> ServerStarter:
         folder = self.folder / model.name
         folder.mkdir(exist_ok=True)
-        return ServerStarter(folder, model, threads=self.threads)
+        return ServerStarter(folder, model, threads=self.threads, request_seconds=self.request_seconds)
 
     def stage(self, model_name: str) -> tuple[Stage, BenchModel]:
         if self._current is not None and self._current[0] == model_name:

@@ -59,9 +59,11 @@ class RunningServer:
 class ServerStarter:
     """Starts servers for one model. Keeps their logs and store folders in `folder`."""
 
-    def __init__(self, folder: Path, model: BenchModel, *, threads: int = 0, start_seconds: float = 180.0) -> None:
-        self._folder, self._model, self._threads, self._start_seconds = folder, model, threads, start_seconds
-        self._request_seconds = 600.0
+    def __init__(
+        self, folder: Path, model: BenchModel, *, threads: int = 0, start_seconds: float = 180.0, request_seconds: float = 300.0
+    ) -> None:
+        self._folder, self._model, self._threads = folder, model, threads
+        self._start_seconds, self._request_seconds = start_seconds, request_seconds
 
     async def start(self, contender: Contender) -> RunningServer:
         """Start it (or look whether it is there, if it has a URL) and wait for its first answer. Raises ServerFailed."""

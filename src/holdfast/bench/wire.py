@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import HoldfastError
 
+TOO_LONG = "no end within"
 _DONE = b"data: [DONE]"
 _LONGEST_TAIL = 64  # bytes of the last piece that may hold the first part of the end mark
 
@@ -103,7 +104,7 @@ class Call:
             async with asyncio.timeout(self._timeout_seconds):
                 await exchange.over
         except TimeoutError:
-            self.answer.error = f"no end within {self._timeout_seconds:.0f} s"
+            self.answer.error = f"{TOO_LONG} {self._timeout_seconds:.0f} s"
             self.answer.ended_at = time.perf_counter()
         finally:
             exchange.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,8 +16,10 @@ from holdfast.cli.errors import plain_errors
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from holdfast.bench.results import Results
     from holdfast.bench.run import RunPlan
 
+_INTERRUPTED = 130
 bench = typer.Typer(help="Measure this server against others, and against itself.", no_args_is_help=True)
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for results, report and pictures.")]
@@ -52,6 +55,7 @@ def run(
     noise_rounds: Annotated[int, typer.Option(help="Pairs of the first server against itself.")] = 2,
     minutes: Annotated[float, typer.Option(help="Time for everything.")] = 60.0,
     case_seconds: Annotated[float, typer.Option(help="Time for one case; its first round is always finished.")] = 180.0,
+    request_seconds: Annotated[float, typer.Option(help="A request that takes longer failed.")] = 300.0,
     threads: Annotated[int, typer.Option(help="Threads of every server; 0: as each chooses.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what --out has already.")] = False,
 ) -> None:
@@ -80,6 +84,7 @@ def run(
             rounds=rounds,
             noise_rounds=noise_rounds,
             threads=threads,
+            request_seconds=request_seconds,
             resume=resume,
             command=shlex.join(["holdfast", *sys.argv[1:]]),
         )
@@ -155,7 +160,16 @@ def _run_and_report(plan: RunPlan) -> None:
     from holdfast.bench.publish import publish, summary
     from holdfast.bench.run import run_benchmarks
 
-    results = asyncio.run(run_benchmarks(plan, say=lambda line: typer.echo(line, err=True)))
+    async def until_done() -> Results:
+        running = asyncio.ensure_future(run_benchmarks(plan, say=lambda line: typer.echo(line, err=True)))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)  # servers must not outlive the run
+        return await running
+
+    try:
+        results = asyncio.run(until_done())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        typer.echo(f"interrupted; what was finished is in {plan.out}, and --resume goes on from there", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     for line in (*summary(results), "", f"report: {publish(results, plan.out)}"):
         typer.echo(line)
 
