@@ -1,0 +1,240 @@
+"""Minutes of load from sixteen clients, many of whom leave at any moment: nothing may be left behind, nothing may grow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.served_model import served_model_folder
+from tests.fakes.server_process import ServerProcess, until
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "300"))
+CLIENTS = 16
+LEAVING_SHARE = 0.3
+LONGEST_STAY_SECONDS = 2.0  # of those who leave: in the queue, while the prompt is read, or in the middle of the answer
+LOOK_SECONDS = 0.5
+GROWTH_SHARE, GROWTH_BYTES = 1.03, 6 << 20  # what the allocator may still do in the second half
+
+log = logging.getLogger(__name__)
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess(str(served_model_folder()), "--name", "demo")
+    server.wait_ready()
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 180)
+async def test_leaving_clients_leave_nothing_behind_and_memory_flat(server: ServerProcess) -> None:
+    processes = {"front": psutil.Process(server.process.pid), "worker": psutil.Process(server.model()["pid"])}
+    for number in range(4):  # whatever is opened or imported by the first request is no leak
+        httpx.post(
+            f"{server.url}{COMPLETIONS}", json={"prompt": [5 + number] * 300, "max_tokens": 8}, timeout=60
+        ).raise_for_status()
+    resting = {name: _descriptors_and_threads(process) for name, process in processes.items()}
+
+    tally = _Tally()
+    memory: dict[str, list[int]] = {name: [] for name in processes}
+    ends_at = time.monotonic() + SECONDS
+    await asyncio.gather(
+        _watch(processes, memory, ends_at), *(_client(server.url, random.Random(n), tally, ends_at) for n in range(CLIENTS))
+    )
+    log.info("%s; MB at most: %s", tally, {name: max(sizes) >> 20 for name, sizes in memory.items()})
+
+    until(lambda: server.model()["running"] == server.model()["queued"] == 0, "no request is left in the worker")
+    assert tally.answered > 2 * CLIENTS
+    assert tally.left > 0
+    figures = _figures(server)
+    assert figures["holdfast_worker_kv_reserved_bytes"] == 0
+    assert figures["holdfast_worker_failed_total"] == 0
+    assert figures["holdfast_worker_rejected_total"] == 0
+    assert figures["holdfast_worker_cancelled_total"] > 0
+    for name, process in processes.items():
+        _wait_for_rest(name, process, resting[name])
+        _check_flat(name, memory[name])
+    assert server.stop() == 0
+    assert server.log() == ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    answered: int = 0
+    left: int = 0
+    tokens: int = 0
+    longest_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a process holds of the system. Of two, the smaller has no more of either."""
+
+    descriptors: int
+    threads: int
+
+    def __le__(self, other: _Held) -> bool:
+        return self.descriptors <= other.descriptors and self.threads <= other.threads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def choices(self) -> int:
+        return int(self.body.get("n", 1))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What came of a streamed answer."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    usage: dict[str, Any] | None = None
+    is_done: bool = False
+
+    def take(self, line: str) -> None:
+        if not line.startswith("data: "):
+            assert line == "" or line.startswith(":"), line
+            return
+        assert not self.is_done
+        if line == "data: [DONE]":
+            self.is_done = True
+            return
+        event = json.loads(line.removeprefix("data: "))
+        assert "error" not in event, event
+        self.usage = event["usage"] or self.usage
+        for choice in event["choices"]:
+            index = choice["index"]
+            assert index not in self.reasons, "text after the end of a choice"
+            text = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            self.texts[index] = self.texts.get(index, "") + text
+            if choice["finish_reason"] is not None:
+                self.reasons[index] = choice["finish_reason"]
+
+
+def _request(dice: random.Random) -> _Request:
+    tokens = int(20 * (1500 / 20) ** dice.random())  # as many between 20 and 170 as between 170 and 1,500
+    body: dict[str, Any] = {
+        "model": "demo",
+        "max_tokens": dice.randrange(1, 80),
+        "temperature": dice.choice([0.0, 0.7, 1.0]),
+        "n": dice.choice([1, 1, 1, 2]),
+        "ignore_eos": dice.random() < 0.5,
+    }
+    if dice.random() < 0.3:
+        body["stop"] = dice.choice(["e", " a", ["\n", "the "]])
+    if dice.random() < 0.5:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if dice.random() < 0.5:
+        words = " ".join(dice.choice(("the", "box", "holds", "seven", "é", "日本", "🙂", "pens")) for _ in range(tokens // 3))
+        return _Request(path=CHAT, body={**body, "messages": [{"role": "user", "content": words}]})
+    prompt = [dice.randrange(10, 1000) for _ in range(tokens)]
+    return _Request(path=COMPLETIONS, body={**body, "prompt": prompt})
+
+
+async def _client(url: str, dice: random.Random, tally: _Tally, ends_at: float) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        while (now := time.monotonic()) < ends_at:
+            request = _request(dice)
+            if dice.random() < LEAVING_SHARE:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(dice.random() ** 2 * LONGEST_STAY_SECONDS):
+                        await _ask(client, request, tally)
+                        continue
+                tally.left += 1
+            else:
+                await _ask(client, request, tally)
+            tally.longest_seconds = max(tally.longest_seconds, time.monotonic() - now)
+
+
+async def _ask(client: httpx.AsyncClient, request: _Request, tally: _Tally) -> None:
+    if request.body.get("stream"):
+        stream = _Stream()
+        async with client.stream("POST", request.path, json=request.body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                stream.take(line)
+        usage = _check_stream(request, stream)
+    else:
+        response = await client.post(request.path, json=request.body)
+        assert response.status_code == 200, response.text
+        usage = _check_whole(request, response.json())
+    tally.answered += 1
+    tally.tokens += usage["total_tokens"]
+
+
+def _check_stream(request: _Request, stream: _Stream) -> dict[str, Any]:
+    assert stream.is_done
+    assert stream.usage is not None
+    _check_choices(request, stream.texts, stream.reasons, stream.usage)
+    return stream.usage
+
+
+def _check_whole(request: _Request, answer: dict[str, Any]) -> dict[str, Any]:
+    texts = {c["index"]: c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]}
+    reasons = {choice["index"]: choice["finish_reason"] for choice in answer["choices"]}
+    usage: dict[str, Any] = answer["usage"]
+    _check_choices(request, texts, reasons, usage)
+    return usage
+
+
+def _check_choices(request: _Request, texts: dict[int, str], reasons: dict[int, str], usage: dict[str, Any]) -> None:
+    body, choices = request.body, request.choices
+    assert sorted(texts) == sorted(reasons) == list(range(choices))
+    assert set(reasons.values()) <= {"stop", "length"}
+    most = choices * body["max_tokens"]
+    assert 0 < usage["completion_tokens"] <= most
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    if set(reasons.values()) == {"length"}:
+        assert usage["completion_tokens"] == most
+    if body["ignore_eos"] and "stop" not in body:
+        assert set(reasons.values()) == {"length"}
+    stops = body.get("stop", [])
+    assert not [stop for stop in ([stops] if isinstance(stops, str) else stops) for text in texts.values() if stop in text]
+
+
+async def _watch(processes: dict[str, psutil.Process], memory: dict[str, list[int]], ends_at: float) -> None:
+    while time.monotonic() < ends_at:
+        for name, process in processes.items():
+            memory[name].append(process.memory_info().rss)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _check_flat(name: str, sizes: list[int]) -> None:
+    half = len(sizes) // 2
+    before, after = statistics.median(sizes[half - half // 4 : half]), statistics.median(sizes[half:])
+    log.info("%s: %.1f MB at the end of the first half, %.1f MB in the second", name, before / 1e6, after / 1e6)
+    assert after <= before * GROWTH_SHARE + GROWTH_BYTES, f"{name} grew from {before / 1e6:.1f} MB to {after / 1e6:.1f} MB"
+
+
+def _wait_for_rest(name: str, process: psutil.Process, resting: _Held) -> None:
+    until(lambda: _descriptors_and_threads(process) <= resting, f"{name} holds no more than {resting} again")
+
+
+def _descriptors_and_threads(process: psutil.Process) -> _Held:
+    return _Held(descriptors=process.num_fds(), threads=process.num_threads())
+
+
+def _figures(server: ServerProcess) -> dict[str, float]:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("holdfast_worker_")}
