@@ -10,7 +10,8 @@ from pathlib import Path
 
 from holdfast.store.block import Block
 from holdfast.store.block_file import encode_block, write_buffers
-from holdfast.store.keys import BlockKey, BlockKind, child_key, root_key
+from holdfast.store.folder import StoreFolder
+from holdfast.store.keys import BlockKey, BlockKind, child_key, fingerprint_id, root_key
 
 FINGERPRINT = "model one"
 
@@ -71,3 +72,13 @@ def write_file(path: Path, block: Block, *, fingerprint: str = FINGERPRINT) -> N
 
 def file_bytes(block: Block) -> bytes:
     return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5).buffers)
+
+
+def filled(path: Path, blocks: Sequence[Block]) -> StoreFolder:
+    """A store's folder with the files of these blocks and no index."""
+    folder = StoreFolder(path)
+    folder.prepare()
+    folder.make_model_folder(FINGERPRINT)
+    for block in blocks:
+        write_file(folder.block_path(block.key, model=fingerprint_id(FINGERPRINT)), block)
+    return folder

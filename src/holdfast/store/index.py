@@ -23,6 +23,8 @@ from holdfast.store.keys import KEY_BYTES, KINDS, BlockKey, fingerprint_id, pack
 
 INDEX_FORMAT = 1
 BUSY_SECONDS = 5.0
+# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8.
+DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 
 _SCHEMA = """
 CREATE TABLE models (model TEXT PRIMARY KEY, fingerprint TEXT NOT NULL);
@@ -106,7 +108,7 @@ class BlockIndex:
         )
         try:
             self._prepare()
-        except sqlite3.Error:
+        except DAMAGE_SIGNS:
             self._database.close()
             raise
 
@@ -121,7 +123,7 @@ class BlockIndex:
                 self._database.execute(f"PRAGMA user_version = {INDEX_FORMAT}")
             elif version != INDEX_FORMAT:
                 raise IndexDamaged(f"index format {version}")
-        (verdict,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+        (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise IndexDamaged(str(verdict))
 
@@ -253,7 +255,7 @@ class BlockIndex:
 
     def written_bytes(self, day: str) -> int:
         """Bytes written on a day by all processes."""
-        found = self._database.execute("SELECT bytes FROM written WHERE day = ?", (day,)).fetchone()
+        found = self._database.execute("SELECT bytes FROM written WHERE day = ? AND typeof(bytes) = 'integer'", (day,)).fetchone()
         return 0 if found is None else int(found[0])
 
     def check_invariants(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import BlockIndex, IndexDamaged
+from holdfast.store.index import DAMAGE_SIGNS, BlockIndex, IndexDamaged
 from holdfast.store.reconcile import Differences, reconcile
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class IndexKeeper:
             index = self._current()
             try:
                 return work(index)
-            except sqlite3.Error as error:
+            except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store is damaged (%s); it is made anew from the files", error)
                 self._drop_damaged(index)
@@ -71,7 +71,7 @@ class IndexKeeper:
     def close(self) -> None:
         """Close the index; the next use opens it again."""
         if self._index is not None:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(*DAMAGE_SIGNS):
                 self._index.close()
         self._index = self._file = None
 
@@ -92,7 +92,7 @@ class IndexKeeper:
             assert index.path is not None
             try:
                 self.differences.append(reconcile(index, self._folder))
-            except sqlite3.Error as error:
+            except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 index.close()
                 remove_index(index.path)
@@ -111,7 +111,7 @@ class IndexKeeper:
                 continue
             try:
                 newest = BlockIndex(path)
-            except sqlite3.Error as error:
+            except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store is damaged (%s); it is made anew from the files", error)
                 self.rebuilt += 1
@@ -140,7 +140,7 @@ def remove_index(path: Path) -> None:
 def _made(path: Path) -> BlockIndex:
     try:
         return BlockIndex(path)
-    except sqlite3.Error as error:
+    except DAMAGE_SIGNS as error:
         remove_index(path)
         raise IndexUnavailable(str(error)) from error
 
@@ -153,7 +153,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _raise_if_no_damage(error: sqlite3.Error) -> None:
+def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
     if isinstance(error, sqlite3.ProgrammingError):
         raise error
     code = getattr(error, "sqlite_errorcode", 11) & 0xFF

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.block import StoreRefused
+from holdfast.store.folder import MARKER, FolderBusy, FolderMoved, StoreFolder
+from holdfast.store.keys import fingerprint_id
+from tests.store.chains import FINGERPRINT, make_block, write_file
+
+MODEL = fingerprint_id(FINGERPRINT)
+
+
+def prepared(path: Path) -> StoreFolder:
+    folder = StoreFolder(path)
+    folder.prepare()
+    return folder
+
+
+def test_a_folder_is_made_and_marked_and_nobody_else_may_look_into_it(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "deep" / "store")
+    assert folder.exists
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    prepared(folder.path)
+    assert sorted(path.name for path in folder.path.iterdir()) == [MARKER, "blocks", "incoming", "index", "quarantine"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "index.html", ".git"])
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreRefused, match="holds other files"):
+        prepared(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_empty_folder_is_taken_even_if_the_system_left_something_in_it(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").write_text("")
+    assert prepared(tmp_path).exists
+
+
+def test_other_files_beside_a_marker_are_tolerated_and_left_alone(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "store")
+    (folder.path / "readme.txt").write_text("mine")
+    folder.check()
+    assert (folder.path / "readme.txt").read_text() == "mine"
+
+
+def test_a_store_that_lost_its_marker_is_known_by_its_looks(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    folder.make_model_folder(FINGERPRINT)
+    (folder.path / MARKER).unlink()
+    assert prepared(tmp_path).exists
+
+
+def test_folders_that_only_have_our_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "blocks" / "family photos").mkdir(parents=True)
+    with pytest.raises(StoreRefused):
+        prepared(tmp_path)
+
+
+def test_another_format_a_plain_file_and_links_inside_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "HOLDFAST-STORE-7").write_text("")
+    (tmp_path / "file").write_text("")
+    prepared(tmp_path / "linked")
+    (tmp_path / "linked" / "blocks").rmdir()
+    (tmp_path / "linked" / "blocks").symlink_to(tmp_path)
+    for name, reason in (("newer", "another version"), ("file", "not a folder"), ("linked", "not a plain folder")):
+        with pytest.raises(StoreRefused, match=reason):
+            StoreFolder(tmp_path / name).check()
+
+
+def test_a_marker_with_damaged_contents_is_a_marker(tmp_path: Path) -> None:
+    (prepared(tmp_path).path / MARKER).write_bytes(b"\x00\xff")
+    prepared(tmp_path)
+
+
+def test_a_folder_is_not_made_anew_on_another_volume(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "store")
+    folder._parent_device = -1  # as if the volume that held it was unmounted
+    with pytest.raises(FolderMoved):
+        folder.prepare()
+
+
+def test_the_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    with folder.exclusive(), pytest.raises(FolderBusy), StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
+        pass
+    with StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
+        pass
+
+
+def test_only_plain_files_with_the_names_of_blocks_are_listed(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    block = make_block([1])
+    write_file(folder.make_model_folder(FINGERPRINT) / f"{block.key.hex()}.block", block)
+    place = folder.block_path(block.key, model=MODEL)
+    (place.parent / f"{'0' * 63}.block").write_text("short name")
+    (place.parent / f"{'0' * 64}.txt").write_text("other suffix")
+    (place.parent / f"{'A' * 64}.block").write_text("other letters")
+    (place.parent / f"{'1' * 64}.block").symlink_to(place)
+    (place.parent / f"{'2' * 64}.block").mkdir()
+    (folder.path / "blocks" / "foreign").mkdir()
+    listed = list(folder.block_files())
+    assert [(found.key, found.model, found.path, found.file_bytes) for found in listed] == [
+        (block.key, MODEL, place, place.stat().st_size)
+    ]
+    assert list(folder.block_files(model=MODEL)) == listed
+    assert list(folder.block_files(model="0" * 16)) == []
+
+
+def test_what_a_living_writer_writes_is_not_abandoned_and_what_a_dead_one_left_is(tmp_path: Path) -> None:
+    living, looking = prepared(tmp_path), prepared(tmp_path)
+    dead = prepared(tmp_path)
+    for folder in (living, dead):
+        (folder.incoming() / "x.part").write_text("")
+    left = dead.incoming() / "x.part"
+    os.close(dead._claim or 0)  # what a kill does
+    with looking.abandoned() as found:
+        assert found == [left]
+        left.unlink()
+    assert not left.parent.exists()
+    assert (living.incoming() / "x.part").exists()
+    (living.incoming() / "x.part").unlink()
+    living.release()
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+def test_an_incoming_folder_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    first = folder.incoming()
+    (first / "lock").unlink()
+    first.rmdir()
+    assert folder.incoming().is_dir()
+    assert folder.incoming() != first
+    folder.release()

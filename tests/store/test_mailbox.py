@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.store.block import Block, StoreChanges
+from holdfast.store.mailbox import Mailbox, Question
+from tests.store.chains import make_chain
+
+BLOCKS = make_chain(8, part_bytes=(100,))
+
+
+def box(*, most_bytes: int = 10**6, most_blocks: int = 100) -> Mailbox:
+    return Mailbox(most_bytes=most_bytes, most_blocks=most_blocks)
+
+
+def test_things_come_out_in_the_order_in_which_they_went_in() -> None:
+    mailbox = box()
+    order: list[object] = []
+    mailbox.offer(BLOCKS[0])
+    mailbox.send(lambda: order.append("task"))
+    mailbox.offer(BLOCKS[1])
+    assert mailbox.take_block() is BLOCKS[0]
+    assert mailbox.take_block() is None
+    task = mailbox.take(0)
+    assert task is not None
+    assert not isinstance(task, Block)
+    task()
+    assert order == ["task"]
+    assert mailbox.take(0) is BLOCKS[1]
+    assert mailbox.take(0) is None
+
+
+@given(sizes=st.lists(st.integers(0, 7), max_size=30), most_bytes=st.integers(1, 500), most_blocks=st.integers(1, 5))
+def test_no_more_is_held_than_allowed_and_what_is_refused_is_lost(sizes: list[int], most_bytes: int, most_blocks: int) -> None:
+    mailbox = box(most_bytes=most_bytes, most_blocks=most_blocks)
+    answers = [mailbox.offer(BLOCKS[number]) for number in sizes]
+    blocks, held_bytes = mailbox.load()
+    assert blocks <= most_blocks
+    assert held_bytes <= max(most_bytes, 100)
+    assert blocks == answers.count("taken") == len({n for n, a in zip(sizes, answers, strict=True) if a == "taken"})
+    assert mailbox.refused_blocks == answers.count("full") == len(mailbox.changes().lost)
+
+
+def test_a_block_can_be_read_until_it_is_released() -> None:
+    mailbox = box()
+    mailbox.offer(BLOCKS[0])
+    assert mailbox.take(0) is BLOCKS[0]
+    assert mailbox.held(BLOCKS[0].key) is BLOCKS[0]
+    assert mailbox.offer(BLOCKS[0]) == "held already"
+    mailbox.release([BLOCKS[0].key], stored=True)
+    assert mailbox.held(BLOCKS[0].key) is None
+    assert mailbox.load() == (0, 0)
+
+
+def test_changes_are_told_once() -> None:
+    mailbox = box()
+    mailbox.release([BLOCKS[0].key], stored=True)
+    mailbox.release([BLOCKS[1].key], stored=False)
+    mailbox.lose([BLOCKS[2].key])
+    assert mailbox.changes() == StoreChanges(stored=(BLOCKS[0].key,), lost=(BLOCKS[1].key, BLOCKS[2].key))
+    assert mailbox.changes() == StoreChanges()
+
+
+def test_a_closed_box_takes_nothing_and_hands_out_the_rest() -> None:
+    mailbox = box()
+    mailbox.offer(BLOCKS[0])
+    mailbox.close()
+    assert mailbox.offer(BLOCKS[1]) == "closed"
+    assert mailbox.send(lambda: None) is False
+    assert mailbox.take(None) is BLOCKS[0]
+    assert mailbox.take(None) is None
+
+
+def test_who_waits_is_woken() -> None:
+    mailbox = box()
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(mailbox.take(None)))
+    thread.start()
+    mailbox.offer(BLOCKS[0])
+    thread.join(5)
+    assert got == [BLOCKS[0]]
+
+
+def test_a_question_is_answered_fails_or_is_given_up() -> None:
+    def fails() -> None:
+        raise AssertionError("wrong")
+
+    def breaks() -> None:
+        raise KeyError("bug")
+
+    question, failing, breaking, forgotten = (Question(work) for work in (lambda: 5, fails, breaks, fails))
+    question()
+    failing()
+    with pytest.raises(KeyError):
+        breaking()
+    forgotten.give_up()
+    assert question.answer.result() == 5
+    assert isinstance(failing.answer.exception(), AssertionError)
+    assert isinstance(breaking.answer.exception(), KeyError)
+    assert forgotten.answer.cancelled()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.block import BadBlock, BlockMissing
+from holdfast.store.keys import fingerprint_id
+from holdfast.store.mailbox import Mailbox
+from holdfast.store.reader import BlockReader
+from tests.store.chains import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file
+
+CHAIN = make_chain(3)
+
+
+def reader_of(path: Path) -> tuple[BlockReader, Mailbox, list[Path]]:
+    bad: list[Path] = []
+    mailbox = Mailbox(most_bytes=10**6, most_blocks=10)
+    reader = BlockReader(filled(path, CHAIN), mailbox, fingerprint=FINGERPRINT, on_bad=lambda path, _: bad.append(path))
+    return reader, mailbox, bad
+
+
+def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+    reader, _, bad = reader_of(tmp_path)
+    futures = [reader.ask(block.key) for block in CHAIN]
+    order: list[int] = []
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+    reader.end()
+    reader.run()
+    assert [bytes_of(future.result()) for future in futures] == CHAIN
+    assert order == [0, 1, 2]
+    assert bad == []
+    assert reader.counters.read_blocks == 3
+
+
+def test_a_block_that_waits_to_be_written_is_read_from_memory(tmp_path: Path) -> None:
+    reader, mailbox, _ = reader_of(tmp_path)
+    block = make_block([9])
+    mailbox.offer(block)
+    future = reader.ask(block.key)
+    reader.end()
+    reader.run()
+    assert future.result() is block
+    assert reader.counters.reads_from_queue == 1
+
+
+def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
+    reader, _, bad = reader_of(tmp_path)
+    model = fingerprint_id(FINGERPRINT)
+    path = tmp_path / "blocks" / model / f"{CHAIN[1].key.hex()}.block"
+    path.write_bytes(b"x" * 500)
+    foreign = make_block([50])
+    write_file(path.with_name(f"{foreign.key.hex()}.block"), foreign, fingerprint="model two")
+    missing, damaged, other = reader.ask(bytes(32)), reader.ask(CHAIN[1].key), reader.ask(foreign.key)
+    reader.end()
+    reader.run()
+    assert isinstance(missing.exception(), BlockMissing)
+    assert isinstance(damaged.exception(), BadBlock)
+    assert isinstance(other.exception(), BadBlock)
+    assert bad == [path, path.with_name(f"{foreign.key.hex()}.block")]
+    assert reader.counters.missing_blocks == 1
+
+
+def test_a_read_that_was_cancelled_is_not_done(tmp_path: Path) -> None:
+    reader, _, _ = reader_of(tmp_path)
+    future = reader.ask(CHAIN[0].key)
+    assert future.cancel()
+    reader.end()
+    reader.run()
+    assert reader.counters.read_blocks == 0
+
+
+def test_who_asks_when_it_is_over_gets_an_answer(tmp_path: Path) -> None:
+    reader, _, _ = reader_of(tmp_path)
+    reader.end()
+    early = reader.ask(CHAIN[0].key)
+    reader.run()
+    with pytest.raises(BlockMissing, match="closed"):
+        early.result(5)
+    with pytest.raises(BlockMissing, match="closed"):
+        reader.ask(CHAIN[0].key).result(5)
+
+
+def test_reading_goes_on_beside_writing_threads(tmp_path: Path) -> None:
+    reader, _, _ = reader_of(tmp_path)
+    thread = threading.Thread(target=reader.run)
+    thread.start()
+    assert all(bytes_of(reader.ask(CHAIN[n % 3].key).result(5)) == CHAIN[n % 3] for n in range(30))
+    reader.end()
+    thread.join(5)
+    assert not thread.is_alive()

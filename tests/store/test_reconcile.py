@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.store.folder import StoreFolder
+from holdfast.store.index import BlockIndex
+from holdfast.store.keys import fingerprint_id
+from holdfast.store.reconcile import reconcile, salvage
+from tests.store.chains import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
+
+MODEL = fingerprint_id(FINGERPRINT)
+CHAIN = make_chain(6)
+
+
+def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None:
+    folder, index = filled(tmp_path, CHAIN), BlockIndex(None)
+    os.utime(folder.block_path(CHAIN[0].key, model=MODEL), (0, 1234.0))
+    assert reconcile(index, folder).added == len(CHAIN)
+    entries, _ = index.entries(FINGERPRINT)
+    assert [(entry.key, entry.parent_key, entry.token_ids) for entry in entries] == [
+        (block.key, block.parent_key, block.token_ids) for block in CHAIN
+    ]
+    assert (entries[0].created, entries[0].last_used) == (12.5, 1234.0)
+    index.check_invariants()
+    again = reconcile(index, folder)
+    assert (again.added, again.removed, again.damaged) == (0, [], [])
+
+
+@given(deleted=st.sets(st.integers(0, 5)), cut=st.sets(st.integers(0, 5)), forgotten=st.sets(st.integers(0, 5)))
+@settings(max_examples=30)
+def test_index_and_files_agree_afterwards(
+    deleted: set[int], cut: set[int], forgotten: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, index = filled(tmp_path_factory.mktemp("store"), CHAIN), BlockIndex(None)
+    reconcile(index, folder)
+    index.pin([block.key for block in CHAIN], holder="", until=9.0)
+    for number in deleted:
+        folder.block_path(CHAIN[number].key, model=MODEL).unlink()
+    for number in cut - deleted:
+        os.truncate(folder.block_path(CHAIN[number].key, model=MODEL), 100)
+    index.remove_rows([CHAIN[number].key for number in forgotten])
+    differences = reconcile(index, folder)
+    assert {found.key for found, _ in differences.damaged} == {CHAIN[number].key for number in cut - deleted}
+    assert set(differences.removed) == {CHAIN[number].key for number in (deleted | cut) - forgotten}
+    entries, _ = index.entries(FINGERPRINT)
+    assert {entry.key for entry in entries} == {CHAIN[n].key for n in range(6) if n not in deleted | cut}
+    assert all(holding.pinned for holding in index.holdings(1.0))
+    index.check_invariants()
+
+
+def test_a_file_in_another_models_folder_is_damage(tmp_path: Path) -> None:
+    folder, index = filled(tmp_path, CHAIN), BlockIndex(None)
+    other = folder.make_model_folder("model two")
+    block = make_block([77])
+    write_file(other / f"{block.key.hex()}.block", block)
+    assert [found.path.parent for found, _ in reconcile(index, folder).damaged] == [other]
+
+
+def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: Path) -> None:
+    dead, folder = StoreFolder(tmp_path), StoreFolder(tmp_path)
+    dead.prepare()
+    whole, half, wrong = make_block([1]), make_block([2]), make_block([3])
+    write_file(dead.incoming() / f"{whole.key.hex()}.part", whole)
+    (dead.incoming() / f"{half.key.hex()}.part").write_bytes(file_bytes(half)[:-1])
+    write_file(dead.incoming() / f"{wrong.key.hex()}.part", whole)
+    (dead.incoming() / "nonsense.part").write_bytes(b"")
+    with folder.exclusive():
+        assert salvage(folder) == 0
+        os.close(dead._claim or 0)  # what a kill does
+        assert salvage(folder) == 1
+    assert [found.key for found in folder.block_files()] == [whole.key]
+    assert list((tmp_path / "incoming").iterdir()) == []

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.block import BadBlock, BlockMissing, StoreRefused
+from holdfast.store.budget import StoreLimits
+from holdfast.store.io_thread import Clocks
+from holdfast.store.keys import fingerprint_id
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
+
+CHAIN = make_chain(6)
+
+
+class TestClock:
+    """The real time, moved."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.moved_seconds = 0.0
+
+    def clocks(self) -> Clocks:
+        return Clocks(
+            wall=lambda: time.time() + self.moved_seconds, steady=lambda: time.monotonic() + self.moved_seconds
+        )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BlockStore]:
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as opened:
+        yield opened
+
+
+def path_of(store_path: Path, key: bytes, fingerprint: str = FINGERPRINT) -> Path:
+    return store_path / "blocks" / fingerprint_id(fingerprint) / f"{key.hex()}.block"
+
+
+def test_what_was_put_is_read_before_and_after_it_is_on_disk(store: BlockStore) -> None:
+    store.put(CHAIN[0])
+    assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
+    assert store.flush()
+    assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
+    assert store.statistics().written_blocks == 1
+
+
+def test_another_store_finds_everything_parents_first(store: BlockStore, tmp_path: Path) -> None:
+    state = make_block([], after=CHAIN[2], kind="state")
+    for block in [*CHAIN, state]:
+        store.put(block)
+    store.close()
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as again:
+        entries = again.entries()
+        assert {entry.key for entry in entries} == {block.key for block in [*CHAIN, state]}
+        assert [entry.start for entry in entries] == sorted(block.start for block in [*CHAIN, state])
+        (found,) = [entry for entry in entries if entry.kind == "state"]
+        assert (found.parent_key, found.parent_tokens, found.tokens) == (CHAIN[2].key, 4, 0)
+        assert all(bytes_of(again.read(block.key).result()) == block for block in CHAIN)
+        again.check_invariants()
+
+
+def test_put_does_not_wait_for_the_disk(store: BlockStore) -> None:
+    with store._folder.exclusive():  # the thread of the store cannot even open its index
+        for block in CHAIN:
+            store.put(block)
+        assert store.statistics().queued_blocks == len(CHAIN)
+    assert store.flush()
+
+
+def test_what_became_durable_and_what_was_lost_is_told_once(store: BlockStore) -> None:
+    for block in CHAIN:
+        store.put(block)
+    store.flush()
+    store.remove([CHAIN[5].key])
+    store.flush()
+    changes = store.changes()
+    assert changes.stored == tuple(block.key for block in CHAIN)
+    assert changes.lost == (CHAIN[5].key,)
+    assert store.changes().stored == ()
+
+
+def test_the_same_block_is_written_once(store: BlockStore) -> None:
+    for _ in range(3):
+        store.put(CHAIN[0])
+        store.flush()
+    assert store.statistics().written_blocks == 1
+    assert store.statistics().duplicate_blocks == 2
+    assert set(store.changes().stored) == {CHAIN[0].key}
+
+
+def test_models_share_a_folder_but_no_block(tmp_path: Path) -> None:
+    other = make_chain(2, fingerprint="model two")
+    with (
+        BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as first,
+        BlockStore(tmp_path / "s", fingerprint="model two") as second,
+    ):
+        first.put(CHAIN[0])
+        second.put(other[0])
+        assert first.flush()
+        assert second.flush()
+        assert [entry.key for entry in first.entries()] == [CHAIN[0].key]
+        assert [entry.key for entry in second.entries()] == [other[0].key]
+        with pytest.raises(BlockMissing):
+            first.read(other[0].key).result()
+
+
+def test_a_block_that_is_removed_is_missing_even_if_it_was_still_queued(store: BlockStore) -> None:
+    store.put(CHAIN[0])
+    store.remove([CHAIN[0].key])
+    store.flush()
+    with pytest.raises(BlockMissing):
+        store.read(CHAIN[0].key).result()
+    assert store.entries() == ()
+    assert store.statistics().blocks == 0
+
+
+def test_a_block_without_its_parent_is_not_listed_until_the_parent_comes(store: BlockStore) -> None:
+    store.put(CHAIN[0])
+    store.put(CHAIN[2])
+    assert [entry.key for entry in store.entries()] == [CHAIN[0].key]
+    store.put(CHAIN[1])
+    assert [entry.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
+
+
+def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, tmp_path: Path) -> None:
+    store.put(CHAIN[0])
+    store.flush()
+    path = path_of(tmp_path / "store", CHAIN[0].key)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(BadBlock, match="payload checksum"):
+        store.read(CHAIN[0].key).result()
+    store.flush()
+    with pytest.raises(BlockMissing):
+        store.read(CHAIN[0].key).result()
+    assert store.statistics().bad_blocks == 1
+    assert [kept.read_bytes() for kept in (tmp_path / "store" / "quarantine").iterdir()] == [bytes(data)]
+    assert CHAIN[0].key in store.changes().lost
+    store.put(CHAIN[0])
+    store.flush()
+    assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
+
+
+def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStore) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        store.put(make_block([1], part_bytes=()).__class__(**{**fields(CHAIN[0]), "parts": (memoryview(b"abcd")[::2],)}))
+    store.put(CHAIN[0])
+    assert store.flush()
+
+
+def fields(block: object) -> dict[str, object]:
+    return {name: getattr(block, name) for name in block.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
+    clock = TestClock()
+    limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)  # five blocks of 1,4xx bytes
+    branches = [make_block([number], part_bytes=(1000,)) for number in range(20)]
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+        for number, block in enumerate(branches):
+            clock.moved_seconds += 10
+            store.put(block)
+            store.flush()
+            clock.moved_seconds += 10
+            store.touch([branches[0].key])
+            assert store.statistics().stored_bytes <= limits.budget_bytes
+            if number > 7:
+                assert branches[0].key in {entry.key for entry in store.entries()}
+        kept = {entry.key for entry in store.entries()}
+        assert branches[0].key in kept
+        assert branches[19].key in kept
+        changes = store.changes()
+        assert set(changes.lost) == {block.key for block in branches} - kept
+        statistics = store.statistics()
+        assert statistics.evicted_blocks == len(changes.lost)
+        assert statistics.dropped_blocks == 0
+        store.check_invariants()
+
+
+def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path: Path) -> None:
+    clock = TestClock()
+    limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
+    chain = make_chain(2, part_bytes=(1000,))
+    others = [make_block([number], part_bytes=(1000,)) for number in range(100, 120)]
+
+    def fill(blocks: list) -> set[bytes]:  # type: ignore[type-arg]
+        with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+            for block in blocks:
+                clock.moved_seconds += 1
+                store.put(block)
+                store.flush()
+            return {entry.key for entry in store.entries()}
+
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+        store.pin([chain[1].key], holder="session", until=clock.clocks().wall() + 1000)
+        for block in chain:
+            store.put(block)
+    assert {block.key for block in chain} <= fill(others[:10])
+    clock.moved_seconds += 1000
+    assert not {block.key for block in chain} & fill(others[10:])
+
+
+def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(tmp_path: Path) -> None:
+    limits = StoreLimits(budget_bytes=10_000, volume_percent=100, spare_bytes=0)
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+        store.put(CHAIN[0])
+        store.put(make_block([9], part_bytes=(20_000,)))
+        store.flush()
+        assert store.statistics().dropped_no_room == 1
+        assert [entry.key for entry in store.entries()] == [CHAIN[0].key]
+
+
+def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_path: Path) -> None:
+    clock = TestClock()
+    limits = StoreLimits(daily_write_bytes=4 * 1500)
+    blocks = [make_block([number], part_bytes=(1000,)) for number in range(10)]
+    for half in (blocks[:3], blocks[3:]):
+        with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+            for block in half:
+                store.put(block)
+            store.flush()
+            last = store.statistics()
+    assert last.written_today_bytes <= limits.daily_write_bytes
+    assert last.dropped_daily_budget > 0
+    clock.moved_seconds += 86400
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
+        store.put(blocks[9])
+        store.flush()
+        assert store.statistics().written_blocks == 1
+
+
+def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=StoreLimits(queue_blocks=2)) as store:
+        with store._folder.exclusive():
+            for block in CHAIN:
+                store.put(block)
+            assert store.statistics().dropped_queue_full == len(CHAIN) - 2
+        store.flush()
+        assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
+
+
+def test_verify_finds_what_is_damaged_and_prune_and_clear_do_what_they_say(store: BlockStore, tmp_path: Path) -> None:
+    for block in CHAIN:
+        store.put(block)
+    store.flush()
+    path_of(tmp_path / "store", CHAIN[3].key).write_bytes(b"damaged")
+    report = store.verify()
+    assert report.files == len(CHAIN)
+    assert [bad.path.stem for bad in report.bad] == [CHAIN[3].key.hex()]
+    assert [entry.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
+    store.prune()
+    store.changes()
+    assert set(store.clear().keys) == {CHAIN[n].key for n in (0, 1, 2, 4, 5)}
+    assert store.entries() == ()
+    assert set(store.changes().lost) == {CHAIN[n].key for n in (0, 1, 2, 4, 5)}
+
+
+def test_a_folder_of_somebody_else_is_refused_before_any_thread_starts(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    threads = threading.active_count()
+    with pytest.raises(StoreRefused):
+        BlockStore(tmp_path, fingerprint=FINGERPRINT)
+    assert threading.active_count() == threads
+
+
+def test_a_closed_store_refuses_quietly_and_leaves_no_thread(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path / "s", fingerprint=FINGERPRINT)
+    store.put(CHAIN[0])
+    store.close()
+    store.close()
+    store.put(CHAIN[1])
+    store.touch([CHAIN[0].key])
+    assert store.flush() is False
+    assert store.entries() == ()
+    with pytest.raises(BlockMissing):
+        store.read(CHAIN[0].key).result(5)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-store")]
+    assert list((tmp_path / "s" / "incoming").iterdir()) == []
+
+
+def test_nothing_outside_the_folder_changes(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        for block in CHAIN:
+            store.put(block)
+        store.verify()
+        store.prune()
+        store.clear()
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "s"}
+    assert after == before
