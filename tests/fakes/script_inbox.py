@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.messages import Accepted, Command, Event, Finished, Rejected, Shutdown, TokensGenerated, WorkerStatistics
+
+LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
 
 
 class ScriptInbox:
@@ -17,6 +20,7 @@ class ScriptInbox:
         self.events: list[Event] = []
         self.is_closed = False
         self.patience = 100_000
+        self._nothing_comes = threading.Event()
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
         self._on_receive()
@@ -24,7 +28,10 @@ class ScriptInbox:
         assert self.patience > 0, "the loop does not come to an end"
         if self._script:
             return list(self._script.pop(0))
-        return [Shutdown()] if not self.open_requests() or timeout_seconds > 0 else []
+        if not self.open_requests() or timeout_seconds > LONGEST_POLL_SECONDS:
+            return [Shutdown()]
+        self._nothing_comes.wait(timeout_seconds)
+        return []
 
     def send(self, events: Sequence[Event]) -> None:
         assert not self.is_closed

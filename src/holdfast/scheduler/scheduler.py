@@ -122,8 +122,9 @@ class Scheduler:
         Nobody who could run has to wait for what another one fetches.
         """
         sequence = self._known[request_id]
-        self._queue.remove(sequence)
-        self._aside[request_id] = sequence
+        if request_id not in self._aside:
+            self._queue.remove(sequence)
+            self._aside[request_id] = sequence
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""

@@ -314,6 +314,13 @@ class WorkerLoop:
         except Exception:  # as in _put_away_all
             logger.exception("what request %s has read could not be kept", sequence.request.request_id)
 
+    def _stop_reading(self, sequence: LiveSequence) -> None:
+        try:
+            self._remembering.stop_reading(sequence)
+        except Exception:  # as in _put_away_all
+            logger.exception("requests that waited for %s begin afresh", sequence.request.request_id)
+            self._remembering.stop_fetching()
+
     def _grow(self, sequence: LiveSequence, capacity_tokens: int) -> None:
         sequence.capacity_tokens = capacity_tokens
         try:
@@ -346,6 +353,7 @@ class WorkerLoop:
             if is_healthy:
                 self._leave(sequence)
             self._engine.close(sequence.request.request_id)
+        self._stop_reading(sequence)
 
     def _drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         self._scheduler.cancel(sequence.request.request_id)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.cache.reading import Readings
 from holdfast.engine.plan import KeepPolicy
-from holdfast.messages import SequenceRequest
+from holdfast.messages import RequestId, SequenceRequest
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.parts import Engine, Memory
 from holdfast.worker.sequences import LiveSequence
+
+LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
 
 
 class Remembering:
@@ -16,6 +19,8 @@ class Remembering:
 
     def __init__(self, memory: Memory | None, *, engine: Engine, scheduler: Scheduler) -> None:
         self._memory, self._engine, self._scheduler = memory, engine, scheduler
+        self._readings = Readings()
+        self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
         self._fetching: list[LiveSequence] = []
         self._left: list[tuple[LiveSequence, Any]] = []  # what was copied out and is being computed
         self._ready: list[tuple[LiveSequence, Any]] = []
@@ -35,17 +40,47 @@ class Remembering:
         return self._memory.boundaries(len(request.prompt_token_ids)) if self._memory and _takes_part(request) else ()
 
     def look_up(self, sequence: LiveSequence) -> None:
-        """Find what a waiting sequence can begin from, and tell the scheduler, or let it wait for the disk."""
+        """Find what a waiting sequence can begin from, and tell the scheduler.
+
+        It waits when that is on its way from disk, or when another sequence is reading what both begin with.
+        """
         if self._memory is None or not _takes_part(sequence.request):
             return
         if self.has_work:
             self.put_away_all()  # the next turn often comes right after the answer that it goes on from
         sequence.recall = self._memory.recall(sequence.chain, salt=sequence.request.tenant)
+        if self._waits_for_another(sequence):
+            return
+        self._announce(sequence)
         if self._memory.is_settled(sequence.recall):
             self._begin_at(sequence)
         else:
             self._scheduler.wait_for_memory(sequence.request.request_id)
             self._fetching.append(sequence)
+
+    def _waits_for_another(self, sequence: LiveSequence) -> bool:
+        request, cached = sequence.request, sequence.recall.cached_tokens
+        ahead = self._readings.ahead_of(sequence.chain, cached, salt=request.tenant, limit=len(sequence.chain) - 1)
+        if ahead is None or ahead.tokens - cached < LEAST_SHARED_TOKENS:
+            return False
+        sequence.recall.release()
+        sequence.recall = None
+        self._readings.wait(request.request_id, ahead)
+        self._behind[request.request_id] = sequence
+        self._scheduler.wait_for_memory(request.request_id)
+        return True
+
+    def _announce(self, sequence: LiveSequence) -> None:
+        assert self._memory is not None
+        request = sequence.request
+        boundaries = self._memory.boundaries(len(request.prompt_token_ids)) or None
+        self._readings.announce(
+            request.request_id,
+            sequence.chain,
+            salt=request.tenant,
+            have=sequence.recall.cached_tokens,
+            boundaries=boundaries,
+        )
 
     def settle(self) -> None:
         """See what has come from the disk, and do housekeeping."""
@@ -75,9 +110,17 @@ class Remembering:
         self._scheduler.set_cached(sequence.request.request_id, 0)
 
     def stop_fetching(self) -> None:
-        """Let all that wait for the disk begin from their first token."""
-        for sequence in self._fetching[:]:
+        """Let all that wait, for the disk or for another one, begin from their first token."""
+        waiting = (*self._fetching, *self._behind.values())
+        self._behind.clear()
+        for sequence in waiting:
+            self._readings.withdraw(sequence.request.request_id)
             self.begin_afresh(sequence)
+
+    def stop_reading(self, sequence: LiveSequence) -> None:
+        """The sequence has ended or is preempted: who waits for it looks again."""
+        self._behind.pop(sequence.request.request_id, None)
+        self._look_again(self._readings.withdraw(sequence.request.request_id))
 
     def drop_recall(self, sequence: LiveSequence) -> None:
         """The sequence has begun, or never will."""
@@ -128,6 +171,12 @@ class Remembering:
     def _put_away(self, sequence: LiveSequence, kept: Any) -> None:
         assert self._memory is not None
         self._memory.keep(sequence.chain, kept, salt=sequence.request.tenant)
+        if kept.runs:
+            self._look_again(self._readings.progress(sequence.request.request_id, kept.runs[-1].start + kept.runs[-1].tokens))
+
+    def _look_again(self, freed: tuple[RequestId, ...]) -> None:
+        for request_id in freed:
+            self.look_up(self._behind.pop(request_id))
 
 
 def _takes_part(request: SequenceRequest) -> bool:

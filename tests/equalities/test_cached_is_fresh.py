@@ -1,0 +1,133 @@
+"""Equalities two and three through the whole worker: what is found in memory changes no answer, and nothing is read twice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from holdfast.messages import CancelRequest
+from tests.equalities.test_batched_is_alone import probed
+from tests.equalities.test_restored_is_kept import KEEPABLE
+from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
+
+
+def worker(name: str, folder: Path | None = None, **more: object) -> RememberingWorker:
+    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
+
+
+def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def fresh(name: str, prompt: tuple[int, ...], **more: int) -> list[int]:
+    return worker(name).serve([[greedy("fresh", prompt, **more)]]).tokens("fresh")
+
+
+def cached(inbox: ScriptInbox, *names: str) -> list[int]:
+    return [inbox.finished(name).cached_tokens for name in names]
+
+
+@pytest.mark.parametrize("name", KEEPABLE)
+def test_exact_extended_and_diverging_prompts_get_the_answers_of_fresh_ones(name: str) -> None:
+    rng = random.Random(name)
+    first = random_prompt(rng, 90)
+    answer = tuple(fresh(name, first))
+    turn = first + answer + random_prompt(rng, 20)
+    fork = first[:50] + random_prompt(rng, 30)
+    inbox = worker(name).serve(
+        one_after_the_other(greedy("first", first), greedy("exact", first), greedy("turn", turn), greedy("fork", fork))
+    )
+    assert inbox.tokens("exact") == inbox.tokens("first") == list(answer)
+    assert inbox.tokens("turn") == fresh(name, turn)
+    assert inbox.tokens("fork") == fresh(name, fork)
+    assert cached(inbox, "first", "exact") == [0, 89]
+    # the last token of an answer is never read: nobody asked what comes behind it
+    assert cached(inbox, "turn")[0] == len(first) + len(answer) - 1
+    assert cached(inbox, "fork")[0] in ((50,) if name in RESUMES_ANYWHERE else (0, 50))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3", "mamba2"])
+def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
+    rng = random.Random(f"{name} restart")
+    prompt = random_prompt(rng, 300)
+    before = worker(name, tmp_path).serve([[greedy("before", prompt)]])
+    turn = prompt + tuple(before.tokens("before")) + random_prompt(rng, 5)
+    after = worker(name, tmp_path).serve(one_after_the_other(greedy("again", prompt), greedy("turn", turn)))
+    assert after.tokens("again") == before.tokens("before")
+    assert cached(after, "again", "turn") == [299, 305]
+    assert after.tokens("turn") == fresh(name, turn)
+
+
+def test_what_an_aborted_request_has_read_is_there_for_the_next(tmp_path: Path) -> None:
+    rng = random.Random("abort")
+    prompt = random_prompt(rng, 600)
+    script = [[greedy("aborted", prompt)], [], [], [], [], [], [CancelRequest(request_id="aborted")], *[[]] * 3]
+    for folder in (None, tmp_path):
+        subject = worker("llama", folder)
+        inbox = subject.serve([*script, [greedy("again", prompt)]])
+        assert inbox.tokens("again") == fresh("llama", prompt)
+        assert cached(inbox, "again")[0] >= 256
+    inbox = worker("llama", tmp_path).serve([[greedy("restarted", prompt)]])
+    assert cached(inbox, "restarted") == [599]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_requests_that_come_together_read_their_common_beginning_once(name: str) -> None:
+    rng = random.Random(f"{name} together")
+    # one token more than a boundary, so that both kinds of models can share all of it
+    common = random_prompt(rng, 1024)
+    prompts = [common + random_prompt(rng, 10) for _ in range(5)]
+    inbox = worker(name).serve([[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]])
+    for index, prompt in enumerate(prompts):
+        assert inbox.tokens(str(index)) == fresh(name, prompt)
+    assert sorted(cached(inbox, *map(str, range(5)))) == [0, 1024, 1024, 1024, 1024]
+
+
+def test_who_waited_for_a_reader_that_is_cancelled_goes_on_alone() -> None:
+    rng = random.Random("cancelled reader")
+    common = random_prompt(rng, 900)
+    prompts = [common + random_prompt(rng, 10) for _ in range(3)]
+    together = [greedy(str(index), prompt) for index, prompt in enumerate(prompts)]
+    inbox = worker("llama").serve([together, [], [], [CancelRequest(request_id="0")]])
+    for index in (1, 2):
+        assert inbox.tokens(str(index)) == fresh("llama", prompts[index])
+
+
+def test_tenants_and_models_share_nothing(tmp_path: Path) -> None:
+    rng = random.Random("tenants")
+    prompt = random_prompt(rng, 100)
+    inbox = worker("llama", tmp_path).serve(
+        one_after_the_other(
+            greedy("a", prompt, tenant="a"), greedy("b", prompt, tenant="b"), greedy("a again", prompt, tenant="a")
+        )
+    )
+    assert cached(inbox, "a", "b", "a again") == [0, 0, 99]
+    other = worker("llama", tmp_path, fingerprint="the same geometry with other weights").serve(
+        [[greedy("c", prompt, tenant="a")]]
+    )
+    assert cached(other, "c") == [0]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_preemption_keeps_what_was_read(name: str) -> None:
+    rng = random.Random(f"{name} preempted")
+    prompts = [random_prompt(rng, 60) for _ in range(3)]
+    subject = worker(name, budget_tokens=240)
+    inbox = subject.serve([[greedy(str(index), prompt, max_tokens=60) for index, prompt in enumerate(prompts)]])
+    assert subject.scheduler.statistics().preemptions > 0
+    for index, prompt in enumerate(prompts):
+        assert inbox.tokens(str(index)) == fresh(name, prompt, max_tokens=60)
+
+
+def test_a_ram_budget_of_nothing_still_answers_and_the_disk_still_serves(tmp_path: Path) -> None:
+    rng = random.Random("small")
+    prompt = random_prompt(rng, 300)
+    inbox = worker("llama", tmp_path, ram_bytes=1).serve(one_after_the_other(greedy("a", prompt), greedy("b", prompt)))
+    assert inbox.tokens("a") == inbox.tokens("b") == fresh("llama", prompt)
+    assert worker("llama", ram_bytes=1).serve([[greedy("a", prompt)]]).tokens("a") == inbox.tokens("a")

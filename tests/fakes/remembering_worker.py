@@ -1,0 +1,88 @@
+"""A worker's loop with a real engine, a real memory and a real store on a tiny model, driven by a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.cache.codec import Codec
+from holdfast.cache.library import Library
+from holdfast.config import SchedulerSettings
+from holdfast.engine.engine import Engine
+from holdfast.engine.layouts import Runner
+from holdfast.messages import Command, SamplingParams, SequenceRequest
+from holdfast.scheduler.decision import SequenceCosts
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.store.store import BlockStore
+from holdfast.worker.loop import WorkerLoop
+from holdfast.worker.memory import Memory
+from tests.fakes.script_inbox import ScriptInbox
+
+SETTINGS = SchedulerSettings(max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8)
+CONTEXT_TOKENS = 4096
+
+
+def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **more: Any) -> SequenceRequest:
+    """A request whose answer depends on nothing but the model."""
+    return SequenceRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=0.0, seed=0),
+        **more,
+    )
+
+
+class RememberingWorker:
+    """One life of a worker. `folder`: of its store, if it has one; a second worker on it is a restart."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        vocab_size: int,
+        folder: Path | None = None,
+        ram_bytes: int = 1 << 28,
+        fingerprint: str = "a model",
+        codec: Codec = "native",
+        budget_tokens: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.engine = Engine(runner, vocab_size=vocab_size)
+        costs = self.engine.measure_costs()
+        assert costs.run_form is not None
+        self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
+        self.library = Library(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
+        self.memory = Memory(
+            self.library, store=self.store, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec
+        )
+        weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
+        self.scheduler = Scheduler(
+            replace(SETTINGS, **settings),
+            weights,
+            budget_bytes=budget_tokens or 1 << 20,
+            context_tokens=CONTEXT_TOKENS,
+            mixes_chunks=runner.mixes_chunks,
+        )
+
+    def serve(self, script: Iterable[Sequence[Command]]) -> ScriptInbox:
+        """Run the script to its end; the worker is gone then, with its store closed."""
+        inbox = ScriptInbox(script)
+        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory)
+        loop.run()
+        inbox.check_protocol()
+        loop.check_invariants()
+        self.library.check_invariants()
+        assert not inbox.open_requests()
+        assert self.engine.statistics().sequences == 0
+        return inbox
+
+
+def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
+    """A script in which each request comes when those before it have long ended."""
+    script: list[Sequence[Command]] = []
+    for request in requests:
+        script += [[request], *[[]] * 40]
+    return script
