@@ -1,40 +1,36 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, BlockMissing, StoreRefused
+from holdfast.store.block import BadBlock, Block, BlockMissing, StoreRefused
 from holdfast.store.budget import StoreLimits
-from holdfast.store.io_thread import Clocks
 from holdfast.store.keys import fingerprint_id
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.store.clock import MovedClock
 
 CHAIN = make_chain(6)
-
-
-class TestClock:
-    """The real time, moved."""
-
-    __test__ = False
-
-    def __init__(self) -> None:
-        self.moved_seconds = 0.0
-
-    def clocks(self) -> Clocks:
-        return Clocks(
-            wall=lambda: time.time() + self.moved_seconds, steady=lambda: time.monotonic() + self.moved_seconds
-        )  # fmt: skip
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[BlockStore]:
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as opened:
         yield opened
+
+
+@contextmanager
+def busy(store: BlockStore) -> Iterator[None]:
+    """Keep the thread that writes from doing anything."""
+    go_on = threading.Event()
+    store._mailbox.send(lambda: go_on.wait() and None)
+    yield
+    go_on.set()
 
 
 def path_of(store_path: Path, key: bytes, fingerprint: str = FINGERPRINT) -> Path:
@@ -65,10 +61,12 @@ def test_another_store_finds_everything_parents_first(store: BlockStore, tmp_pat
 
 
 def test_put_does_not_wait_for_the_disk(store: BlockStore) -> None:
-    with store._folder.exclusive():  # the thread of the store cannot even open its index
+    with busy(store):
         for block in CHAIN:
             store.put(block)
         assert store.statistics().queued_blocks == len(CHAIN)
+        assert store.flush(timeout_seconds=0.0) is False
+        assert store.read(CHAIN[0].key).result() is CHAIN[0]
     assert store.flush()
 
 
@@ -149,17 +147,13 @@ def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, t
 
 def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStore) -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        store.put(make_block([1], part_bytes=()).__class__(**{**fields(CHAIN[0]), "parts": (memoryview(b"abcd")[::2],)}))
+        store.put(replace(CHAIN[0], parts=(memoryview(b"abcd")[::2],)))
     store.put(CHAIN[0])
     assert store.flush()
 
 
-def fields(block: object) -> dict[str, object]:
-    return {name: getattr(block, name) for name in block.__dataclass_fields__}  # type: ignore[attr-defined]
-
-
 def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
-    clock = TestClock()
+    clock = MovedClock()
     limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)  # five blocks of 1,4xx bytes
     branches = [make_block([number], part_bytes=(1000,)) for number in range(20)]
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
@@ -184,12 +178,12 @@ def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -
 
 
 def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path: Path) -> None:
-    clock = TestClock()
+    clock = MovedClock()
     limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
     chain = make_chain(2, part_bytes=(1000,))
     others = [make_block([number], part_bytes=(1000,)) for number in range(100, 120)]
 
-    def fill(blocks: list) -> set[bytes]:  # type: ignore[type-arg]
+    def fill(blocks: list[Block]) -> set[bytes]:
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
             for block in blocks:
                 clock.moved_seconds += 1
@@ -217,7 +211,7 @@ def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(t
 
 
 def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_path: Path) -> None:
-    clock = TestClock()
+    clock = MovedClock()
     limits = StoreLimits(daily_write_bytes=4 * 1500)
     blocks = [make_block([number], part_bytes=(1000,)) for number in range(10)]
     for half in (blocks[:3], blocks[3:]):
@@ -237,7 +231,7 @@ def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_pat
 
 def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=StoreLimits(queue_blocks=2)) as store:
-        with store._folder.exclusive():
+        with busy(store):
             for block in CHAIN:
                 store.put(block)
             assert store.statistics().dropped_queue_full == len(CHAIN) - 2

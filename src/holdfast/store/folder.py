@@ -13,6 +13,7 @@ Nothing outside is touched: names are built here only, links are not followed, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -125,7 +126,7 @@ class StoreFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._parent_device = parent.stat().st_dev
         elif parent.stat().st_dev != self._parent_device:
-            raise FolderMoved(f"the volume of {self.path} is not mounted")
+            raise FolderMoved(errno.ENODEV, "its volume is not mounted", str(self.path))
         else:
             self.path.mkdir(mode=0o700, exist_ok=True)
 
@@ -136,13 +137,15 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer."""
+        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer; without a marker, too."""
+        if not self.exists:
+            raise FileNotFoundError(errno.ENOENT, "the folder of the store is gone", str(self.path))
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             deadline = time.monotonic() + wait_seconds
             while not _locked(lock):
                 if time.monotonic() > deadline:
-                    raise FolderBusy(f"{self.path} is locked by another process")
+                    raise FolderBusy(errno.EBUSY, "locked by another process", str(self.path))
                 time.sleep(_LOCK_POLL_SECONDS)
             yield
         finally:

@@ -115,6 +115,7 @@ class BlockIndex:
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; files make up for a power cut
+        self._database.execute("PRAGMA journal_size_limit = 4194304")
         with self._writing():
             (version,) = self._database.execute("PRAGMA user_version").fetchone()
             if version == 0:

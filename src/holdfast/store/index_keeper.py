@@ -7,6 +7,7 @@ it closes it, so a new file of an old name would lose its log to a process that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -23,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 3
 # Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT, IOERR, FULL, CANTOPEN.
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
+_FULL = 13
 
 Result = TypeVar("Result")
 
@@ -59,7 +61,7 @@ class IndexKeeper:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store is damaged (%s); it is made anew from the files", error)
                 self._drop_damaged(index)
-        raise IndexUnavailable("the index is damaged again and again")
+        raise IndexUnavailable(errno.EIO, "the index is damaged again and again")
 
     def open_in_memory(self) -> None:
         """Use an index in memory, filled from the files as far as they can be read: for folders that cannot be written."""
@@ -142,7 +144,8 @@ def _made(path: Path) -> BlockIndex:
         return BlockIndex(path)
     except DAMAGE_SIGNS as error:
         remove_index(path)
-        raise IndexUnavailable(str(error)) from error
+        _raise_if_no_damage(error)
+        raise IndexUnavailable(errno.EIO, f"the index: {error}") from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -158,4 +161,4 @@ def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
         raise error
     code = getattr(error, "sqlite_errorcode", 11) & 0xFF
     if code in _NOT_DAMAGE and not isinstance(error, IndexDamaged):
-        raise IndexUnavailable(str(error)) from error
+        raise IndexUnavailable(errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}") from error

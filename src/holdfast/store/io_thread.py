@@ -15,6 +15,7 @@ from holdfast.store.block_file import EncodedBlock, encode_block
 from holdfast.store.budget import UNLIMITED, Eviction, StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder
 from holdfast.store.group import WriteGroup
+from holdfast.store.index import IndexRow
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
@@ -28,6 +29,7 @@ GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or this large
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
+_LEAST_EVICTED_BYTES = 256 << 10  # room for the index as well
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -179,12 +181,22 @@ class IoThread:
     def _add_to_group(self, block: Block, encoded: EncodedBlock, now: float) -> None:
         if not self._group.blocks:
             self._group_began = self._clocks.steady()
+        self._with_room(lambda: self._group.write(block, encoded, now=now), self._group, block)
+
+    def _with_room(self, work: Callable[[], None], group: WriteGroup, *blocks: Block) -> None:
+        """Do something that takes space; if there is none, evict and try once more. The blocks' parents stay."""
         try:
-            self._group.write(block, encoded, now=now)
+            work()
         except OSError as error:
-            if error.errno not in _NO_SPACE or not self._evict(2 * encoded.file_bytes, for_block=block):
+            if error.errno not in _NO_SPACE:
                 raise
-            self._group.write(block, encoded, now=now)
+            parents = {block.parent_key for block in (*group.blocks, *self._group.blocks, *blocks)}
+            wanted_bytes = _LEAST_EVICTED_BYTES + sum(2 * block.nbytes for block in blocks)
+            eviction = self._upkeep.evict(wanted_bytes, in_use=parents)
+            if not eviction.keys:
+                raise
+            self._count_evicted(eviction)
+            work()
 
     def _over_daily_budget(self, file_bytes: int) -> bool:
         if self._limits.daily_write_bytes == UNLIMITED:
@@ -205,17 +217,10 @@ class IoThread:
         if not self._upkeep.shortage_bytes(wanted):
             return True
         self._note_use()  # what was used a moment ago shall not be evicted
-        eviction = self._upkeep.make_room(wanted, in_use=self._in_use(block))
+        parents = {other.parent_key for other in (block, *self._group.blocks)}
+        eviction = self._upkeep.make_room(wanted, in_use=parents)
         self._count_evicted(eviction)
         return not self._upkeep.shortage_bytes(wanted)
-
-    def _in_use(self, block: Block) -> set[BlockKey]:
-        return {block.parent_key, *(other.parent_key for other in self._group.blocks)}
-
-    def _evict(self, excess_bytes: int, *, for_block: Block) -> bool:
-        eviction = self._upkeep.evict(excess_bytes, in_use=self._in_use(for_block))
-        self._count_evicted(eviction)
-        return bool(eviction.keys)
 
     def _count_evicted(self, eviction: Eviction) -> None:
         self.counters.evicted_blocks += len(eviction.keys)
@@ -237,11 +242,14 @@ class IoThread:
         self._mailbox.release(keys, stored=True)
         began = time.perf_counter()
         try:
-            self._keeper.use(lambda index: index.add(rows, written_bytes=group.file_bytes, day=self._day()))
+            self._with_room(lambda: self._add_rows(rows, group.file_bytes), group)
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
             self._pause(error)
         self.counters.index_seconds += time.perf_counter() - began
+
+    def _add_rows(self, rows: list[IndexRow], written_bytes: int) -> None:
+        self._keeper.use(lambda index: index.add(rows, written_bytes=written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
         while self._group.file_bytes < GROUP_BYTES and self._retry_at is None:
@@ -253,10 +261,7 @@ class IoThread:
     def _note_use(self) -> None:
         used, self._used = self._used, {}
         if used and self._retry_at is None:
-            try:
-                self._keeper.use(lambda index: index.touch(used))
-            except OSError as error:
-                self._pause(error)
+            self._on_index("note what was used", lambda: self._keeper.use(lambda index: index.touch(used)))
 
     def _refresh_counts(self) -> None:
         damaged, gone = self._upkeep.settle_differences()

@@ -1,0 +1,223 @@
+"""A folder that cannot be written costs nobody anything but the blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.block import BlockMissing
+from holdfast.store.budget import StoreLimits
+from holdfast.store.io_thread import RETRY_SECONDS
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.store.clock import MovedClock
+from tests.store.volumes import read_only, small_volume
+
+CHAIN = make_chain(6)
+NO_SPARE = StoreLimits(volume_percent=100, spare_bytes=0)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def put_all(store: BlockStore) -> bool:
+    for block in CHAIN:
+        store.put(block)
+    return store.flush()
+
+
+def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MovedClock()
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        assert put_all(store)
+        shutil.rmtree(tmp_path / "s")
+        with pytest.raises(BlockMissing):
+            store.read(CHAIN[0].key).result()
+        for _ in range(3):
+            assert not put_all(store)
+        assert store.entries() == ()
+        store.touch([CHAIN[0].key])
+        store.pin([CHAIN[0].key])
+        store.prune()
+        assert store.statistics().mode == "memory-only"
+        assert not (tmp_path / "s").exists()
+        assert len(warnings_of(caplog)) == 1
+        clock.moved_seconds += RETRY_SECONDS + 1
+        assert put_all(store)
+        assert store.statistics().mode == "writing"
+        assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
+        assert len(store.entries()) == len(CHAIN)
+        assert len(warnings_of(caplog)) == 1
+        assert store.statistics().outages == 1
+        store.check_invariants()
+
+
+def test_the_index_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        for number, block in enumerate(CHAIN):
+            store.put(block)
+            store.flush()
+            if number % 2:
+                shutil.rmtree(tmp_path / "s" / "index")
+        assert len(store.entries()) == len(CHAIN)
+        assert store.statistics().blocks == len(CHAIN)
+        assert store.statistics().rebuilt_indexes == 3
+        assert store.statistics().dropped_blocks == 0
+        store.check_invariants()
+
+
+@pytest.mark.parametrize("name", ["blocks", "incoming", "quarantine"])
+def test_inner_folders_may_be_deleted_at_any_time(tmp_path: Path, name: str) -> None:
+    clock = MovedClock()
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        assert put_all(store)
+        shutil.rmtree(tmp_path / "s" / name)
+        store.put(make_block([77]))
+        store.flush()
+        clock.moved_seconds += RETRY_SECONDS + 1
+        store.put(make_block([78]))
+        assert store.flush()
+        assert bytes_of(store.read(make_block([78]).key).result()) == make_block([78])
+        assert put_all(store)
+        assert {entry.key for entry in store.entries()} >= {block.key for block in CHAIN}
+        store.check_invariants()
+
+
+def test_a_read_only_store_is_read_but_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        put_all(store)
+    with read_only(tmp_path / "s"), BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        assert [entry.key for entry in store.entries()] == [block.key for block in CHAIN]
+        assert bytes_of(store.read(CHAIN[3].key).result()) == CHAIN[3]
+        store.put(make_block([50]))
+        store.remove([CHAIN[0].key])
+        store.touch([CHAIN[0].key])
+        assert store.flush() is False
+        assert store.statistics().dropped_memory_only == 1
+        assert len(warnings_of(caplog)) == 1
+
+
+def test_a_store_that_becomes_read_only_and_writable_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MovedClock()
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        store.put(CHAIN[0])
+        assert store.flush()
+        with read_only(tmp_path / "s"):
+            assert not put_all(store)
+            assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
+        clock.moved_seconds += RETRY_SECONDS + 1
+        assert put_all(store)
+        assert len(store.entries()) == len(CHAIN)
+        assert len(warnings_of(caplog)) == 1
+
+
+def test_a_place_that_cannot_be_made_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with BlockStore(tmp_path / "file" / "s", fingerprint=FINGERPRINT) as store:
+        assert not put_all(store)
+        assert store.entries() == ()
+        with pytest.raises(BlockMissing):
+            store.read(CHAIN[0].key).result()
+        assert len(warnings_of(caplog)) == 1
+
+
+def test_a_folder_that_somebody_else_filled_meanwhile_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MovedClock()
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, clocks=clock.clocks()) as store:
+        put_all(store)
+        shutil.rmtree(tmp_path / "s")
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / "thesis.tex").write_text("mine")
+        clock.moved_seconds += RETRY_SECONDS + 1
+        assert not put_all(store)
+        clock.moved_seconds += RETRY_SECONDS + 1
+        assert not put_all(store)
+        assert {path.name for path in (tmp_path / "s").iterdir()} <= {"thesis.tex", "lock"}
+
+
+def test_a_small_volume_is_filled_and_then_old_blocks_give_way(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocks = [make_block([number], part_bytes=(500_000,)) for number in range(100)]
+    with (
+        small_volume(tmp_path / "v", size_bytes=16 << 20) as volume,
+        BlockStore(volume / "s", fingerprint=FINGERPRINT, limits=NO_SPARE) as store,
+    ):
+        for block in blocks:
+            store.put(block)
+            store.flush()
+        statistics = store.statistics()
+        kept = {entry.key for entry in store.entries()}
+        assert statistics.mode == "writing"
+        assert statistics.dropped_blocks == 0
+        assert statistics.evicted_blocks > 60
+        assert blocks[-1].key in kept
+        assert all(bytes_of(store.read(key).result()).key == key for key in kept)
+        store.check_invariants()
+
+
+def test_a_volume_that_others_fill_up_makes_the_store_pause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MovedClock()
+    big = [make_block([number], part_bytes=(200_000,)) for number in range(20)]
+    with (
+        small_volume(tmp_path / "v", size_bytes=2 << 20) as volume,
+        BlockStore(volume / "s", fingerprint=FINGERPRINT, limits=NO_SPARE, clocks=clock.clocks()) as store,
+    ):
+        assert store.flush()
+        fill(volume / "ballast")
+        for block in big:
+            store.put(block)
+        store.flush()
+        assert store.statistics().written_blocks == 0
+        assert store.statistics().dropped_blocks == len(big)
+        assert len(warnings_of(caplog)) <= 1
+        (volume / "ballast").unlink()
+        clock.moved_seconds += RETRY_SECONDS + 1
+        store.put(big[0])
+        assert store.flush()
+        assert bytes_of(store.read(big[0].key).result()) == big[0]
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as ballast:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    ballast.write(bytes(size))
+            except OSError:
+                continue
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, make_block
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+small, large = make_block([1]), make_block([2], part_bytes=(600_000,))
+with BlockStore(Path(sys.argv[1]), fingerprint=FINGERPRINT) as store:
+    store.put(small)
+    assert store.flush()
+    store.put(large)
+    assert not store.flush()
+    assert store.statistics().mode == "memory-only", store.statistics()
+    assert store.read(small.key).result().token_ids == (1,)
+print("unharmed")
+"""
+
+
+def test_a_limit_on_the_size_of_files_harms_nobody(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path / "s")],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
+    )  # fmt: skip
+    assert done.stdout == "unharmed\n", done.stderr
+    assert list((tmp_path / "s" / "incoming").iterdir()) == []
