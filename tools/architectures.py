@@ -11,15 +11,14 @@ from holdfast.models import mlx_lm_import
 
 mlx_lm_import.prepare()  # the seam has to be in place before a model module is imported
 
-from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
-
 from holdfast.engine.probe import Trial, choose_layout, trial_of_each_layout  # noqa: E402
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE, make_tiny  # noqa: E402
 
 HEADER = """# Layouts of architectures
 
-Made by `make architectures` with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (fp32, CPU). The number is the largest error of
-any logit, relative to what one changed token of the context does to the logits; a layout is right up to 1e-3. The probe takes the
-first right one from left to right; it runs on every model at load, so that a model that is not in this table is served rightly too.
+Made by `make architectures` with mlx {mlx} and mlx-lm {mlx_lm} on tiny random models (fp32, CPU). The number is the largest error
+of any logit, relative to what one changed token of the context does to the logits; a layout is right up to 1e-3. The probe takes
+the first right one from left to right; it runs on every model at load, so that a model that is not in this table is right too.
 
 | architecture | layout | rows | split, seam | split, gathered | split, gathered, grouped masks | solo |
 |---|---|---|---|---|---|---|

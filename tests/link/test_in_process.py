@@ -21,7 +21,13 @@ ENDLESS = 900_000
 def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
     order = fake_order(behaviour)
     assignment = Assignment(
-        folder=order.folder, endpoint="", parent_pid=0, model=order.model, scheduler=order.scheduler, store=order.store, log=order.log
+        folder=order.folder,
+        endpoint="",
+        parent_pid=0,
+        model=order.model,
+        scheduler=order.scheduler,
+        store=order.store,
+        log=order.log,
     )
     return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress))
 
