@@ -137,7 +137,8 @@ def _compare_answers(result: CaseResult, stage: Stage) -> None:
         pairs = list(zip(first.rounds, other.rounds, strict=False))
         expected = [answer for ours, theirs in pairs for answer, _ in zip(ours.answers, theirs.answers, strict=False)]
         got = [answer for ours, theirs in pairs for _, answer in zip(ours.answers, theirs.answers, strict=False)]
-        different = next(((a, b) for a, b in zip(expected, got, strict=False) if a != b), None)
+        cut = stage.prompts.tokens
+        different = next(((a, b) for a, b in zip(expected, got, strict=False) if cut(a) != cut(b)), None)
         if different is not None:
             other.notes.append(f"first answer that differs: {different[0][:_EXCERPT]!r} against {different[1][:_EXCERPT]!r}")
-        other.agreement = agreement(expected, got, cut=stage.prompts.tokens)
+        other.agreement = agreement(expected, got, cut=cut)

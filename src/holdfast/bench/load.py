@@ -24,6 +24,7 @@ class Target:
     model: str
     api_key: str = ""
     timeout_seconds: float = 600.0
+    goes_on: bool = False  # past what ends an answer, on servers that know `ignore_eos`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,10 @@ class Ask:
     after_seconds: float = 0.0
     streamed: bool = True
 
-    def body(self, model: str) -> dict[str, Any]:
+    def body(self, target: Target) -> dict[str, Any]:
         """As JSON fields."""
         body: dict[str, Any] = {
-            "model": model,
+            "model": target.model,
             "messages": list(self.messages),
             "max_tokens": self.max_tokens,
             "temperature": 0.0,
@@ -46,6 +47,8 @@ class Ask:
         }
         if self.streamed:
             body["stream_options"] = {"include_usage": True}
+        if target.goes_on:
+            body["ignore_eos"] = True
         return body
 
 
@@ -93,7 +96,7 @@ class Client:
         target = self.target
         return Call(
             url=f"{target.base_url}/v1/chat/completions",
-            body=ask.body(target.model),
+            body=ask.body(target),
             api_key=target.api_key,
             timeout_seconds=target.timeout_seconds,
         )

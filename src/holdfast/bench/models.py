@@ -40,6 +40,11 @@ class BenchModel:
     name: str
     folder: Path
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether its answers are to go on past what usually ends them."""
+        return self.name.endswith(ENDLESS)
+
 
 def _plain(hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, intermediate: int) -> dict[str, Any]:
     return {
@@ -127,7 +132,8 @@ def ensure_model(name: str) -> BenchModel:
 
     `…-endless` after the name or path of a model that has learnt to end its answers: a copy with another end token, for scenarios
     that need answers of a given length. Its weights are float32, which is what Holdfast computes in on a CPU: a peer that takes
-    weights as they come then computes the same, and the answers can be compared.
+    weights as they come then computes the same, and the answers can be compared. Servers that find the end of a turn in the chat
+    template are told to go on by `ignore_eos`.
     """
     if name.endswith(ENDLESS):
         return _endless(ensure_model(name.removesuffix(ENDLESS)))

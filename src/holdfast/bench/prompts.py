@@ -22,6 +22,7 @@ class PromptMaker:
     def __init__(self, folder: Path | None) -> None:
         file = folder / "tokenizer.json" if folder is not None else None
         self._tokenizer = Tokenizer.from_file(str(file)) if file is not None and file.exists() else None
+        self._marks = [] if self._tokenizer is None else _marks_of(self._tokenizer)
         sample = text_of(_SAMPLE_WORDS, seed="sample")
         self._tokens_per_word = len(self.tokens(sample)) / _SAMPLE_WORDS if self._tokenizer else _TOKENS_PER_WORD
 
@@ -31,7 +32,7 @@ class PromptMaker:
         text = text_of(count, seed=seed)
         if self._tokenizer is None:
             return " ".join(text.split()[: max(1, round(tokens / self._tokens_per_word))])
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        offsets = self._tokenizer.encode(text, add_marks_of=False).offsets
         if len(offsets) <= tokens:
             return text
         cut = text.rfind(" ", 0, max(1, offsets[tokens][0] + 1))
@@ -41,4 +42,10 @@ class PromptMaker:
         """The text cut into tokens; into words and marks when there is no tokenizer."""
         if self._tokenizer is None:
             return re.findall(r"\w+|\W", text)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
+        for mark in self._marks:  # ends of turns, calls, thoughts: some servers show them, others do not
+            text = text.replace(mark, "")
+        return list(self._tokenizer.encode(text, add_marks_of=False).tokens)
+
+
+def _marks_of(tokenizer: Tokenizer) -> list[str]:
+    return [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.content]

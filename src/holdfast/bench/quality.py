@@ -23,7 +23,7 @@ def agreement(expected: Sequence[str], got: Sequence[str], *, cut: Cut) -> Agree
         wanted_tokens, given_tokens = cut(f" {wanted}"), cut(f" {given}")
         tokens += max(len(wanted_tokens), len(given_tokens))
         agreeing += common_prefix(wanted_tokens, given_tokens)
-        equal += wanted == given
+        equal += wanted_tokens == given_tokens
     return Agreement(answers=min(len(expected), len(got)), equal_answers=equal, tokens=tokens, agreeing_tokens=agreeing)
 
 

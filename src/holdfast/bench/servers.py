@@ -90,7 +90,13 @@ class ServerStarter:
         deadline = began + self._start_seconds
         model_id = await self._model_id(contender, url, process, deadline)
         listening = time.perf_counter() - began
-        target = Target(base_url=url, model=model_id, api_key=contender.api_key, timeout_seconds=self._request_seconds)
+        target = Target(
+            base_url=url,
+            model=model_id,
+            api_key=contender.api_key,
+            timeout_seconds=self._request_seconds,
+            goes_on=self._model.is_endless,
+        )
         server = RunningServer(contender=contender, target=target, store=store, process=process, listening_seconds=listening)
         while True:
             self._check(contender, process, deadline)
