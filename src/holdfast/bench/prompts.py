@@ -32,7 +32,7 @@ class PromptMaker:
         text = text_of(count, seed=seed)
         if self._tokenizer is None:
             return " ".join(text.split()[: max(1, round(tokens / self._tokens_per_word))])
-        offsets = self._tokenizer.encode(text, add_marks_of=False).offsets
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= tokens:
             return text
         cut = text.rfind(" ", 0, max(1, offsets[tokens][0] + 1))
@@ -44,7 +44,7 @@ class PromptMaker:
             return re.findall(r"\w+|\W", text)
         for mark in self._marks:  # ends of turns, calls, thoughts: some servers show them, others do not
             text = text.replace(mark, "")
-        return list(self._tokenizer.encode(text, add_marks_of=False).tokens)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
 
 
 def _marks_of(tokenizer: Tokenizer) -> list[str]:
