@@ -112,7 +112,7 @@ class FinishReason(enum.Enum):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token and its most likely rivals: natural, after bias and penalties, before temperature and truncation."""
+    """Log-probability of a token and its likeliest rivals: natural, after bias and penalties, before temperature."""
 
     token_id: int
     logprob: float
