@@ -17,7 +17,7 @@ from holdfast.bench.process_tree import TreeUse, end_tree, folder_bytes, tree_us
 from holdfast.bench.wire import ServerUnreachable, get_json
 from holdfast.errors import HoldfastError
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.04
 _END_SECONDS = 10.0
 _LOG_LINES_SHOWN = 5
 
