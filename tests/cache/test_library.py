@@ -48,6 +48,7 @@ def test_what_was_read_is_planned_to_the_token_and_the_rest_is_explained() -> No
     diverging = plan(memory, [1, 2, 3, 4, 5, 9, 9])
     assert (diverging.tokens, diverging.shortfall) == (5, Diverged(5, expected=6, found=9))
     assert [piece.tokens for piece in diverging.pieces] == [4, 1]
+    assert [piece.tokens for piece in plan(memory, CHAIN, limit=6).pieces] == [4, 2]
     limited = plan(memory, CHAIN, limit=4)
     assert (limited.tokens, limited.shortfall, limited.keys) == (4, None, (first.key,))
 
@@ -207,6 +208,33 @@ def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
     assert memory.residence(first.key) is Residence.BOTH
     assert memory.unsaved() == ()
     assert memory.residence(second.key) is Residence.BOTH
+    memory.check_invariants()
+
+
+def test_what_the_disk_failed_to_take_may_be_evicted_unless_something_behind_it_is_held() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read(memory, CHAIN, disk=disk)
+    memory.disk_changed(lost=disk.drop([first.key]).lost)
+    memory.disk_changed(stored=disk.write().stored)
+    assert (memory.residence(first.key), memory.residence(second.key)) == (Residence.RAM, Residence.DISK)
+    with memory.hold([second.key]):
+        read(memory, [9], disk=disk)
+        assert plan(memory, CHAIN).tokens == 8
+    read(memory, [8], disk=disk)
+    assert plan(memory, CHAIN).shortfall == Lost(0, 8, LossCause.EVICTED)
+    assert second.key not in disk.kept
+
+
+def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    assert memory.unreadable([first.key, b"unknown"]) == ()
+    assert (memory.residence(first.key), first.key in disk.kept) == (Residence.RAM, False)
+    assert memory.unreadable([second.key]) == (second.key,)
+    assert plan(memory, CHAIN).shortfall == Lost(4, 4, LossCause.UNREADABLE)
     memory.check_invariants()
 
 

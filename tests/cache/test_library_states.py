@@ -35,13 +35,17 @@ class Given:
 
 
 class LibraryStates(RuleBasedStateMachine):
-    @initialize(budget=st.integers(0, 40), has_disk=st.booleans())
-    def start(self, budget: int, has_disk: bool) -> None:
+    @initialize(
+        budget=st.sampled_from([0, 9, 16, 30, 1000]), has_disk=st.booleans(), chains=st.lists(chains, min_size=1, max_size=5)
+    )
+    def start(self, budget: int, has_disk: bool, chains: list[list[int]]) -> None:
         self.budget = budget
         self.disk = FakeDisk() if has_disk else None
         self.given: dict[BlockKey, Given] = {}
         self.holds: list[tuple[Hold, dict[BlockKey, bool]]] = []
         self.begin()
+        for chain in chains:
+            self.read(chain, "", 4)
 
     def begin(self) -> None:
         self.library = Library(fingerprint="model", ram_budget_bytes=self.budget, disk=self.disk)
@@ -214,9 +218,10 @@ class LibraryStates(RuleBasedStateMachine):
         known = {key for key in self.given if self.library.residence(key) is not None}
         assert known == {key for key in self.given if self.is_alive(key)}
         assert known == self.reachable().keys()
-        if not self.holds and (self.disk is None or not self.disk.queued):
-            assert self.library.statistics().ram.held == 0
+        if not self.holds:
+            saving = self.disk.queued if self.disk is not None else {}
+            assert self.library.statistics().ram.held == sum(self.library.payload(key) is not None for key in saving)
 
 
-LibraryStates.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+LibraryStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestLibraryStates = LibraryStates.TestCase

@@ -17,6 +17,11 @@ def test_lost_blocks_are_followed_as_far_as_the_tokens_are_the_same() -> None:
     lose(losses, b"b", b"a", 2, [9, 9])
     lose(losses, b"c", b"a", 3, [4])
     root = Place(b"root", 0, 0)
+    losses.block_lost(
+        b"d", Standing(Place(b"root", 0, 0), pack_tokens([7, 7]), 5), cause=LossCause.EVICTED
+    )  # 3 more are elsewhere
+    lose(losses, b"e", b"d", 4, [8])
+    assert losses.behind(root, pack_tokens([7, 8])) == Lost(0, 2, LossCause.EVICTED)
     assert losses.behind(root, pack_tokens([1, 2, 3, 4, 5])) == Lost(0, 4, LossCause.UNREADABLE)
     assert losses.behind(root, pack_tokens([1, 2, 9, 9])) == Lost(0, 4, LossCause.UNREADABLE)
     assert losses.behind(root, pack_tokens([1, 2, 8])) == Lost(0, 2, LossCause.UNREADABLE)

@@ -32,6 +32,7 @@ class TreeStates(RuleBasedStateMachine):
         self.chains: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
         self.states: dict[BlockKey, tuple[BlockKey, tuple[int, ...]]] = {}
         self.blocks: dict[BlockKey, tuple[int, ...]] = {}
+        self.foreign: list[tuple[BlockKey, BlockKey, int, tuple[int, ...]]] = []  # key, root, start, chain up to the end
 
     def stored_tokens(self, root: BlockKey, chain: tuple[int, ...]) -> int:
         return max((shared_tokens(chain, other) for where, other in self.chains.values() if where == root), default=0)
@@ -60,6 +61,24 @@ class TreeStates(RuleBasedStateMachine):
                 self.chains[key] = (root, tuple(chain[:end]))
                 self.blocks[key] = tuple(run)
             parent, parent_tokens = key, len(run)
+            self.foreign.append((key, root, begin, tuple(chain[:end])))
+
+    @precondition(lambda self: self.foreign)
+    @rule(pick=picks, cut=picks, run=st.lists(st.integers(0, 2), min_size=1, max_size=5))
+    def take_in_a_branch_of_another_process(self, pick: int, cut: int, run: list[int]) -> None:
+        parent, root, start, chain = self.foreign[pick % len(self.foreign)]
+        if parent not in self.tree:
+            return
+        parent_tokens = 1 + cut % (len(chain) - start)
+        begin = start + parent_tokens
+        chain = (*chain[:begin], *run)
+        key = child_key(parent, parent_tokens, run, "kv")
+        is_stored = self.stored_tokens(root, chain) == len(chain)
+        insertion = self.tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
+        assert (insertion is Insertion.NEW) == (not is_stored)
+        self.foreign.append((key, root, begin, chain))
+        if not is_stored:
+            self.chains[key], self.blocks[key] = (root, chain), tuple(run)
 
     @precondition(lambda self: self.chains)
     @rule(pick=picks, cut=st.integers(1, 14))
@@ -135,5 +154,5 @@ class TreeStates(RuleBasedStateMachine):
         assert self.tree.tokens == len(stored)
 
 
-TreeStates.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TreeStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestTreeStates = TreeStates.TestCase
