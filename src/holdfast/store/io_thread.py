@@ -243,6 +243,8 @@ class IoThread:
         began = time.perf_counter()
         try:
             self._with_room(lambda: self._add_rows(rows, group.file_bytes), group)
+            parents = {block.parent_key for block in self._group.blocks}
+            self._count_evicted(self._upkeep.make_room(0, in_use=parents))  # other processes may have written, too
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
             self._pause(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -14,10 +15,11 @@ _OTHER = re.compile(r"[^a-z0-9]+")
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
-    """Move a damaged file into the quarantine folder, under a name that says why. Raises OSError."""
+    """Move a damaged file, if it is still there, into the quarantine folder, under a name that says why. Raises OSError."""
     reason = _OTHER.sub("-", bad.reason.lower()).strip("-")[:40]
     folder.mkdir(mode=0o700, exist_ok=True)
-    os.replace(path, folder / f"{time.time_ns():020d}.{bad.key.hex()}.{reason}{SUFFIX}")
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(path, folder / f"{time.time_ns():020d}.{bad.key.hex()}.{reason}{SUFFIX}")
 
 
 def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:

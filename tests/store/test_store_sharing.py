@@ -1,0 +1,103 @@
+"""Several processes, one folder."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from holdfast.store.block import BadBlock, BlockMissing
+from holdfast.store.budget import StoreLimits
+from holdfast.store.inspect import clear_store, summarize_store, verify_store
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, bytes_of, is_right, make_chain
+from tests.store.writers import start_writer
+
+
+def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    # two write the same chain, one another
+    writers = [start_writer(folder, "--first", first, "--count", "60", "--part-bytes", "2000") for first in ("0", "0", "5000")]
+    outputs = [writer.communicate(timeout=60)[0] for writer in writers]
+    assert all(output.endswith(b"done\n") for output in outputs)
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    with BlockStore(folder, fingerprint=FINGERPRINT) as store:
+        entries = store.entries()
+        assert len(entries) == 120
+        assert all(is_right(store.read(entry.key).result()) for entry in entries)
+        assert store.statistics().bad_blocks == 0
+        store.check_invariants()
+    assert list((folder / "incoming").iterdir()) == []
+
+
+def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
+    folder, budget = tmp_path / "s", 300_000
+    words = ("--count", "80", "--part-bytes", "9000", "--budget-bytes", str(budget))
+    writers = [start_writer(folder, "--first", first, *words) for first in ("0", "5000")]
+    with BlockStore(folder, fingerprint=FINGERPRINT) as reader:
+        while any(writer.poll() is None for writer in writers):
+            for entry in reader.entries()[-5:]:
+                try:
+                    assert is_right(reader.read(entry.key).result())
+                except BlockMissing:
+                    continue  # evicted by a writer since it was listed
+                except BadBlock as bad:
+                    raise AssertionError(bad) from bad
+        assert all(writer.communicate()[0].endswith(b"done\n") for writer in writers)
+    summary = summarize_store(folder, limits=StoreLimits(budget_bytes=budget))
+    assert 100_000 < summary.file_bytes <= budget
+    assert verify_store(folder).bad == ()
+
+
+def test_what_one_store_writes_the_other_lists_and_reads(tmp_path: Path) -> None:
+    chain = make_chain(4)
+    with BlockStore(tmp_path, fingerprint=FINGERPRINT) as first, BlockStore(tmp_path, fingerprint=FINGERPRINT) as second:
+        for block in chain:
+            first.put(block)
+        first.flush()
+        assert [entry.key for entry in second.entries()] == [block.key for block in chain]
+        assert bytes_of(second.read(chain[3].key).result()) == chain[3]
+        for block in chain:
+            second.put(block)
+        second.flush()
+        assert second.statistics().duplicate_blocks == 4
+        second.remove([chain[3].key])
+        second.flush()
+        assert len(first.entries()) == 3
+
+
+def test_many_threads_may_use_one_store(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, fingerprint=FINGERPRINT) as store, ThreadPoolExecutor(6) as pool:
+
+        def work(number: int) -> None:
+            chain = make_chain(10, first=number * 1000)
+            for block in chain:
+                store.put(block)
+                store.touch([block.key])
+                assert bytes_of(store.read(block.key).result()) == block
+            store.flush()
+            store.remove([chain[-1].key])
+            store.statistics()
+
+        list(pool.map(work, range(12)))
+        store.flush()
+        assert len(store.entries()) == 12 * 9
+        store.check_invariants()
+
+
+def test_a_command_may_clear_the_folder_beneath_a_store(tmp_path: Path) -> None:
+    chain = make_chain(4)
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
+        for block in chain:
+            store.put(block)
+        store.flush()
+        clear_store(tmp_path / "s")
+        assert store.entries() == ()
+        for block in chain:
+            store.put(block)
+        store.flush()
+        assert len(store.entries()) == 4
+        shutil.rmtree(tmp_path / "s" / "index")
+        summarize_store(tmp_path / "s", limits=StoreLimits())
+        assert len(store.entries()) == 4
+        store.check_invariants()

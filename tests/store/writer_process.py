@@ -1,0 +1,45 @@
+"""A process that puts blocks into a store and says so, until it is killed or has put enough. Started by tests."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from holdfast.store.block import Block
+from holdfast.store.budget import StoreLimits
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, make_block
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--part-bytes", type=int, default=30_000)
+    parser.add_argument("--pause-seconds", type=float, default=0.001)
+    parser.add_argument("--budget-bytes", type=int, default=1 << 40)
+    wanted = parser.parse_args()
+    limits = StoreLimits(budget_bytes=wanted.budget_bytes, volume_percent=100.0, spare_bytes=0)
+    after: Block | None = None
+    with BlockStore(wanted.folder, fingerprint=FINGERPRINT, limits=limits) as store:
+        for number in range(wanted.first, wanted.first + wanted.count):
+            after = make_block([number], after=after, part_bytes=(wanted.part_bytes,))
+            store.put(after)
+            tell("put", after.key)
+            for key in store.changes().stored:
+                tell("stored", key)
+            time.sleep(wanted.pause_seconds)
+        assert store.flush()
+        store.check_invariants()
+    os.write(1, b"done\n")
+
+
+def tell(what: str, key: bytes) -> None:
+    os.write(1, f"{what} {key.hex()} {time.monotonic()}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

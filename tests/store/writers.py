@@ -1,0 +1,48 @@
+"""Starts writer processes and understands what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_writer(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.store.writer_process", str(folder), *words],
+        stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+
+
+@dataclass
+class Told:
+    """What a writer said before it ended."""
+
+    put: dict[bytes, float] = field(default_factory=dict)  # key → when
+    stored: set[bytes] = field(default_factory=set)
+    killed_at: float = 0.0
+
+
+def kill_after(writer: subprocess.Popen[bytes], seconds: float) -> Told:
+    """Let a writer run so long after its first block, kill it, and read what it had said."""
+    assert writer.stdout is not None
+    said = writer.stdout.readline()
+    time.sleep(seconds)
+    told = Told(killed_at=time.monotonic())
+    os.kill(writer.pid, signal.SIGKILL)
+    said += writer.stdout.read()
+    writer.wait()
+    for line in said.decode().splitlines():
+        words = line.split()
+        if len(words) == 3 and len(words[1]) == 64:
+            if words[0] == "put":
+                told.put[bytes.fromhex(words[1])] = float(words[2])
+            else:
+                told.stored.add(bytes.fromhex(words[1]))
+    return told
