@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.bench.contenders import by_url
@@ -41,3 +42,12 @@ async def test_what_does_not_fit_the_time_is_left_out_and_said(tmp_path: Path) -
 
 def test_what_would_run_can_be_listed(tmp_path: Path) -> None:
     assert next(case_names(plan_of("http://nowhere", tmp_path).items, "quick")) == "prefill / 512 tokens on served"
+
+
+async def test_a_model_that_is_not_to_be_had_costs_only_its_scenarios(tmp_path: Path) -> None:
+    async with serving(NullServer()) as url:
+        plan = plan_of(url, tmp_path)
+        items = (replace(plan.items[0], model="nothing"), plan.items[1])
+        results = await run_benchmarks(replace(plan, items=items), say=lambda line: None)
+    assert "neither a model folder" in results.cases[0].notes[0]
+    assert all(case.contenders for case in results.cases[1:])

@@ -18,6 +18,7 @@ from holdfast.bench.prompts import PromptMaker
 from holdfast.bench.results import CaseResult, Results, read_results, write_results
 from holdfast.bench.scenario import Case, Scale, Scenario, Stage
 from holdfast.bench.servers import ServerStarter
+from holdfast.errors import HoldfastError
 
 RESULTS_FILE = "results.json"
 PARTS_FOLDER = "parts"  # one file for each scenario, from which a run is taken up again
@@ -87,7 +88,12 @@ async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, 
         clock.skip(len(cases))
         say(f"{item.scenario.name}: taken from {file.name}")
         return read_results(file).cases
-    stage, model = stages.stage(model_name)
+    try:
+        stage, model = stages.stage(model_name)
+    except HoldfastError as error:  # a model that is not to be had here; the other scenarios may have theirs
+        clock.skip(len(cases))
+        say(f"{item.scenario.name}: left out, {error}")
+        return [_left_out(item, case, f"left out: {error}") for case in cases]
     done = []
     for case in cases:
         done.append(await _run_case(item, case, plan, stage, clock, say))
@@ -103,7 +109,7 @@ async def _run_case(
     seconds = clock.seconds_for_next()
     if seconds <= 0:
         say(f"{item.scenario.name} / {case.name}: left out, the time is up")
-        return CaseResult(scenario=item.scenario.name, case=case.name, model="", notes=["left out: the time was up"])
+        return _left_out(item, case, "left out: the time was up")
     effort = Effort(
         rounds=plan.rounds,
         noise_rounds=plan.noise_rounds,
@@ -112,6 +118,10 @@ async def _run_case(
         settling_seconds=plan.settling_seconds,
     )
     return await measure_case(item.scenario, case, item.contenders, stage, effort=effort, say=say)
+
+
+def _left_out(item: Item, case: Case, why: str) -> CaseResult:
+    return CaseResult(scenario=item.scenario.name, case=case.name, model=item.model_name, notes=[why])
 
 
 class _Budget:
