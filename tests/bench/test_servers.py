@@ -59,6 +59,11 @@ def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> N
         by_command("serve {model}")
 
 
+def test_only_plain_http_is_spoken() -> None:
+    with pytest.raises(HoldfastError, match="plain http"):
+        by_url("https://somewhere/v1")
+
+
 def test_peers_have_names() -> None:
     assert peers_of(["none"]) == []
     assert [peer.label for peer in peers_of(["mlx_lm-as-installed"])] == ["mlx_lm as installed"]

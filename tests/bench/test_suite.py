@@ -27,6 +27,12 @@ def test_the_unknown_model_of_a_url_is_not_made_here() -> None:
     assert item_for(SCENARIOS["stall"], holdfast(), peers=["none"]).model_name == SCENARIOS["stall"].model
 
 
+def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
+    speed, memory = (item_for(SCENARIOS[name], holdfast(), peers=["none"]).contenders[0] for name in ("streams", "reuse"))
+    assert "--store" not in speed.command
+    assert memory.command[-2:] == ("--store", "{store}")
+
+
 @pytest.mark.slow
 async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_afterwards(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")

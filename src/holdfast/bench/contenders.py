@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +29,11 @@ class Contender:
     url: str = ""
     model_id: str = ""  # "" asks /v1/models
     api_key: str = ""
+    store_options: tuple[str, ...] = ()  # added to the command where keeping things on disk is the subject
+
+    def storing(self) -> Contender:
+        """The same server, keeping things on disk."""
+        return replace(self, command=(*self.command, *self.store_options), store_options=())
 
     @property
     def is_ours_to_start(self) -> bool:
@@ -49,7 +54,7 @@ class Contender:
 def holdfast() -> Contender:
     """This Holdfast."""
     serve = (sys.executable, "-m", "holdfast.cli.main", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}")
-    return Contender(label="holdfast", command=(*serve, "--store", "{store}"))
+    return Contender(label="holdfast", command=serve, store_options=("--store", "{store}"))
 
 
 def mlx_lm() -> Contender:
@@ -97,7 +102,9 @@ def by_command(template: str, *, label: str = "peer") -> Contender:
 
 
 def by_url(url: str, *, label: str = "", model_id: str = "", api_key: str = "") -> Contender:
-    """A server that runs already."""
+    """A server that runs already. Raises HoldfastError."""
+    if not url.startswith("http://"):
+        raise HoldfastError(f"{url!r}: the load generator speaks plain http:// only")
     bare = url.rstrip("/").removesuffix("/v1")
     return Contender(label=label or bare.split("//")[-1], url=bare, model_id=model_id, api_key=api_key)
 

@@ -41,7 +41,7 @@ def _one(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
     bare = steps.BareForward(loaded.model, prompts, pipelined=False)
     steppers = {"engine": ours, "bare": bare, "bare, pipelined": steps.BareForward(loaded.model, prompts, pipelined=True)}
     case: CaseResult
-    case, tokens = steps.alternate(f"{streams} streams", steppers, rounds=job.rounds, steps=job.steps)
+    case, tokens = steps.alternate(f"{streams} stream{'s' if streams > 1 else ''}", steppers, rounds=job.rounds, steps=job.steps)
     for each in case.contenders[1:]:
         each.agreement = _agreement(tokens["engine"], tokens[each.label])
     case.settings = {

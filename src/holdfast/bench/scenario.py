@@ -31,13 +31,13 @@ class Stage:
 
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
         self._starter, self.prompts = starter, prompts
-        self._running: dict[str, RunningServer] = {}
+        self._running: dict[Contender, RunningServer] = {}
 
     async def server(self, contender: Contender) -> RunningServer:
         """The running server of this contender. Raises ServerFailed, ServerUnreachable."""
-        running = self._running.get(contender.label)
+        running = self._running.get(contender)
         if running is None:
-            running = self._running[contender.label] = await self._starter.start(contender)
+            running = self._running[contender] = await self._starter.start(contender)
         return running
 
     async def restart(self, contender: Contender, *, kill: bool = False) -> RunningServer | None:
@@ -49,7 +49,7 @@ class Stage:
 
     def drop(self, contender: Contender, *, kill: bool = False) -> None:
         """End the server; the next one who needs it starts it again."""
-        running = self._running.pop(contender.label, None)
+        running = self._running.pop(contender, None)
         if running is not None:
             running.stop(kill=kill)
 
@@ -60,7 +60,7 @@ class Stage:
 
     def cpu_seconds_of_others(self, contender: Contender) -> float:
         """Processor time that the servers of all other contenders have used so far."""
-        uses = [running.use() for label, running in self._running.items() if label != contender.label]
+        uses = [running.use() for other, running in self._running.items() if other != contender]
         return sum(use.cpu_seconds for use in uses if use is not None)
 
 
@@ -98,6 +98,7 @@ class Scenario:
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
     as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
+    uses_store: bool = False  # what is kept on disk is a part of the subject
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 

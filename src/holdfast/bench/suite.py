@@ -25,4 +25,6 @@ def item_for(
     """
     names = list(peers) if peers is not None else ["mlx_lm", *([AS_INSTALLED] if scenario.as_installed_too else [])]
     contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
+    if scenario.uses_store:
+        contenders = {label: each.storing() for label, each in contenders.items()}
     return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model)

@@ -101,5 +101,6 @@ SCENARIO = Scenario(
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
+    uses_store=True,
     rounds=2,
 )

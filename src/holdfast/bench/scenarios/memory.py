@@ -95,6 +95,7 @@ SCENARIO = Scenario(
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
+    uses_store=True,
     rounds=1,
     needs_start=True,
 )

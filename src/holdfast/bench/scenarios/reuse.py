@@ -78,5 +78,6 @@ SCENARIO = Scenario(
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
+    uses_store=True,
     rounds=2,
 )
