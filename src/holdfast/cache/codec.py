@@ -170,7 +170,7 @@ def _forms(arrays: Sequence[mx.array]) -> tuple[_ArrayForm, ...]:
 
 def _parts(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
     # numpy has no bfloat16: bytes travel as uint8, whatever they mean
-    return tuple(np.array(array.reshape(-1).view(mx.uint8), copy=False).data for array in arrays)
+    return tuple(np.array(mx.flatten(array).view(mx.uint8), copy=False).data for array in arrays)
 
 
 def _arrays(forms: Sequence[_ArrayForm], parts: Sequence[memoryview]) -> tuple[mx.array, ...]:

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from holdfast.cache.foreign import ForeignState
+
 WINDOW_SLACK_TOKENS = 256  # room behind a window, so that its tokens move only once in so many steps
 
 
@@ -63,6 +65,9 @@ class FullKV:
         start = self.tokens - count
         return self._keys[:, :, start : self.tokens], self._values[:, :, start : self.tokens]
 
+    def settle(self) -> None:
+        """Nothing to do: all of the buffer is wanted."""
+
     def copied(self, start: int, end: int) -> tuple[mx.array, mx.array]:
         """Copies of the keys and values of tokens start to end, independent of the live buffers."""
         assert self._keys is not None
@@ -102,18 +107,33 @@ class WindowKV:
         """Add the keys and values of the next tokens; older ones than any of them can see are dropped when room is needed."""
         added = keys.shape[2]
         if self._keys is None or self._values is None or self._end + added > self._keys.shape[2]:
-            kept = min(self._end, self._size - 1)
-            capacity = max(self._size + WINDOW_SLACK_TOKENS, kept + added)
-            self._keys = _copied_into(self._keys, keys, capacity=capacity, start=self._end - kept, end=self._end)
-            self._values = _copied_into(self._values, values, capacity=capacity, start=self._end - kept, end=self._end)
-            self._end = kept
+            capacity = max(self._resting_tokens, self.visible(self._end) + added)
+            self._keys, self._values = self._moved(keys, values, capacity=capacity)
         self._keys[:, :, self._end : self._end + added] = keys
         self._values[:, :, self._end : self._end + added] = values
         self._end += added
         self.tokens += added
 
+    def settle(self) -> None:
+        """Bring a buffer that a long chunk has stretched back to its resting size; only what can still be seen is kept."""
+        if self._keys is not None and self._values is not None and self._keys.shape[2] > self._resting_tokens:
+            self._keys, self._values = self._moved(self._keys, self._values, capacity=self._resting_tokens)
+
+    @property
+    def _resting_tokens(self) -> int:
+        return self._size + WINDOW_SLACK_TOKENS
+
+    def _moved(self, keys: mx.array, values: mx.array, *, capacity: int) -> tuple[mx.array, mx.array]:
+        """New buffers of that capacity, shaped like these keys and values, with the visible tokens at their beginning."""
+        kept = self.visible(self._end)
+        start, end, self._end = self._end - kept, self._end, kept
+        return (
+            _copied_into(self._keys, keys, capacity=capacity, start=start, end=end),
+            _copied_into(self._values, values, capacity=capacity, start=start, end=end),
+        )
+
     def held(self) -> int:
-        """How many of the last tokens can be attended to: window - 1 and those of the last append, if there were as many."""
+        """How many of the last tokens can be attended to: window - 1 and, until `settle`, those of the last append."""
         return self._end
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
@@ -150,7 +170,7 @@ class WindowKV:
     def fixed_bytes(self) -> int:
         """Bytes of the buffer at its resting size."""
         per_token = sum(array.nbytes // array.shape[2] for array in self.arrays())
-        return per_token * (self._size + WINDOW_SLACK_TOKENS)
+        return per_token * self._resting_tokens
 
 
 class RecurrentState:
@@ -192,10 +212,20 @@ class RecurrentState:
         return self._slots[index], self._rows[index]
 
     def copied(self) -> Iterator[tuple[int, mx.array]]:
-        """(index, array [1, …]) of every filled slot; no array holds on to a stack that other sequences are in."""
-        for index, (array, row) in enumerate(zip(self._slots, self._rows, strict=True)):
+        """(index, array [1, …]) of every filled slot, with buffers of their own.
+
+        A slot may be a row of a stack that other sequences are in, or the end of a whole chunk's convolution input: measured, a
+        snapshot of 1 KB that held on to 1 MB.
+        """
+        for index in range(len(self._slots)):
+            array = self[index]
             if array is not None:
-                yield index, array if row is None else _copy(array[row : row + 1])
+                yield index, _copy(array)
+
+    def settle(self) -> None:
+        """Let go of the chunk that was read last: a slot may be a view of it."""
+        for index, array in self.copied():
+            self[index] = array
 
     def set_row(self, index: int, stack: mx.array, row: int) -> None:
         """Keep the slot as a row of a stack that the step has computed."""
@@ -239,6 +269,11 @@ class Composite:
         for part in self.parts:
             part.reserve(tokens)
 
+    def settle(self) -> None:
+        """Settle every part."""
+        for part in self.parts:
+            part.settle()
+
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of all parts."""
         for part in self.parts:
@@ -251,42 +286,6 @@ class Composite:
     def fixed_bytes(self) -> int:
         """Sum over the parts."""
         return sum(part.fixed_bytes() for part in self.parts)
-
-
-class ForeignState:
-    """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use it."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-
-    def reserve(self, tokens: int) -> None:
-        """mlx-lm's caches grow by themselves."""
-
-    def arrays(self) -> Iterator[mx.array]:
-        """All arrays of the state, to be evaluated with a step."""
-        yield from _arrays_within(self.cache.state)
-
-    def bytes_per_token(self) -> int:
-        """Bytes per token of what grows, as far as it can be told from outside: everything with a token axis."""
-        tokens = getattr(self.cache, "offset", 0)
-        return 0 if not isinstance(tokens, int) or tokens == 0 else self.cache.nbytes // max(1, _capacity(self.cache))
-
-    def fixed_bytes(self) -> int:
-        """Bytes of a state without tokens."""
-        return 0 if self.bytes_per_token() else sum(array.nbytes for array in self.arrays())
-
-
-def _capacity(cache: Any) -> int:
-    keys = getattr(cache, "keys", None)
-    return int(keys.shape[2]) if isinstance(keys, mx.array) else 1
-
-
-def _arrays_within(state: Any) -> Iterator[mx.array]:
-    if isinstance(state, mx.array):
-        yield state
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from _arrays_within(part)
 
 
 LayerKV: TypeAlias = FullKV | WindowKV

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from holdfast.cache.kinds import Composite, ForeignState, FullKV, LayerState, RecurrentState, WindowKV
+from holdfast.cache.foreign import ForeignState
+from holdfast.cache.kinds import Composite, FullKV, LayerState, RecurrentState, WindowKV
 
 
 class SnapshotMismatch(Exception):

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.cache.kinds import ForeignState, LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
+from holdfast.cache.foreign import ForeignState
+from holdfast.cache.kinds import LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
 from holdfast.engine.sequence import SequenceSpan, TokenSource
 from holdfast.engine.views import GatherView, MaskBook, RowsView, SpanView, StateView, layer_view
 from holdfast.models.head_seam import HeadSeam
@@ -85,7 +86,8 @@ class SplitRunner:
         logits: dict[int, mx.array] = {}
         if decoding:
             rows = self._decode(decoding)
-            logits = {id(each): rows[at : at + 1] for at, each in enumerate(decoding)} if rows is not None else {}
+            drawing = [each for each in decoding if each.wanted_rows]
+            logits = {id(each): rows[at : at + 1] for at, each in enumerate(drawing)} if rows is not None else {}
         for each in spans:
             if not each.is_decoding:
                 chunk = self._read(each)
@@ -186,6 +188,9 @@ def _project(
     rows = mx.array(wanted) if wanted and not everything else None
     with head.selecting(rows) if head is not None else nullcontext() as selection:
         logits = model(ids, cache=caches)
+    for each in spans:
+        if each.span.tokens > 1:
+            each.sequence.settle()
     if not wanted:
         return None  # the state is evaluated, the logits never are
     flat: mx.array = logits.reshape(-1, logits.shape[-1])

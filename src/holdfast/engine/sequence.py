@@ -41,6 +41,11 @@ class Sequence:
         for layer in self.layers:
             layer.reserve(tokens)
 
+    def settle(self) -> None:
+        """Let go of what only the chunk that was read last needed; once its forward pass is laid out."""
+        for layer in self.layers:
+            layer.settle()
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
