@@ -92,6 +92,15 @@ def test_the_lock_keeps_others_out_until_it_is_given_back(tmp_path: Path) -> Non
         pass
 
 
+def test_who_holds_the_lock_may_take_it_again(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    with folder.exclusive(wait_seconds=0.0):
+        with folder.exclusive(wait_seconds=0.0):
+            pass
+        with pytest.raises(FolderBusy), StoreFolder(tmp_path).exclusive(wait_seconds=0.0):
+            pass
+
+
 def test_only_plain_files_with_the_names_of_blocks_are_listed(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     block = make_block([1])

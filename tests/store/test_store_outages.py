@@ -74,6 +74,17 @@ def test_the_index_may_be_deleted_at_any_time(tmp_path: Path) -> None:
         store.check_invariants()
 
 
+def test_the_index_may_be_deleted_just_before_room_is_made(tmp_path: Path) -> None:
+    limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+        for number in range(12):
+            store.put(make_block([number]))
+            store.flush()
+            shutil.rmtree(tmp_path / "s" / "index")
+        assert store.statistics().dropped_blocks == 0
+        assert store.statistics().evicted_blocks >= 8
+
+
 @pytest.mark.parametrize("name", ["blocks", "incoming", "quarantine"])
 def test_inner_folders_may_be_deleted_at_any_time(tmp_path: Path, name: str) -> None:
     clock = MovedClock()

@@ -59,13 +59,14 @@ class BlockFile:
 
 
 class StoreFolder:
-    """Paths and locks. Holds no state but the claim of this writer; every method may raise OSError."""
+    """Paths and locks. One thread changes things through it, others may ask for paths. Every method may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
         self._incoming: Path | None = None
         self._parent_device: int | None = None
+        self._holds_lock = False
 
     @property
     def index_folder(self) -> Path:
@@ -137,7 +138,13 @@ class StoreFolder:
 
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer; without a marker, too."""
+        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer; without a marker, too.
+
+        Who holds it may take it again: whatever is done under the lock may find that the index has to be made anew.
+        """
+        if self._holds_lock:
+            yield
+            return
         if not self.exists:
             raise FileNotFoundError(errno.ENOENT, "the folder of the store is gone", str(self.path))
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -147,8 +154,10 @@ class StoreFolder:
                 if time.monotonic() > deadline:
                     raise FolderBusy(errno.EBUSY, "locked by another process", str(self.path))
                 time.sleep(_LOCK_POLL_SECONDS)
+            self._holds_lock = True
             yield
         finally:
+            self._holds_lock = False
             os.close(lock)  # gives the lock back
 
     def incoming(self) -> Path:

@@ -84,7 +84,9 @@ class Upkeep:
     def condemn(self, path: Path, bad: BadBlock) -> bool:
         """Put a damaged file into quarantine, unless it has been replaced by a good one since. True when it was bad."""
         try:
-            read_block(path, bad.key)
+            stored = read_block(path, bad.key)
+            if fingerprint_id(stored.fingerprint) != path.parent.name:
+                raise BadBlock(bad.key, "lies in another model's folder")
         except BlockMissing:
             return False
         except BadBlock as still_bad:
