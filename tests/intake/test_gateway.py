@@ -15,6 +15,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.intake.gateway import Gateway
+from holdfast.intake.template import ChatTemplate
 from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.link.client import EngineClient
@@ -33,6 +34,7 @@ from holdfast.messages import (
 )
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
+from tests.intake.conftest import CHATML
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
@@ -277,6 +279,21 @@ async def test_a_long_text_is_tokenized_on_another_thread(side: TextSide) -> Non
     for text in ("hello", "hello " * 5000):
         await collect(gateway, asks(TextPrompt(text=text)))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
+
+
+async def test_many_messages_are_rendered_on_another_thread(side: TextSide) -> None:
+    class NotingTemplate(ChatTemplate):
+        threads: ClassVar[list[threading.Thread]] = []
+
+        def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
+            self.threads.append(threading.current_thread())
+            return super().render(prompt, field=field)
+
+    noting = replace(side, template=NotingTemplate({"default": CHATML}, special_tokens=side.tokenizer.special_tokens))
+    gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
+    for times in (1, 400):
+        await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))
+    assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False]
 
 
 async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TextSide) -> None:

@@ -14,10 +14,11 @@ from holdfast.intake.stream import GenerationStream
 from holdfast.intake.text_side import TextSide
 from holdfast.link.client import EngineClient
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import GenerationRequest, ModelInfo
+from holdfast.messages import ChatPrompt, GenerationRequest, ModelInfo
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
+_MANY_MESSAGES = 300  # about 4 ms of rendering
 
 
 class Leases(Protocol):
@@ -54,7 +55,10 @@ class Gateway:
 
     async def _prepare(self, request: GenerationRequest, side: TextSide, info: ModelInfo) -> Prepared:
         request = with_defaults(request, side, info=info, limits=self._limits)
-        prompt = prompt_text(request, side)
+        if isinstance(request.prompt, ChatPrompt) and len(request.prompt.messages) > _MANY_MESSAGES:
+            prompt = await asyncio.to_thread(prompt_text, request, side)
+        else:
+            prompt = prompt_text(request, side)
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
             token_ids = encode_prompt(request, side, prompt, info=info)
         else:
