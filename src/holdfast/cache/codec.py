@@ -28,11 +28,13 @@ class PackedRun:
     """A run of keys and values in the form in which it is kept.
 
     arrays: with `native` those of the KVRun; else three for each of them: codes uint32, scales and biases, tokens on axis 2.
+    dtype: of the keys and values.
     """
 
     start: int
     tokens: int
     codec: Codec
+    dtype: mx.Dtype
     arrays: tuple[mx.array, ...]
 
     @property
@@ -50,6 +52,7 @@ class _RunForm(msgspec.Struct, frozen=True, tag="run"):
     start: int
     tokens: int
     codec: Codec
+    dtype: str
     arrays: tuple[_ArrayForm, ...]
 
 
@@ -94,12 +97,20 @@ def can_quantize(run: KVRun) -> bool:
 
 def pack(run: KVRun, codec: Codec) -> PackedRun:
     """Bring a run into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
+    dtype = run.arrays[0].dtype if run.arrays else mx.float32
     if codec == "native":
-        return PackedRun(start=run.start, tokens=run.tokens, codec=codec, arrays=run.arrays)
+        return PackedRun(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=run.arrays)
     if not can_quantize(run):
         raise SnapshotMismatch(f"{codec} cannot keep this model: a head dimension is not a multiple of {GROUP_SIZE}")
-    packed = [part for array in run.arrays for part in mx.quantize(array, group_size=GROUP_SIZE, bits=_BITS[codec])]
-    return PackedRun(start=run.start, tokens=run.tokens, codec=codec, arrays=tuple(packed))
+    packed = [part for array in run.arrays for part in _quantized(array, bits=_BITS[codec])]
+    return PackedRun(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=tuple(packed))
+
+
+def _quantized(array: mx.array, *, bits: int) -> tuple[mx.array, mx.array, mx.array]:
+    codes, scales, biases = mx.quantize(array, group_size=GROUP_SIZE, bits=bits)
+    if array.dtype == mx.float32:  # 11 bits are plenty beside an error of half a step, and scales are a fifth of q4 otherwise
+        scales, biases = scales.astype(mx.float16), biases.astype(mx.float16)
+    return codes, scales, biases
 
 
 def cut(packed: PackedRun, *, offset: int, tokens: int) -> PackedRun:
@@ -107,7 +118,7 @@ def cut(packed: PackedRun, *, offset: int, tokens: int) -> PackedRun:
     if (offset, tokens) == (0, packed.tokens):
         return packed
     arrays = tuple(array[:, :, offset : offset + tokens] for array in packed.arrays)
-    return PackedRun(start=packed.start + offset, tokens=tokens, codec=packed.codec, arrays=arrays)
+    return PackedRun(start=packed.start + offset, tokens=tokens, codec=packed.codec, dtype=packed.dtype, arrays=arrays)
 
 
 def unpack(packed: PackedRun) -> KVRun:
@@ -116,7 +127,13 @@ def unpack(packed: PackedRun) -> KVRun:
     if packed.codec != "native":
         triples = [arrays[at : at + 3] for at in range(0, len(arrays), 3)]
         arrays = tuple(
-            mx.dequantize(codes, scales, biases, group_size=GROUP_SIZE, bits=_BITS[packed.codec])
+            mx.dequantize(
+                codes,
+                scales.astype(packed.dtype),
+                biases.astype(packed.dtype),
+                group_size=GROUP_SIZE,
+                bits=_BITS[packed.codec],
+            )
             for codes, scales, biases in triples
         )
     return KVRun(start=packed.start, tokens=packed.tokens, arrays=arrays)
@@ -124,14 +141,20 @@ def unpack(packed: PackedRun) -> KVRun:
 
 def run_to_bytes(packed: PackedRun) -> tuple[bytes, tuple[memoryview, ...]]:
     """Description and payload parts of a run. The arrays must be evaluated; the parts are views of them, on any thread."""
-    form = _RunForm(start=packed.start, tokens=packed.tokens, codec=packed.codec, arrays=_forms(packed.arrays))
+    form = _RunForm(
+        start=packed.start, tokens=packed.tokens, codec=packed.codec, dtype=_NAMES[packed.dtype], arrays=_forms(packed.arrays)
+    )
     return msgspec.msgpack.encode(form), _parts(packed.arrays)
 
 
 def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> PackedRun:
     """A run out of its bytes; copies them into MLX. Raises SnapshotMismatch when description and bytes do not fit each other."""
     form = _decoded(meta, _RunForm)
-    return PackedRun(start=form.start, tokens=form.tokens, codec=form.codec, arrays=_arrays(form.arrays, parts))
+    dtype = _DTYPES.get(form.dtype)
+    if dtype is None:
+        raise SnapshotMismatch(f"a run of unknown type {form.dtype!r}")
+    arrays = _arrays(form.arrays, parts)
+    return PackedRun(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
 
 
 def state_to_bytes(state: StateSnapshot) -> tuple[bytes, tuple[memoryview, ...]]:
