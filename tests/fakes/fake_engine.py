@@ -108,6 +108,9 @@ class FakeEngine:
     def keep_rest(self, request_id: str) -> None:
         return None
 
+    def go_on(self) -> None:
+        """The fake computes at dispatch."""
+
     def abandon_pending(self) -> None:
         self.pending.clear()
 

@@ -91,6 +91,7 @@ class WorkerLoop:
                 is_busy = self._advance()
                 self._tell_statistics(is_busy=is_busy)
                 self._inbox.send(self._ledger.take_outbox())
+                self._go_on()
         except Exception as error:
             self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
             raise
@@ -125,6 +126,14 @@ class WorkerLoop:
             self._remembering.put_away_all()
         except Exception:  # what is not remembered is read again; nobody's answer depends on it
             logger.exception("what a request has left behind could not be kept")
+
+    def _go_on(self) -> None:
+        try:
+            self._engine.go_on()
+        except Exception:  # see _begin
+            logger.exception("a step could not be launched; each of its spans is tried alone")
+            if self._flight is not None:
+                self._flight.is_suspect = True
 
     def _settle(self) -> None:
         """Let the step under way end before its arrays are dropped."""
