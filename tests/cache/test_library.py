@@ -231,6 +231,7 @@ def test_an_unreadable_copy_on_disk_costs_nothing_while_ram_has_it_too() -> None
     memory = library(budget=4, disk=disk)
     first, second = read(memory, CHAIN, disk=disk)
     memory.disk_changed(stored=disk.write().stored)
+    disk.condemn(first.key)
     assert memory.unreadable([first.key, b"unknown"]) == ()
     assert (memory.residence(first.key), first.key in disk.kept) == (Residence.RAM, False)
     assert memory.unreadable([second.key]) == (second.key,)
@@ -265,6 +266,33 @@ def test_forgetting_what_is_held_or_being_saved_leaves_no_holds_behind() -> None
     memory.check_invariants()
     assert memory.statistics().ram.held == 0
     assert plan(memory, CHAIN).shortfall == Lost(0, 8, LossCause.FORGOTTEN)
+
+
+def test_what_is_forgotten_while_it_is_saved_can_be_evicted_when_it_has_come_back() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    (first,) = read(memory, CHAIN[:4], disk=disk)
+    memory.forget([first.key], cause=LossCause.FORGOTTEN)
+    read(memory, CHAIN[:4], disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    read(memory, [9], disk=disk)
+    assert memory.residence(first.key) is Residence.DISK
+
+
+def test_late_news_of_what_was_removed_do_no_harm_to_what_has_come_back() -> None:
+    disk = FakeDisk()
+    memory = library(budget=0, disk=disk)
+    first, second = read(memory, CHAIN, disk=disk)
+    memory.disk_changed(stored=disk.write().stored)
+    disk.condemn(first.key)
+    assert memory.unreadable([first.key]) == (second.key, first.key)
+    read(memory, CHAIN, disk=disk)
+    stored = disk.write([first.key]).stored
+    assert memory.disk_changed(stored=stored, lost=disk.take_echoes().lost) == ()
+    assert memory.disk_changed(stored=disk.write().stored) == ()
+    assert plan(memory, CHAIN).tokens == 8
+    memory.check_invariants()
+    assert memory.disk_changed(lost=disk.drop([second.key]).lost) == (second.key,)
 
 
 def test_reasons_of_accepted_plans_are_counted() -> None:

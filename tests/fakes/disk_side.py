@@ -14,6 +14,7 @@ class FakeDisk:
         self.kept: dict[BlockKey, Entry] = {}
         self.touched: list[tuple[BlockKey, ...]] = []
         self.queued: dict[BlockKey, Entry] = {}
+        self.echoes: list[BlockKey] = []  # what it has lost by order and will tell of later, as a store does
 
     def put(self, addition: Addition) -> None:
         self.queued[addition.key] = Entry(
@@ -42,6 +43,16 @@ class FakeDisk:
             self.kept.pop(key, None)
         return StoreChanges(lost=keys)
 
+    def condemn(self, key: BlockKey) -> None:
+        """Find a key damaged."""
+        del self.kept[key]
+        self.echoes.append(key)
+
+    def take_echoes(self) -> StoreChanges:
+        """Tell of the losses."""
+        echoes, self.echoes = self.echoes, []
+        return StoreChanges(lost=tuple(echoes))
+
     def entries(self) -> Sequence[Entry]:
         return tuple(self.kept.values())
 
@@ -49,6 +60,8 @@ class FakeDisk:
         self.touched.append(tuple(keys))
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
+        keys = tuple(keys)
+        self.echoes += keys
         for key in keys:
             self.queued.pop(key, None)
             self.kept.pop(key, None)

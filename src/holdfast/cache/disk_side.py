@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from holdfast.cache.addition import Addition
 from holdfast.store.block import Entry
 from holdfast.store.keys import BlockKey
+
+MOST_ECHOES = 65536
 
 
 class DiskSide(Protocol):
@@ -24,12 +27,18 @@ class DiskSide(Protocol):
 
 
 class DiskBook:
-    """Each key is stored, being saved, unsaved (the disk failed to take it) or unknown here."""
+    """Each key is stored, being saved, unsaved (the disk failed to take it) or unknown here.
+
+    The disk's news are late. What was removed here may be back, and on its way to the disk again, before the disk tells that the
+    removed one is gone. So that many losses are expected of a removed key and believed of nobody: a key that is thought to be on
+    disk and is not costs a failed read, one that is thought to be lost and is not costs all that stands behind it.
+    """
 
     def __init__(self) -> None:
         self._stored: set[BlockKey] = set()
         self._saving: dict[BlockKey, Addition] = {}
         self._unsaved: dict[BlockKey, Addition] = {}
+        self._echoes: OrderedDict[BlockKey, int] = OrderedDict()  # losses that the disk will tell of and that are known here
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._stored or key in self._saving
@@ -72,7 +81,11 @@ class DiskBook:
         return True
 
     def lost(self, key: BlockKey) -> bool:
-        """The disk does not have a key (any more); False when it was not known to have it."""
+        """The disk does not have a key (any more); False when that is no news, or was said of one that was removed."""
+        if self._is_echo(key):
+            if self._saving.pop(key, None) is not None:
+                self._stored.add(key)
+            return False
         addition = self._saving.pop(key, None)
         if addition is not None:
             self._unsaved[key] = addition
@@ -83,12 +96,26 @@ class DiskBook:
         return False
 
     def forget(self, key: BlockKey) -> bool:
-        """Nothing is known of a key any more; whether the disk has it or will have it."""
+        """Nothing is known of a key any more; whether the disk has it or will have it, so that it is to be removed there."""
         was_there = key in self
+        if was_there:
+            self.expect_loss(key)
         self._stored.discard(key)
         self._saving.pop(key, None)
         self._unsaved.pop(key, None)
         return was_there
+
+    def expect_loss(self, key: BlockKey) -> None:
+        """The disk will tell once more that it has lost a key, which is known."""
+        self._echoes[key] = self._echoes.pop(key, 0) + 1
+        if len(self._echoes) > MOST_ECHOES:
+            self._echoes.popitem(last=False)
+
+    def _is_echo(self, key: BlockKey) -> bool:
+        expected = self._echoes.pop(key, 0)
+        if expected > 1:
+            self._echoes[key] = expected - 1
+        return expected > 0
 
     def keys(self) -> set[BlockKey]:
         """Everything that the disk has or will have."""

@@ -185,11 +185,10 @@ class Library:
         gone: list[BlockKey] = []
         for key in lost:
             was_saving = self._book.is_saving(key)
-            if not self._book.lost(key):
-                continue
+            is_lost = self._book.lost(key)
             if was_saving:
                 self._ram.release((key,))
-            if key not in self._ram:
+            if is_lost and key not in self._ram:
                 gone += self._lose(key, LossCause.EVICTED)
         return tuple(gone)
 
@@ -198,16 +197,16 @@ class Library:
         return tuple(gone for key in keys if self._tree.has_node(key) for gone in self._lose(key, cause))
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
-        """The disk's copies of these are of no use; returns what is gone by that. What RAM has too stays there."""
+        """The disk's copies of these could not be used; returns what is gone by that. What RAM has too stays there."""
         gone: list[BlockKey] = []
         for key in keys:
-            if not self._tree.has_node(key):
+            if self._disk is None or key not in self._book or self._book.is_saving(key):
                 continue
+            self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
             if key not in self._ram:
                 gone += self._lose(key, LossCause.UNREADABLE)
-            elif self._disk is not None and key in self._book:
+            elif self._book.forget(key):
                 self._disk.remove((key,))
-                self.disk_changed(lost=(key,))
         return tuple(gone)
 
     def statistics(self) -> LibraryStatistics:
