@@ -13,6 +13,7 @@ from holdfast.bench.results import CaseResult, ContenderResult, Results
 
 Point = tuple[float, float]
 _BINS_PER_DECADE = 8
+_MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +109,23 @@ def _gap_histogram(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
 
 
 def _memory_over_agents(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
-    for common in (False, True):
-        chosen = [case for case in cases if case.scenario == "memory" and bool(case.settings.get("common_tokens")) == common]
-        lines = [
-            Line(label=f"{line.label}, {what}", points=line.points)
-            for what, metric in (("kept", "kept_bytes"), ("peak", "peak_bytes"))
-            for line in _over(chosen, "agents", lambda each, metric=metric: [v / 2**20 for v in each.pooled(metric)])  # type: ignore[misc]
-        ]
-        yield Chart(
-            name=f"memory{'-common' if common else ''}-{model}",
-            title=f"Memory over agents{', three quarters of the context common' if common else ''} ({model})",
-            x_label="agents",
-            y_label="MiB",
-            lines=tuple(lines),
-        )
+    for case in cases:
+        if case.scenario == "memory":
+            common = bool(case.settings.get("common_tokens"))
+            lines = [Line(label=each.label, points=_kept_by_agents(each)) for each in case.contenders]
+            yield Chart(
+                name=f"memory{'-common' if common else ''}-{model}",
+                title=f"Memory kept over agents{', three quarters of their context common' if common else ''} ({model})",
+                x_label="agents",
+                y_label="MiB",
+                lines=tuple(line for line in lines if line.points),
+            )
+
+
+def _kept_by_agents(each: ContenderResult) -> tuple[Point, ...]:
+    names = dict.fromkeys(name for sample in each.rounds for name in sample.metrics if name.startswith("kept_bytes @ "))
+    found = [(float(name.split(" @ ")[1].split()[0]), statistics.median(each.pooled(name)) / _MEBIBYTE) for name in names]
+    return tuple(sorted([(0.0, 0.0), *found])) if found else ()
 
 
 _MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (

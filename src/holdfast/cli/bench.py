@@ -96,13 +96,16 @@ def engine(
     model: Model = "qwen3-120m",
     streams: Annotated[str, typer.Option(help="Numbers of streams, with commas.")] = "1,4,8",
     context: Annotated[int, typer.Option(help="Tokens that every stream has behind it.")] = 256,
-    out: Annotated[Path | None, typer.Option("--out", help="File for the results.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it.")
+    ] = None,
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
 ) -> None:
     """Measure a step of the engine over a bare forward pass of the same rows, and where the rest goes."""
     from holdfast.bench.engine_run import engine_results
     from holdfast.bench.publish import summary
+    from holdfast.bench.report import markdown
     from holdfast.bench.results import write_results
 
     with plain_errors():
@@ -111,6 +114,7 @@ def engine(
         results = engine_results(model, streams=counts, context_tokens=context, quick=quick, threads=threads, command=command)
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
+        file.with_suffix(".md").write_text(markdown(results, title="The engine over a bare forward pass"))
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 

@@ -18,14 +18,13 @@ _SAMPLING_SECONDS = 0.25
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    counts, context = {"quick": ((2,), 1000), "normal": ((6,), 2000), "full": ((1, 2, 4, 8), 4000)}[scale]
+    agents, context = {"quick": (2, 1000), "normal": (6, 2000), "full": (12, 4000)}[scale]
     return [
         Case(
-            name=f"{count} agents of {context} tokens{', three quarters common' if shared else ''}",
-            settings={"agents": count, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
+            name=f"{agents} agents of {context} tokens{', three quarters common' if shared else ''}",
+            settings={"agents": agents, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
             rounds=1,
         )
-        for count in counts
         for shared in (False, True)
     ]
 
@@ -37,13 +36,23 @@ async def _measure(trial: Trial) -> Sample:
     await server.client.ask(user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS))
     await asyncio.sleep(_SETTLING_SECONDS)
     memory, disk = _memory(server), server.store_bytes()
+    sample, answers = Sample(), list[Answer]()
     async with _sampled(server) as seen:
-        answers = [await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)) for text in _contexts(trial)]
-        await asyncio.sleep(_SETTLING_SECONDS)
+        for text in _contexts(trial):
+            answers.append(await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)))
+            if _is_looked_at(len(answers), trial.settings["agents"]):
+                await asyncio.sleep(_SETTLING_SECONDS)
+                step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
+                sample.metrics[f"kept_bytes @ {step}"] = [float(_memory(server) - memory)]
     kept, on_disk = _memory(server) - memory, server.store_bytes() - disk
-    sample = _sample(answers, kept=kept, on_disk=on_disk)
+    _add_totals(sample, answers, kept=kept, on_disk=on_disk)
     sample.metrics["peak_bytes"] = [float(max(seen))]
     return sample
+
+
+def _is_looked_at(number: int, agents: int) -> bool:
+    """After 1, 2, 4, 8 … agents, and the last."""
+    return number == agents or number & (number - 1) == 0
 
 
 def _contexts(trial: Trial) -> list[str]:
@@ -52,18 +61,15 @@ def _contexts(trial: Trial) -> list[str]:
     return [beginning + trial.text(whole - common, f"agent {number}") for number in range(trial.settings["agents"])]
 
 
-def _sample(answers: Sequence[Answer], *, kept: int, on_disk: int) -> Sample:
-    sample = Sample(errors=errors_of(answers), answers=[answer.text for answer in answers])
+def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk: int) -> None:
+    sample.errors, sample.answers = errors_of(answers), [answer.text for answer in answers]
     tokens = sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
-    if sample.errors or not tokens:
-        return sample
-    sample.metrics = {
-        "kept_bytes": [float(kept)],
-        "kept_bytes_per_token": [kept / tokens],
-        "disk_bytes": [float(on_disk)],
-        "disk_bytes_per_token": [on_disk / tokens],
-    }
-    return sample
+    if tokens:
+        sample.metrics |= {
+            "kept_bytes_per_token": [kept / tokens],
+            "disk_bytes": [float(on_disk)],
+            "disk_bytes_per_token": [on_disk / tokens],
+        }
 
 
 def _memory(server: RunningServer) -> int:
