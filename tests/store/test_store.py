@@ -200,6 +200,18 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     assert not {block.key for block in chain} & fill(others[10:])
 
 
+def test_tighter_limits_are_kept_from_the_next_opening_on(store: BlockStore, tmp_path: Path) -> None:
+    for block in CHAIN:
+        store.put(block)
+    store.close()
+    limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT, limits=limits) as again:
+        kept = [entry.key for entry in again.entries()]
+        assert kept == [block.key for block in CHAIN[: len(kept)]]
+        assert 0 < again.statistics().stored_bytes <= limits.budget_bytes
+        assert set(again.changes().lost) == {block.key for block in CHAIN[len(kept) :]}
+
+
 def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(tmp_path: Path) -> None:
     limits = StoreLimits(budget_bytes=10_000, volume_percent=100, spare_bytes=0)
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:

@@ -53,9 +53,14 @@ class BlockFile:
 
     key: BlockKey
     model: str  # short name of its fingerprint
-    path: Path
+    root: Path  # the folder of all models
     file_bytes: int
     modified: float
+
+    @property
+    def path(self) -> Path:
+        """Where it is; made when it is asked for, because most files of a large store are only counted."""
+        return self.root / self.model / (self.key.hex() + BLOCK_SUFFIX)
 
 
 class StoreFolder:
@@ -212,6 +217,7 @@ class StoreFolder:
         for folder in _plain_folders(root) if model is None else [root / model]:
             if not _MODEL_NAME.fullmatch(folder.name) or not folder.is_dir():
                 continue
+            model_name = folder.name
             with os.scandir(folder) as entries:
                 for entry in entries:
                     name = entry.name.removesuffix(BLOCK_SUFFIX)
@@ -219,7 +225,7 @@ class StoreFolder:
                         continue
                     found = _status(entry)
                     if found is not None and stat.S_ISREG(found.st_mode):
-                        yield BlockFile(bytes.fromhex(name), folder.name, folder / entry.name, found.st_size, found.st_mtime)
+                        yield BlockFile(bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime)
 
     def make_model_folder(self, fingerprint: str) -> Path:
         """The folder of a model's blocks, made if need be."""

@@ -111,6 +111,7 @@ class IoThread:
                     self.counters.salvaged_blocks += salvage(self._folder)
                 self._salvaged = True
             self._keeper.close()
+            self._count_evicted(self._upkeep.make_room(0, in_use=()))  # the limits may be tighter than last time
             self._refresh_counts()
         except (OSError, StoreRefused) as error:
             self._pause(error)

@@ -8,6 +8,7 @@ then; that takes 50 ms and the disk's own time. Blocks may be lost (queue full, 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -45,7 +46,8 @@ class BlockStore:
         """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error."""
         limits, clocks = limits or StoreLimits(), clocks or Clocks()
         self._folder = StoreFolder(folder)
-        self._folder.check()
+        with contextlib.suppress(OSError):  # a place that cannot even be looked at is found by the I/O thread again
+            self._folder.check()
         self._clocks = clocks
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
         self._io = IoThread(self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks)
@@ -77,7 +79,8 @@ class BlockStore:
     def read(self, key: BlockKey) -> Future[Block]:
         """A future of the block: verified, its parts being views of one buffer. It fails with BlockMissing or BadBlock.
 
-        Let go of one block before you ask for many more: buffers that come back are used again and cost no page faults.
+        Its callbacks run on the reading thread. Let go of one block before you ask for many more: buffers that come back are used
+        again and cost no page faults.
         """
         return self._reader.ask(key)
 
