@@ -209,7 +209,9 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """Counters and gauges."""
-        live = sum(array.nbytes for sequence in self._sequences.values() for array in sequence.arrays())
+        # by identity: sequences that decode together keep rows of one stack
+        arrays = {id(array): array for sequence in self._sequences.values() for array in sequence.arrays()}
+        live = sum(array.nbytes for array in arrays.values())
         return EngineStatistics(steps=self._counters.steps, sequences=len(self._sequences), live_bytes=live)
 
     def _draw(self, spans: list[SequenceSpan], logits: mx.array | None) -> PendingStep:
