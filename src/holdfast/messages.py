@@ -68,6 +68,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     echo: bool = False  # the prompt is part of the answer (with its logprobs if wanted)
     ignore_eos: bool = False
+    tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt
 
 
@@ -127,6 +128,49 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode_seconds: float = 0.0  # first token to last
 
 
+class MemoryOutcome(enum.Enum):
+    """Why no more of a prompt was found in memory."""
+
+    COMPLETE = "complete"  # all of it was there, but for the last token, which is always read
+    NEW_TOKENS = "new_tokens"  # what is kept ends there, the prompt goes on
+    DIVERGED = "diverged"  # something else is kept from there on
+    NOTHING_STORED = "nothing_stored"  # nothing of this model and tenant is kept
+    NO_BOUNDARY = "no_boundary"  # more is kept, but the model can be resumed only where a state was taken
+    EVICTED = "evicted"  # more was kept, and had to make room
+    UNREADABLE = "unreadable"  # more was kept, in files that turned out damaged, missing or unfit
+    FORGOTTEN = "forgotten"  # more was kept, and somebody had it deleted
+    SCORED = "scored"  # the prompt's log-probabilities were asked for, so that all of it had to be read
+    FAILED = "failed"  # the memory failed; the worker's log says how
+    OFF = "off"  # this worker keeps nothing
+
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """The first token of a prompt that differs from what is kept."""
+
+    position: int  # from 0
+    stored_token_id: int
+    prompt_token_id: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the memory had of one prompt, why not more, and what that took."""
+
+    outcome: MemoryOutcome = MemoryOutcome.OFF
+    ram_tokens: int = 0
+    disk_tokens: int = 0
+    unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
+    divergence: Divergence | None = None
+    waited_for_another: bool = False  # another request was reading the same beginning at that time
+    waited_seconds: float = 0.0  # for that; part of the queue's time, like the next two
+    lookup_seconds: float = 0.0
+    restore_seconds: float = 0.0  # until it had come from disk and was put together
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that were not read again."""
+        return self.ram_tokens + self.disk_tokens
+
+
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker has taken the request into its queue; exactly one `Finished` will follow."""
 
@@ -154,6 +198,14 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     queue_limit: int = 0
 
 
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prompt has been read. Comes right before the first token, and before the prompt's scores; not when there is none."""
+
+    request_id: RequestId
+    memory: MemoryReport
+    timings: Timings  # without the time of decoding
+
+
 class PromptScored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Log-probabilities of the prompt's tokens from the second on (for echo with logprobs). Comes before the first token."""
 
@@ -176,9 +228,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0  # part of prompt_tokens that needed no prefill
     error: str = ""  # what went wrong, for FAILED
     timings: Timings = Timings()
+    memory: MemoryReport = MemoryReport()
+
+    @property
+    def cached_tokens(self) -> int:
+        """The part of prompt_tokens that was not read again."""
+        return self.memory.cached_tokens
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +279,43 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     total: float = 0.0
 
 
+class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of a worker: the folder as it is now, and counters of this worker since its start."""
+
+    mode: str  # writing, or memory-only while the folder cannot be written
+    blocks: int = 0
+    stored_bytes: int = 0
+    allowed_bytes: int = 0
+    written_today_bytes: int = 0  # by all processes
+    queued_blocks: int = 0
+    queued_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    evicted_blocks: int = 0
+    bad_blocks: int = 0
+    missing_blocks: int = 0
+    outages: int = 0  # how often the folder could not be written
+    dropped_blocks: dict[str, int] = {}  # not written, by reason
+
+
+class MemoryFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker keeps, and counters of its memory since its start."""
+
+    kept_tokens: int = 0  # in RAM or on disk, each once
+    tenants: int = 0
+    ram_bytes: int = 0
+    ram_budget_bytes: int = 0
+    ram_evicted_blocks: int = 0
+    ram_tokens: int = 0  # that were not read again, by where they were
+    disk_tokens: int = 0
+    lookups: dict[str, int] = {}  # by MemoryOutcome
+    waiting: int = 0  # requests that wait for another one's reading now
+    waits: int = 0
+    lookup_seconds: Histogram | None = None
+    restore_seconds: Histogram | None = None  # of requests for which something was there
+    store: StoreFigures | None = None  # None: no folder is set
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Counters since the worker's start, and gauges of now."""
 
@@ -241,6 +335,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_budget_bytes: int = 0
     resident_bytes: int = 0
     step_seconds: Histogram | None = None
+    memory: MemoryFigures | None = None  # None: this worker keeps nothing
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -251,7 +346,16 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Event: TypeAlias = (
-    Accepted | Rejected | PromptScored | TokensGenerated | Finished | WorkerReady | WorkerFailed | WorkerStatistics | LoadProgress
+    Accepted
+    | Rejected
+    | Started
+    | PromptScored
+    | TokensGenerated
+    | Finished
+    | WorkerReady
+    | WorkerFailed
+    | WorkerStatistics
+    | LoadProgress
 )
 
 
@@ -274,15 +378,29 @@ class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     text_offset: int = 0  # characters from the beginning of the answer (prompt included when echoed)
 
 
+class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt's first token that differs from what is kept, as text: what stands before it, the kept one, the prompt's own."""
+
+    before: str
+    stored: str
+    prompt: str
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
-    """Last event of one choice."""
+    """Last event of one choice. `timings` lacks the decoding of an answer that a stop string has ended."""
 
     index: int
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0
     timings: Timings = Timings()
+    memory: MemoryReport = MemoryReport()
+    divergent: DivergentTexts | None = None  # for memory.divergence
+
+    @property
+    def cached_tokens(self) -> int:
+        """The part of prompt_tokens that was not read again."""
+        return self.memory.cached_tokens
 
 
 OutputEvent: TypeAlias = TextDelta | ChoiceFinished

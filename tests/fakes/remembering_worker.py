@@ -67,9 +67,9 @@ class RememberingWorker:
             mixes_chunks=runner.mixes_chunks,
         )
 
-    def serve(self, script: Iterable[Sequence[Command]]) -> ScriptInbox:
+    def serve(self, script: Iterable[Sequence[Command]], *, in_turn: bool = False) -> ScriptInbox:
         """Run the script to its end; the worker is gone then, with its store closed."""
-        inbox = ScriptInbox(script)
+        inbox = ScriptInbox(script, in_turn=in_turn)
         loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory)
         loop.run()
         inbox.check_protocol()

@@ -12,10 +12,15 @@ LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
 
 
 class ScriptInbox:
-    """Gives one entry of the script per call; when it is used up, shuts down as soon as all requests have ended."""
+    """Gives one entry of the script per call; when it is used up, shuts down as soon as all requests have ended.
 
-    def __init__(self, script: Iterable[Sequence[Command]], *, on_receive: Callable[[], None] = lambda: None) -> None:
-        self._script = list(script)
+    in_turn: an entry is given only when all requests of those before it have ended.
+    """
+
+    def __init__(
+        self, script: Iterable[Sequence[Command]], *, on_receive: Callable[[], None] = lambda: None, in_turn: bool = False
+    ) -> None:
+        self._script, self._in_turn = list(script), in_turn
         self._on_receive = on_receive
         self.events: list[Event] = []
         self.is_closed = False
@@ -26,7 +31,7 @@ class ScriptInbox:
         self._on_receive()
         self.patience -= 1
         assert self.patience > 0, "the loop does not come to an end"
-        if self._script:
+        if self._script and not (self._in_turn and self.open_requests()):
             return list(self._script.pop(0))
         if not self.open_requests() or timeout_seconds > LONGEST_POLL_SECONDS:
             return [Shutdown()]

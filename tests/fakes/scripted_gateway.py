@@ -13,6 +13,8 @@ from holdfast.messages import (
     ChoiceFinished,
     FinishReason,
     GenerationRequest,
+    MemoryOutcome,
+    MemoryReport,
     ModelInfo,
     OutputEvent,
     TextDelta,
@@ -36,7 +38,11 @@ def answer(
 ) -> list[OutputEvent | Exception | asyncio.Event]:
     deltas = [TextDelta(index=index, text=text, token_ids=(place,)) for place, text in enumerate(texts)]
     end = ChoiceFinished(
-        index=index, reason=reason, prompt_tokens=PROMPT_TOKENS, completion_tokens=len(texts), cached_tokens=cached_tokens
+        index=index,
+        reason=reason,
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=len(texts),
+        memory=MemoryReport(outcome=MemoryOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
     )
     return [*deltas, end]
 

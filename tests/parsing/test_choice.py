@@ -14,11 +14,17 @@ from holdfast.errors import GenerationFailed
 from holdfast.messages import (
     Accepted,
     ChoiceFinished,
+    Divergence,
+    DivergentTexts,
     Finished,
     FinishReason,
+    MemoryOutcome,
+    MemoryReport,
     OutputEvent,
     PromptScored,
+    Started,
     TextDelta,
+    Timings,
     TokenLogprob,
     TokensGenerated,
 )
@@ -42,6 +48,9 @@ def choice(*, name: str = "byte_level", stop_tokens: tuple[int, ...] = (), **rul
     return ChoiceText(index=3, pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
+FOUND = MemoryReport(outcome=MemoryOutcome.NEW_TOKENS, ram_tokens=1)
+
+
 def generated(ids: tuple[int, ...], *, scored: bool = False) -> TokensGenerated:
     logprobs = (
         tuple(TokenLogprob(token_id, -1.0 - place, ((token_id, -0.5),)) for place, token_id in enumerate(ids)) if scored else ()
@@ -50,7 +59,7 @@ def generated(ids: tuple[int, ...], *, scored: bool = False) -> TokensGenerated:
 
 
 def finished(reason: FinishReason = FinishReason.STOP, error: str = "") -> Finished:
-    return Finished(request_id="r", reason=reason, prompt_tokens=2, completion_tokens=0, cached_tokens=1, error=error)
+    return Finished(request_id="r", reason=reason, prompt_tokens=2, completion_tokens=0, memory=FOUND, error=error)
 
 
 def texts(events: list[OutputEvent]) -> str:
@@ -74,7 +83,7 @@ def test_text_comes_as_deltas_and_the_end_once() -> None:
     events = run(reader, [(token_id,) for token_id in ids])
     assert texts(events) == "hello the 🙂"
     assert events[-1] == ChoiceFinished(
-        index=3, reason=FinishReason.LENGTH, prompt_tokens=2, completion_tokens=len(ids), cached_tokens=1
+        index=3, reason=FinishReason.LENGTH, prompt_tokens=2, completion_tokens=len(ids), memory=FOUND
     )
     assert sum(isinstance(event, ChoiceFinished) for event in events) == 1
     assert reader.done
@@ -215,3 +224,31 @@ def test_the_space_before_a_first_word_is_kept_in_a_continuation_only() -> None:
     ids = encode("hello", "mistral")
     assert texts(run(choice(name="mistral"), [ids])) == "hello"
     assert texts(run(choice(name="mistral", at_start=False), [ids])) == " hello"
+
+
+def test_an_answer_that_a_stop_string_ends_knows_what_it_began_from() -> None:
+    reader = choice(stops=("!",))
+    timings = Timings(queue_seconds=1.0, prefill_seconds=2.0)
+    assert reader.feed(Started(request_id="r", memory=FOUND, timings=timings)) == ()
+    events = run(reader, [encode("a! b")])
+    assert isinstance(events[-1], ChoiceFinished)
+    assert (events[-1].memory, events[-1].cached_tokens, events[-1].timings) == (FOUND, 1, timings)
+
+
+def test_a_first_differing_token_is_told_as_text() -> None:
+    stored, own = encode("ab")
+    diverged = MemoryReport(
+        outcome=MemoryOutcome.DIVERGED, divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own)
+    )
+    reader = choice(prompt_token_ids=tuple(encode("xb")))
+    reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
+    (end,) = reader.feed(finished())
+    assert isinstance(end, ChoiceFinished)
+    assert end.divergent is None  # the last word is that of Finished
+
+    reader = choice(prompt_token_ids=tuple(encode("xb")))
+    end = reader.feed(Finished(request_id="r", reason=FinishReason.STOP, prompt_tokens=2, completion_tokens=0, memory=diverged))[
+        -1
+    ]
+    assert isinstance(end, ChoiceFinished)
+    assert end.divergent == DivergentTexts(before="x", stored="a", prompt="b")

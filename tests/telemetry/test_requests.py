@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.messages import ChoiceFinished, FinishReason, TextDelta, Timings
+from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, TextDelta, Timings
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.requests import RequestWatch
 
@@ -43,7 +43,7 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
             reason=FinishReason.STOP,
             prompt_tokens=10,
             completion_tokens=4,
-            cached_tokens=3,
+            memory=MemoryReport(ram_tokens=2, disk_tokens=1),
             timings=Timings(queue_seconds=1.0, prefill_seconds=2.0, decode_seconds=3.0),
         )
     )

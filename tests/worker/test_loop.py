@@ -118,7 +118,7 @@ def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
     prompt = tuple(range(1, 41))  # three chunks
     inbox = serve([request("a", *prompt, max_tokens=2, want_prompt_logprobs=True)])
     kinds = [type(event).__name__ for event in inbox.of("a")]
-    assert kinds == ["Accepted", "PromptScored", "TokensGenerated", "TokensGenerated", "Finished"]
+    assert kinds == ["Accepted", "Started", "PromptScored", "TokensGenerated", "TokensGenerated", "Finished"]
     (scored,) = [event for event in inbox.events if isinstance(event, PromptScored)]
     assert [logprob.token_id for logprob in scored.logprobs] == list(prompt[1:])
 

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
-from holdfast.messages import ChoiceFinished, FinishReason, Rejected, TextDelta, Timings, TokenText
+from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, Rejected, TextDelta, Timings, TokenText
 from holdfast.parsing.choice import ChoiceText
 
 
@@ -24,6 +24,7 @@ class Completion:
     cached_tokens: int = 0
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
+    memory: MemoryReport = MemoryReport()
 
     def __str__(self) -> str:
         return self.text
@@ -66,6 +67,8 @@ class AnswerReader:
             reason=FinishReason.CANCELLED,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._choice.completion_tokens,
+            timings=self._choice.timings,
+            memory=self._choice.memory,
         )
         return Completion(
             text="".join(delta.text for delta in self._deltas),
@@ -76,6 +79,7 @@ class AnswerReader:
             cached_tokens=finished.cached_tokens,
             logprobs=tuple(token for delta in self._deltas for token in delta.logprobs),
             timings=finished.timings,
+            memory=finished.memory,
         )
 
     def close(self) -> None:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, RequestId, TokensGenerated
+from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, RequestId, Started, TokensGenerated
 
-RequestEvent = Accepted | Rejected | PromptScored | TokensGenerated | Finished
+RequestEvent = Accepted | Rejected | Started | PromptScored | TokensGenerated | Finished
 
 
 class EventStream:

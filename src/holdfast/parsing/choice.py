@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from holdfast.errors import GenerationFailed
 from holdfast.messages import (
     ChoiceFinished,
+    DivergentTexts,
     Event,
     Finished,
     FinishReason,
+    MemoryReport,
     OutputEvent,
     PromptScored,
+    Started,
     TextDelta,
+    Timings,
     TokenLogprob,
     TokensGenerated,
     TokenText,
@@ -23,6 +27,8 @@ from holdfast.parsing.detokenize import IncrementalDetokenizer
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.places import PlacedToken, spread
 from holdfast.parsing.stops import StopScanner
+
+_TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,8 @@ class ChoiceText:
         self.index = index
         self.done = False  # the choice has ended; if the worker has not said Finished by then, its sequence is to be cancelled
         self.completion_tokens = 0
+        self.memory = MemoryReport()  # known from the first token on
+        self.timings = Timings()
         self._pieces = pieces
         self._rules = rules
         self._detokenizer = IncrementalDetokenizer(pieces, at_start=rules.at_start)
@@ -74,6 +82,9 @@ class ChoiceText:
             return self._finished(event)
         if isinstance(event, PromptScored):
             return self._echo(event.logprobs)
+        if isinstance(event, Started):
+            self.memory, self.timings = event.memory, event.timings
+            return ()
         return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
 
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
@@ -144,14 +155,8 @@ class ChoiceText:
         echo = self._echo(()) if self._owes_echo else ()
         delta = self._flush() if self._rules.max_tokens else None
         stopped = self._stops is not None and self._stops.stopped
-        ending = ChoiceFinished(
-            index=self.index,
-            reason=FinishReason.STOP if stopped else event.reason,
-            prompt_tokens=len(self._rules.prompt_token_ids),
-            completion_tokens=self.completion_tokens,
-            cached_tokens=event.cached_tokens,
-            timings=event.timings,
-        )
+        self.memory, self.timings = event.memory, event.timings
+        ending = self._ending(FinishReason.STOP if stopped else event.reason)
         return (*echo, ending) if delta is None else (*echo, delta, ending)
 
     def _flush(self) -> TextDelta | None:
@@ -234,4 +239,18 @@ class ChoiceText:
             reason=reason,
             prompt_tokens=len(self._rules.prompt_token_ids),
             completion_tokens=self.completion_tokens,
+            timings=self.timings,
+            memory=self.memory,
+            divergent=self._divergent_texts(),
+        )
+
+    def _divergent_texts(self) -> DivergentTexts | None:
+        found = self.memory.divergence
+        if found is None:
+            return None
+        before = self._rules.prompt_token_ids[max(0, found.position - _TOKENS_BEFORE) : found.position]
+        return DivergentTexts(
+            before=b"".join(self._pieces.all_bytes[token_id] for token_id in before).decode("utf-8", "replace"),
+            stored=self._shown(found.stored_token_id)[0],
+            prompt=self._shown(found.prompt_token_id)[0],
         )

@@ -18,6 +18,7 @@ class RequestWatch:
         self._metrics, self._clock = metrics, clock
         self._began = clock()
         self._model = ""
+        self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
 
@@ -33,7 +34,7 @@ class RequestWatch:
         if isinstance(event, TextDelta):
             self._observe_text(event.index, now)
         else:
-            self._observe_end(event)
+            self._observe_end(event, now)
 
     def close(self) -> None:
         """The answer is over, whole or not."""
@@ -43,12 +44,13 @@ class RequestWatch:
     def _observe_text(self, index: int, now: float) -> None:
         latest = self._latest_text.get(index)
         if latest is None:
+            self._first_text[index] = now
             self._metrics.first_token_seconds.labels(self._model).observe(now - self._began)
         elif self._gaps is not None:
             self._gaps.observe(now - latest)
         self._latest_text[index] = now
 
-    def _observe_end(self, event: ChoiceFinished) -> None:
+    def _observe_end(self, event: ChoiceFinished, now: float) -> None:
         metrics, model = self._metrics, self._model
         metrics.requests.labels(model, event.reason.value).inc()
         metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
@@ -56,4 +58,8 @@ class RequestWatch:
         metrics.cached_tokens.labels(model).inc(event.cached_tokens)
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
-        metrics.decode_seconds.labels(model).observe(event.timings.decode_seconds)
+        metrics.decode_seconds.labels(model).observe(event.timings.decode_seconds or self._decode_seconds(event.index, now))
+
+    def _decode_seconds(self, index: int, now: float) -> float:
+        """For an answer that was cut by a stop string: its worker was not waited for."""
+        return now - self._first_text.get(index, now)

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
-from holdfast.messages import FinishReason, Histogram
+from holdfast.messages import FinishReason, Histogram, MemoryFigures, MemoryOutcome, MemoryReport
 
-STEP_SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class SecondsCounter:
+    """How long something took, each time it happened."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
+        self._total = 0.0
+
+    def count(self, seconds: float) -> None:
+        """It happened once more."""
+        self._total += seconds
+        self._counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
+
+    def histogram(self) -> Histogram:
+        """All of them so far."""
+        return Histogram(bounds=SECONDS_BOUNDS, counts=tuple(self._counts), total=self._total)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,18 +41,43 @@ class Counters:
     generated_tokens: int = 0
     rejected: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
-    step_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_SECONDS_BOUNDS) + 1))
-    step_seconds: float = 0.0
+    step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
 
     def count_step(self, seconds: float) -> None:
         """One step has been collected."""
         self.steps += 1
-        self.step_seconds += seconds
-        self.step_counts[bisect_left(STEP_SECONDS_BOUNDS, seconds)] += 1
+        self.step_seconds.count(seconds)
 
-    def step_histogram(self) -> Histogram:
-        """How long steps took."""
-        return Histogram(bounds=STEP_SECONDS_BOUNDS, counts=tuple(self.step_counts), total=self.step_seconds)
+
+@dataclass(slots=True, kw_only=True)
+class MemoryCounters:
+    """What the memory was asked, and what it had."""
+
+    outcomes: Counter[MemoryOutcome] = field(default_factory=Counter)
+    ram_tokens: int = 0
+    disk_tokens: int = 0
+    lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
+    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)
+
+    def count(self, report: MemoryReport) -> None:
+        """One request has begun."""
+        self.outcomes[report.outcome] += 1
+        self.ram_tokens += report.ram_tokens
+        self.disk_tokens += report.disk_tokens
+        self.lookup_seconds.count(report.lookup_seconds)
+        if report.cached_tokens:
+            self.restore_seconds.count(report.restore_seconds)
+
+    def written_into(self, figures: MemoryFigures) -> MemoryFigures:
+        """The figures of what is kept, with these counters."""
+        return msgspec.structs.replace(
+            figures,
+            ram_tokens=self.ram_tokens,
+            disk_tokens=self.disk_tokens,
+            lookups={outcome.value: count for outcome, count in self.outcomes.items()},
+            lookup_seconds=self.lookup_seconds.histogram(),
+            restore_seconds=self.restore_seconds.histogram(),
+        )
 
 
 def resident_bytes() -> int:

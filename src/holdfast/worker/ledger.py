@@ -93,10 +93,13 @@ class Ledger:
             sequence.prompt_logprobs += logprobs
 
     def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Tell drawn tokens, and before the first of them the prompt's scores if they are wanted."""
+        """Tell drawn tokens; before the first of them, what they begin from, and the prompt's scores if they are wanted."""
+        now = self._clock()
+        if sequence.first_token_at is None:
+            self.tell(sequence.started(now=now))
         if sequence.request.want_prompt_logprobs and not sequence.is_scored:
             self._tell_scores(sequence)
-        sequence.take(token_ids, now=self._clock())
+        sequence.take(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
         self.tell(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
 

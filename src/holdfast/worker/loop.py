@@ -69,10 +69,10 @@ class WorkerLoop:
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
-        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler)
+        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler, clock=clock)
         self._flight: _Flight | None = None
         self._collected_at = 0.0
-        self._told_at = 0.0
+        self._told_at = -IDLE_SECONDS
         self._told_busy = False
         self._failures_in_a_row = 0
         self._is_closing = False
@@ -81,6 +81,8 @@ class WorkerLoop:
         """Work until Shutdown. Raises DeviceBroken when nothing can be computed any more; all requests are finished then too."""
         is_busy = is_resting = False
         try:
+            self._tell_statistics(is_busy=False)
+            self._inbox.send(self._ledger.take_outbox())
             while not self._is_closing:
                 commands = self._inbox.receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
@@ -146,7 +148,7 @@ class WorkerLoop:
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start and gauges of now."""
-        counters, load = self._ledger.counters, self._scheduler.statistics()
+        counters, load, memory = self._ledger.counters, self._scheduler.statistics(), self._remembering.figures()
         return WorkerStatistics(
             in_answer=in_answer,
             running=load.running,
@@ -154,6 +156,7 @@ class WorkerLoop:
             steps=counters.steps,
             prompt_tokens=counters.prompt_tokens,
             generated_tokens=counters.generated_tokens,
+            cached_tokens=0 if memory is None else memory.ram_tokens + memory.disk_tokens,
             preemptions=load.preemptions,
             finished=sum(counters.finished.values()),
             failed=counters.finished[FinishReason.FAILED],
@@ -162,7 +165,8 @@ class WorkerLoop:
             kv_reserved_bytes=load.reserved_bytes,
             kv_budget_bytes=load.budget_bytes,
             resident_bytes=resident_bytes(),
-            step_seconds=counters.step_histogram(),
+            step_seconds=counters.step_seconds.histogram(),
+            memory=memory,
         )
 
     def check_invariants(self) -> None:
@@ -351,6 +355,7 @@ class WorkerLoop:
 
     def _open_afresh(self, sequence: LiveSequence) -> None:
         """From its first token, whatever is remembered: after a failure."""
+        self._remembering.begin_again(sequence)
         generated = tuple(sequence.generated)
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
@@ -380,8 +385,8 @@ class WorkerLoop:
         self._inbox.send(self._ledger.take_outbox())
 
     def _tell_statistics(self, *, is_busy: bool) -> None:
-        """The front shows running and queued requests without asking for them each time."""
+        """The front shows its figures without asking for them each time: often while requests run, now and then at rest."""
         now = self._clock()
-        if is_busy != self._told_busy or (is_busy and now - self._told_at >= STATISTICS_SECONDS):
+        if is_busy != self._told_busy or now - self._told_at >= (STATISTICS_SECONDS if is_busy else IDLE_SECONDS):
             self._told_busy, self._told_at = is_busy, now
             self._ledger.tell(self.statistics())

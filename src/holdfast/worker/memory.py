@@ -27,15 +27,17 @@ from holdfast.cache.codec import (
     unpack,
 )
 from holdfast.cache.hold import Hold
-from holdfast.cache.library import Library, LibraryStatistics
+from holdfast.cache.library import Library
 from holdfast.cache.losses import LossCause
 from holdfast.cache.reuse import ReusePlan
 from holdfast.cache.snapshot import KVRun, RunForm, SnapshotMismatch, StateSnapshot, form_of
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
+from holdfast.messages import MemoryFigures, MemoryReport
 from holdfast.store.block import Block, ReadFailed
 from holdfast.store.keys import BlockKey
 from holdfast.store.store import BlockStore
+from holdfast.worker.memory_report import figures_of, report_of
 
 RUN_TOKENS = 256
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
@@ -63,6 +65,10 @@ class Recall:
     def cached_tokens(self) -> int:
         """Tokens that need not be read."""
         return self.plan.tokens
+
+    def report(self) -> MemoryReport:
+        """What was found, and why not more."""
+        return report_of(self.plan, restore_seconds=self.restored_seconds)
 
     def release(self) -> None:
         """Let the memory go; what was fetched stays where the library put it."""
@@ -166,9 +172,9 @@ class Memory:
         if changes.stored or changes.lost:
             self._library.disk_changed(stored=changes.stored, lost=changes.lost)
 
-    def statistics(self) -> LibraryStatistics:
+    def figures(self) -> MemoryFigures:
         """What is kept."""
-        return self._library.statistics()
+        return figures_of(self._library.statistics(), None if self._store is None else self._store.statistics())
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
-from holdfast.messages import RequestId, SequenceRequest
+from holdfast.messages import MemoryFigures, MemoryReport, RequestId, SequenceRequest
 
 
 class Engine(Protocol):
@@ -55,6 +55,10 @@ class Engine(Protocol):
         """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
         ...
 
+    def go_on(self) -> None:
+        """Start the step that was dispatched last, if it has not started yet; what was collected has been sent."""
+        ...
+
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
         ...
@@ -66,6 +70,10 @@ class Recall(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Tokens that need not be read, fewer than the request knows."""
+        ...
+
+    def report(self) -> MemoryReport:
+        """What was found, and why not more. The times are the caller's, but for that of the disk."""
         ...
 
     def release(self) -> None:
@@ -102,6 +110,10 @@ class Memory(Protocol):
 
     def tend(self) -> None:
         """Housekeeping; call often."""
+        ...
+
+    def figures(self) -> MemoryFigures:
+        """What is kept. Who asked for what is the caller's to count."""
         ...
 
     def close(self) -> None:

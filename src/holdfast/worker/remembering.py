@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from holdfast.cache.reading import Readings
 from holdfast.engine.plan import KeepPolicy
-from holdfast.messages import RequestId, SequenceRequest
+from holdfast.messages import MemoryFigures, MemoryOutcome, MemoryReport, RequestId, SequenceRequest
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.counters import MemoryCounters
 from holdfast.worker.parts import Engine, Memory
 from holdfast.worker.sequences import LiveSequence
 
@@ -17,8 +22,16 @@ LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
 class Remembering:
     """The loop's side of a memory. Without one, every method does nothing."""
 
-    def __init__(self, memory: Memory | None, *, engine: Engine, scheduler: Scheduler) -> None:
-        self._memory, self._engine, self._scheduler = memory, engine, scheduler
+    def __init__(
+        self,
+        memory: Memory | None,
+        *,
+        engine: Engine,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._memory, self._engine, self._scheduler, self._clock = memory, engine, scheduler, clock
+        self._counters = MemoryCounters()
         self._readings = Readings()
         self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
         self._fetching: list[LiveSequence] = []
@@ -48,7 +61,10 @@ class Remembering:
             return
         if self.has_work:
             self.put_away_all()  # the next turn often comes right after the answer that it goes on from
+        began_at = self._clock()
+        _stop_waiting(sequence, now=began_at)
         sequence.recall = self._memory.recall(sequence.chain, salt=sequence.request.tenant)
+        sequence.lookup_seconds += self._clock() - began_at
         if self._waits_for_another(sequence):
             return
         self._announce(sequence)
@@ -65,6 +81,7 @@ class Remembering:
             return False
         sequence.recall.release()
         sequence.recall = None
+        sequence.waits_since = self._clock()
         self._readings.wait(request.request_id, ahead)
         self._behind[request.request_id] = sequence
         self._scheduler.wait_for_memory(request.request_id)
@@ -95,17 +112,45 @@ class Remembering:
     def opening(self, sequence: LiveSequence) -> tuple[Any, KeepPolicy | None]:
         """What to open a sequence from, and what to keep of it while it runs."""
         if self._memory is None or not _takes_part(sequence.request):
+            outcome = MemoryOutcome.OFF if self._memory is None else MemoryOutcome.SCORED
+            self._book(sequence, MemoryReport(outcome=outcome))
             return None, None
-        prefix = None
+        prefix, report = None, MemoryReport(outcome=MemoryOutcome.FAILED)
         if sequence.recall is not None:
+            began_at = self._clock()
             prefix = self._memory.prefix(sequence.recall)
-            if not sequence.generated:
-                sequence.cached_tokens = sequence.recall.cached_tokens
+            report = sequence.recall.report()
+            report = msgspec.structs.replace(report, restore_seconds=report.restore_seconds + self._clock() - began_at)
             self.drop_recall(sequence)
+        self._book(sequence, report)
         return prefix, self._memory.policy(len(sequence.request.prompt_token_ids))
+
+    def begin_again(self, sequence: LiveSequence) -> None:
+        """A step failed and the sequence is read from its first token on: nothing was reused after all."""
+        if sequence.memory is not None and sequence.memory.cached_tokens and not sequence.generated:
+            sequence.memory = MemoryReport(outcome=MemoryOutcome.FAILED)
+
+    def figures(self) -> MemoryFigures | None:
+        """What is kept and what it was good for; None without a memory."""
+        if self._memory is None:
+            return None
+        readings = self._readings.statistics()
+        figures = msgspec.structs.replace(self._memory.figures(), waiting=readings.waiting, waits=readings.waits)
+        return self._counters.written_into(figures)
+
+    def _book(self, sequence: LiveSequence, report: MemoryReport) -> None:
+        if sequence.memory is None:  # else it was preempted, and finds mostly what it has read itself
+            sequence.memory = msgspec.structs.replace(
+                report,
+                waited_for_another=sequence.waited_seconds > 0,
+                waited_seconds=sequence.waited_seconds,
+                lookup_seconds=sequence.lookup_seconds,
+            )
+            self._counters.count(sequence.memory)
 
     def begin_afresh(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence begin from its first token."""
+        _stop_waiting(sequence, now=self._clock())
         self.drop_recall(sequence)
         self._scheduler.set_cached(sequence.request.request_id, 0)
 
@@ -177,6 +222,12 @@ class Remembering:
     def _look_again(self, freed: tuple[RequestId, ...]) -> None:
         for request_id in freed:
             self.look_up(self._behind.pop(request_id))
+
+
+def _stop_waiting(sequence: LiveSequence, *, now: float) -> None:
+    if sequence.waits_since is not None:
+        sequence.waited_seconds += now - sequence.waits_since
+        sequence.waits_since = None
 
 
 def _takes_part(request: SequenceRequest) -> bool:

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.messages import Finished, FinishReason, SequenceRequest, Timings, TokenLogprob
+from holdfast.messages import Finished, FinishReason, MemoryReport, SequenceRequest, Started, Timings, TokenLogprob
 from holdfast.scheduler.stopping import Ending, ending
 
 
@@ -27,7 +27,10 @@ class LiveSequence:
     is_scored: bool = False  # PromptScored has been sent
     chain: array[int] = field(default_factory=lambda: array("I"))  # prompt and what was generated
     recall: Any = None  # what it begins from, until the engine has it
-    cached_tokens: int = 0  # of the prompt: were not read again
+    lookup_seconds: float = 0.0
+    waits_since: float | None = None  # for another one that reads the same beginning
+    waited_seconds: float = 0.0
+    memory: MemoryReport | None = None  # what it began from; None before it does
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -64,10 +67,14 @@ class LiveSequence:
             reason=reason,
             prompt_tokens=len(self.request.prompt_token_ids),
             completion_tokens=len(self.generated),
-            cached_tokens=self.cached_tokens,
             error=error,
             timings=self._timings(now),
+            memory=self.memory or MemoryReport(),
         )
+
+    def started(self, *, now: float) -> Started:
+        """What is said about it right before its first token."""
+        return Started(request_id=self.request.request_id, memory=self.memory or MemoryReport(), timings=self._timings(now))
 
     def _timings(self, now: float) -> Timings:
         admitted = now if self.admitted_at is None else self.admitted_at

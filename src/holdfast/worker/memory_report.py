@@ -1,0 +1,78 @@
+"""What the memory found and what it keeps, as messages for the front."""
+
+from __future__ import annotations
+
+import functools
+from typing import assert_never
+
+from holdfast.cache.library import LibraryStatistics
+from holdfast.cache.losses import LossCause, Lost
+from holdfast.cache.reuse import NewTokens, NoBoundary, NothingStored, ReusePlan
+from holdfast.cache.tree import Diverged
+from holdfast.messages import Divergence, MemoryFigures, MemoryOutcome, MemoryReport, StoreFigures
+from holdfast.store.statistics import StoreStatistics
+
+_OF_A_LOSS = {
+    LossCause.EVICTED: MemoryOutcome.EVICTED,
+    LossCause.UNREADABLE: MemoryOutcome.UNREADABLE,
+    LossCause.FORGOTTEN: MemoryOutcome.FORGOTTEN,
+}
+
+
+def report_of(plan: ReusePlan, *, restore_seconds: float) -> MemoryReport:
+    """What a request begins from, and why it is not more."""
+    report = functools.partial(
+        MemoryReport, ram_tokens=plan.ram_tokens, disk_tokens=plan.disk_tokens, restore_seconds=restore_seconds
+    )
+    match plan.shortfall:
+        case None:
+            return report(outcome=MemoryOutcome.COMPLETE)
+        case NewTokens():
+            return report(outcome=MemoryOutcome.NEW_TOKENS)
+        case NothingStored():
+            return report(outcome=MemoryOutcome.NOTHING_STORED)
+        case Diverged(position=position, expected=stored, found=found):
+            divergence = Divergence(position=position, stored_token_id=stored, prompt_token_id=found)
+            return report(outcome=MemoryOutcome.DIVERGED, divergence=divergence)
+        case NoBoundary(matched=matched, boundary=boundary):
+            return report(outcome=MemoryOutcome.NO_BOUNDARY, unused_tokens=matched - boundary)
+        case Lost(tokens=tokens, cause=cause):
+            return report(outcome=_OF_A_LOSS[cause], unused_tokens=tokens)
+        case other:
+            assert_never(other)
+
+
+def figures_of(library: LibraryStatistics, store: StoreStatistics | None) -> MemoryFigures:
+    """What is kept."""
+    return MemoryFigures(
+        kept_tokens=library.tokens,
+        tenants=library.tenants,
+        ram_bytes=library.ram.resident_bytes,
+        ram_budget_bytes=library.ram.budget_bytes,
+        ram_evicted_blocks=library.ram.evicted,
+        store=None if store is None else _store_figures(store),
+    )
+
+
+def _store_figures(store: StoreStatistics) -> StoreFigures:
+    return StoreFigures(
+        mode=store.mode,
+        blocks=store.blocks,
+        stored_bytes=store.stored_bytes,
+        allowed_bytes=store.allowed_bytes,
+        written_today_bytes=store.written_today_bytes,
+        queued_blocks=store.queued_blocks,
+        queued_bytes=store.queued_bytes,
+        written_bytes=store.written_bytes,
+        read_bytes=store.read_bytes,
+        evicted_blocks=store.evicted_blocks,
+        bad_blocks=store.bad_blocks,
+        missing_blocks=store.missing_blocks,
+        outages=store.outages,
+        dropped_blocks={
+            "queue_full": store.dropped_queue_full,
+            "memory_only": store.dropped_memory_only,
+            "daily_budget": store.dropped_daily_budget,
+            "no_room": store.dropped_no_room,
+        },
+    )

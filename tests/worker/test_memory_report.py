@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cache.library import Library
+from holdfast.cache.losses import LossCause, Lost
+from holdfast.cache.reuse import NewTokens, NoBoundary, NothingStored, PlannedPiece, ReusePlan, Shortfall
+from holdfast.cache.tiers import Residence
+from holdfast.cache.tree import Diverged
+from holdfast.messages import Divergence, MemoryOutcome
+from holdfast.worker.memory_report import figures_of, report_of
+
+
+def plan(shortfall: Shortfall | None) -> ReusePlan:
+    pieces = (
+        PlannedPiece(b"a", start=0, tokens=5, offset=0, residence=Residence.DISK),
+        PlannedPiece(b"b", start=5, tokens=2, offset=0, residence=Residence.BOTH),
+        PlannedPiece(b"c", start=7, tokens=1, offset=0, residence=Residence.RAM),
+    )
+    return ReusePlan(tokens=8, pieces=pieces, state=None, shortfall=shortfall)
+
+
+@pytest.mark.parametrize(
+    ("shortfall", "outcome", "unused_tokens"),
+    [
+        (None, MemoryOutcome.COMPLETE, 0),
+        (NewTokens(8), MemoryOutcome.NEW_TOKENS, 0),
+        (NothingStored(), MemoryOutcome.NOTHING_STORED, 0),
+        (Diverged(8, 1, 2), MemoryOutcome.DIVERGED, 0),
+        (NoBoundary(matched=11, boundary=8), MemoryOutcome.NO_BOUNDARY, 3),
+        (Lost(8, 4, LossCause.EVICTED), MemoryOutcome.EVICTED, 4),
+        (Lost(8, 4, LossCause.UNREADABLE), MemoryOutcome.UNREADABLE, 4),
+        (Lost(8, 4, LossCause.FORGOTTEN), MemoryOutcome.FORGOTTEN, 4),
+    ],
+)
+def test_each_shortfall_is_told_with_what_was_found(
+    shortfall: Shortfall | None, outcome: MemoryOutcome, unused_tokens: int
+) -> None:
+    report = report_of(plan(shortfall), restore_seconds=0.5)
+    assert (report.outcome, report.unused_tokens) == (outcome, unused_tokens)
+    assert (report.ram_tokens, report.disk_tokens, report.cached_tokens) == (3, 5, 8)
+    assert report.restore_seconds == 0.5
+
+
+def test_a_divergence_is_told_with_both_tokens() -> None:
+    report = report_of(plan(Diverged(8, expected=1, found=2)), restore_seconds=0.0)
+    assert report.divergence == Divergence(position=8, stored_token_id=1, prompt_token_id=2)
+
+
+def test_without_a_store_there_are_no_figures_of_one() -> None:
+    figures = figures_of(Library(fingerprint="a model", ram_budget_bytes=7).statistics(), None)
+    assert (figures.ram_budget_bytes, figures.ram_bytes, figures.kept_tokens, figures.store) == (7, 0, 0, None)
