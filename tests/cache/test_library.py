@@ -279,6 +279,16 @@ def test_what_is_forgotten_while_it_is_saved_can_be_evicted_when_it_has_come_bac
     assert memory.residence(first.key) is Residence.DISK
 
 
+def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> None:
+    disk = FakeDisk()
+    memory = library(budget=4, disk=disk)
+    first, second = read(memory, CHAIN, disk=disk)
+    assert plan(memory, CHAIN).to_read == (second.key,)
+    assert memory.unreadable([first.key, second.key]) == (second.key,)
+    assert plan(memory, CHAIN).to_read == ()
+    memory.check_invariants()
+
+
 def test_late_news_of_what_was_removed_do_no_harm_to_what_has_come_back() -> None:
     disk = FakeDisk()
     memory = library(budget=0, disk=disk)

@@ -184,7 +184,7 @@ class LibraryStates(RuleBasedStateMachine):
         self.the_disk_echoes()
         if is_unreadable:
             self.disk.condemn(key)
-            gone = self.library.unreadable([key])
+            gone = self.library.forget([key], cause=LossCause.UNREADABLE) if pick % 3 == 0 else self.library.unreadable([key])
         else:
             gone = self.library.disk_changed(lost=self.disk.drop([key]).lost)
         assert key not in self.disk.kept

@@ -194,18 +194,26 @@ class Library:
 
     def forget(self, keys: Iterable[BlockKey], *, cause: LossCause) -> tuple[BlockKey, ...]:
         """Remove keys from everywhere, with all that stands behind them; returns what that was."""
-        return tuple(gone for key in keys if self._tree.has_node(key) for gone in self._lose(key, cause))
+        gone: list[BlockKey] = []
+        for key in keys:
+            if not self._tree.has_node(key):
+                continue
+            if cause is LossCause.UNREADABLE and key in self._book:
+                self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
+            gone += self._lose(key, cause)
+        return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
         """The disk's copies of these could not be used; returns what is gone by that. What RAM has too stays there."""
         gone: list[BlockKey] = []
         for key in keys:
-            if self._disk is None or key not in self._book or self._book.is_saving(key):
+            if self._disk is None or key not in self._book:
                 continue
-            self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
             if key not in self._ram:
-                gone += self._lose(key, LossCause.UNREADABLE)
-            elif self._book.forget(key):
+                gone += self.forget((key,), cause=LossCause.UNREADABLE)
+            elif not self._book.is_saving(key):
+                self._book.expect_loss(key)
+                self._book.forget(key)
                 self._disk.remove((key,))
         return tuple(gone)
 
