@@ -26,6 +26,7 @@ CLIENTS = 16
 LEAVING_SHARE = 0.3
 LONGEST_STAY_SECONDS = 2.0  # of those who leave: in the queue, while the prompt is read, or in the middle of the answer
 LOOK_SECONDS = 0.5
+KEPT_BYTES = 32 << 20  # so small that it is full after seconds: from then on what is kept neither grows nor shrinks
 GROWTH_SHARE, GROWTH_BYTES = 1.03, 6 << 20  # what the allocator may still do in the second half
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess(str(served_model_folder()), "--name", "demo")
+    server = ServerProcess(str(served_model_folder()), "--name", "demo", "--set", f"store.ram_bytes={KEPT_BYTES}")
     server.wait_ready()
     yield server
     server.stop()
