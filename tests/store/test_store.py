@@ -145,6 +145,20 @@ def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, t
     assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]
 
 
+def test_a_link_under_the_name_of_a_block_is_replaced_and_not_followed(store: BlockStore, tmp_path: Path) -> None:
+    store.put(CHAIN[0])
+    store.flush()
+    path = path_of(tmp_path / "store", CHAIN[1].key)
+    (tmp_path / "mine").write_text("mine")
+    path.symlink_to(tmp_path / "mine")
+    with pytest.raises(BlockMissing):
+        store.read(CHAIN[1].key).result()
+    store.put(CHAIN[1])
+    store.flush()
+    assert bytes_of(store.read(CHAIN[1].key).result()) == CHAIN[1]
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStore) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         store.put(replace(CHAIN[0], parts=(memoryview(b"abcd")[::2],)))

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -205,7 +204,7 @@ def fill(path: Path) -> None:
                 continue
 
 
-LIMITED = """
+LIMITED_SIZE = """
 import resource, sys
 from pathlib import Path
 from holdfast.store.store import BlockStore
@@ -222,13 +221,38 @@ with BlockStore(Path(sys.argv[1]), fingerprint=FINGERPRINT) as store:
 print("unharmed")
 """
 
+LIMITED_FILES = """
+import resource, sys
+from pathlib import Path
+from holdfast.store.store import BlockStore
+from tests.store.chains import FINGERPRINT, make_block
+resource.setrlimit(resource.RLIMIT_NOFILE, (140, 140))
+blocks = [make_block([number], part_bytes=(50,)) for number in range(400)]
+with BlockStore(Path(sys.argv[1]), fingerprint=FINGERPRINT) as store:
+    for block in blocks:
+        store.put(block)
+    assert store.flush()
+    assert store.statistics().written_blocks == len(blocks), store.statistics()
+    futures = [store.read(block.key) for block in blocks]
+    assert [future.result().key for future in futures] == [block.key for block in blocks]
+print("unharmed")
+"""
 
-def test_a_limit_on_the_size_of_files_harms_nobody(tmp_path: Path) -> None:
+
+def run(program: str, folder: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path / "s")],
+        [sys.executable, "-c", program, str(folder)],
         capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}"},
     )  # fmt: skip
     assert done.stdout == "unharmed\n", done.stderr
-    assert list((tmp_path / "s" / "incoming").iterdir()) == []
+    assert list((folder / "incoming").iterdir()) == []
+
+
+def test_a_limit_on_the_size_of_files_harms_nobody(tmp_path: Path) -> None:
+    run(LIMITED_SIZE, tmp_path / "s")
+
+
+def test_few_files_are_open_at_once_however_many_blocks_come(tmp_path: Path) -> None:
+    run(LIMITED_FILES, tmp_path / "s")

@@ -39,9 +39,11 @@ def read_only(path: Path) -> Iterator[None]:
         folders = [path, *(child for child in path.rglob("*") if child.is_dir())]
         for folder in folders:
             folder.chmod(0o500)
-        yield
-        for folder in folders:
-            folder.chmod(mode)
+        try:
+            yield
+        finally:
+            for folder in folders:
+                folder.chmod(mode)
         return
     _mount("--bind", str(path), str(path))
     try:

@@ -236,6 +236,14 @@ class StoreFolder:
         return folder
 
 
+def is_plain_file(path: Path) -> bool:
+    """Whether there is a file under this very name, not a link to one. Raises OSError where that cannot be told."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
     file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -184,7 +184,7 @@ class _Opened:
 def _opened(path: Path, limits: StoreLimits) -> Iterator[_Opened]:
     folder = StoreFolder(path)
     folder.check()
-    if not folder.path.is_dir() or not any(folder.path.iterdir()):
+    if not (folder.path / "blocks").is_dir():
         raise StoreRefused(f"there is no store at {folder.path}")
     keeper = IndexKeeper(folder)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from holdfast.store.block import BadBlock, Block, Entry, StoreRefused
 from holdfast.store.block_file import EncodedBlock, encode_block
 from holdfast.store.budget import UNLIMITED, Eviction, StoreLimits, reachable_keys
-from holdfast.store.folder import StoreFolder
+from holdfast.store.folder import StoreFolder, is_plain_file
 from holdfast.store.group import WriteGroup
 from holdfast.store.index import IndexRow
 from holdfast.store.index_keeper import IndexKeeper
@@ -27,6 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or this large
+GROUP_BLOCKS = 48  # … or of so many: each keeps a file open, two groups may be under way, and macOS allows 256
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 _LEAST_EVICTED_BYTES = 256 << 10  # room for the index as well
@@ -77,6 +78,7 @@ class IoThread:
             self.settle()
         finally:
             self._mailbox.close()
+            self.counts.mode = "memory-only"
             self._group.abandon()
             while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
                 if isinstance(order, Question):
@@ -94,10 +96,13 @@ class IoThread:
 
     def _publish_if_due(self) -> None:
         now = self._clocks.steady()
-        if self._group.blocks and (now >= self._group_began + GROUP_SECONDS or self._group.file_bytes >= GROUP_BYTES):
+        if self._group.blocks and (now >= self._group_began + GROUP_SECONDS or self._group_is_full()):
             self._publish()
         if self._used and now >= self._used_since + TOUCH_SECONDS:
             self._note_use()
+
+    def _group_is_full(self) -> bool:
+        return self._group.file_bytes >= GROUP_BYTES or len(self._group.blocks) >= GROUP_BLOCKS
 
     # -- opening and outages
 
@@ -162,7 +167,7 @@ class IoThread:
             self._pause(error)
 
     def _write_into_group(self, block: Block) -> None:
-        if self._folder.block_path(block.key, model=self._model).exists():
+        if is_plain_file(self._folder.block_path(block.key, model=self._model)):
             self.counters.duplicate_blocks += 1
             self._mailbox.release([block.key], stored=True)
             self.touch([block.key], self._clocks.wall())
@@ -255,7 +260,7 @@ class IoThread:
         self._keeper.use(lambda index: index.add(rows, written_bytes=written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        while self._group.file_bytes < GROUP_BYTES and self._retry_at is None:
+        while self._retry_at is None and not self._group_is_full():
             block = self._mailbox.take_block()
             if block is None:
                 return
