@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.engine.engine import Engine, PendingStep
 from holdfast.engine.plan import Span, StepPlan
@@ -24,6 +25,7 @@ class Played:
     wanted_tokens: int
     leaves_after: int  # tokens drawn when it is closed, however many were wanted
     joins_at: int
+    sampling: SamplingParams = SamplingParams(temperature=0.0, seed=0)
     read: int = 0
     planned: int = 0  # draws that were given to the engine
     tokens: list[int] = field(default_factory=list)
@@ -83,7 +85,7 @@ def _request(index: int, each: Played) -> SequenceRequest:
         request_id=str(index),
         prompt_token_ids=each.prompt,
         max_tokens=each.wanted_tokens,
-        sampling=SamplingParams(temperature=0.0, seed=0),
+        sampling=each.sampling,
         want_logprobs=True,
         top_logprobs=TOP_LOGPROBS,
     )
@@ -110,11 +112,12 @@ def assert_as_alone(model: Any, each: Played, *, tolerance: float) -> None:
     from mlx_lm.models.cache import make_prompt_cache
 
     caches = make_prompt_cache(model)
-    logits = model(mx.array([each.prompt]), cache=caches)[0, -1]
-    for token, scored in zip(each.tokens, each.logprobs, strict=True):
-        expected = logits.astype(mx.float32) - mx.logsumexp(logits.astype(mx.float32))
-        assert abs(float(expected[token]) - float(expected.max())) <= tolerance, "not the likeliest token"
-        assert abs(float(expected[token]) - scored.logprob) <= tolerance
+    rows = [model(mx.array([each.prompt]), cache=caches)[0, -1:]]
+    rows += [model(mx.array([[token]]), cache=caches)[0] for token in each.tokens[:-1]]
+    logits = mx.concatenate(rows).astype(mx.float32)
+    expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    for row, token, scored in zip(expected, each.tokens, each.logprobs, strict=True):
+        assert row.max() - row[token] <= tolerance, "not the likeliest token"
+        assert abs(row[token] - scored.logprob) <= tolerance
         for rival, logprob in scored.top:
-            assert abs(float(expected[rival]) - logprob) <= tolerance
-        logits = model(mx.array([[token]]), cache=caches)[0, -1]
+            assert abs(row[rival] - logprob) <= tolerance

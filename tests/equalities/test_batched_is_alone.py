@@ -9,7 +9,8 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import SoloRunner
 from holdfast.engine.probe import ProbeResult, choose_layout
-from tests.equalities.interleaving import assert_as_alone, play, random_sequences
+from holdfast.messages import SamplingParams
+from tests.equalities.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
@@ -39,17 +40,52 @@ def test_the_probe_finds_the_layout_of_each_architecture(name: str) -> None:
     assert [probed(name).runner.name] == expected, probed(name).reason
 
 
-@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str, depth: int) -> None:
-    model, rng = kept_tiny(name), random.Random(f"{name} {depth}")
+def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> None:
+    model, rng = kept_tiny(name), random.Random(name)
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
-    for _ in range(2):
-        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=5, longest_prompt=40)
+    for depth in (0, 1):
+        sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
         play(engine, sequences, rng, depth=depth)
         for each in sequences:
             assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
     assert engine.statistics().sequences == 0
+
+
+SAMPLINGS = (
+    SamplingParams(temperature=1.0, seed=5),
+    SamplingParams(temperature=0.0, seed=1),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
+    SamplingParams(
+        temperature=1.2,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={7: 2.0, 9: -100.0},
+        seed=4,
+    ),
+    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
+)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"])
+def test_sampled_tokens_do_not_depend_on_the_company(name: str) -> None:
+    rng = random.Random(f"{name} sampled")
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    together = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=20)
+    for index, each in enumerate(together):
+        each.sampling = SAMPLINGS[index % len(SAMPLINGS)]
+    play(engine, together, rng, depth=1)
+    for each in together:
+        alone = Played(
+            prompt=each.prompt,
+            wanted_tokens=each.wanted_tokens,
+            leaves_after=each.leaves_after,
+            joins_at=0,
+            sampling=each.sampling,
+        )
+        play(engine, [alone], rng, depth=0)
+        assert each.tokens == alone.tokens
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
