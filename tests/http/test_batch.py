@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.errors import GenerationFailed, PromptTooLong
+from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.http.batch import open_streams
+from holdfast.http.errors import RequestRefused
 from holdfast.messages import GenerationRequest, OutputEvent, TextDelta, TextPrompt
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, ScriptedStream, answer
 
@@ -70,3 +72,24 @@ async def test_one_refused_prompt_cancels_the_accepted_and_the_waiting_ones() ->
         await open_streams(gateway, requests(3))
     assert refusal.value.field == "prompt.1"
     assert gateway.closed == ["r0"]
+
+
+class CrowdedGateway(ScriptedGateway):
+    """Its queue of ten is full."""
+
+    async def generate(self, request: GenerationRequest) -> ScriptedStream:
+        raise QueueFull(queued=10, limit=10, retry_after_seconds=1.0)
+
+
+@pytest.mark.parametrize(("prompts", "choices", "field"), [(11, 1, "prompt"), (4, 3, "prompt"), (1, 11, "n")])
+async def test_what_would_never_find_room_is_told_so(prompts: int, choices: int, field: str) -> None:
+    wanted = [msgspec.structs.replace(request, choices=choices) for request in requests(prompts)]
+    with pytest.raises(RequestRefused, match=rf"{prompts * choices} answers .* \(10\)") as refusal:
+        await open_streams(CrowdedGateway(), wanted)
+    assert (refusal.value.status, refusal.value.field) == (400, field)
+
+
+@pytest.mark.parametrize("prompts", [1, 10])
+async def test_what_would_find_room_later_is_to_come_again(prompts: int) -> None:
+    with pytest.raises(QueueFull):
+        await open_streams(CrowdedGateway(), requests(prompts))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.errors import QueueFull
+from holdfast.http.errors import RequestRefused
 from holdfast.http.services import Generator, OutputStream
 from holdfast.messages import GenerationRequest, OutputEvent
 
@@ -14,10 +16,21 @@ from holdfast.messages import GenerationRequest, OutputEvent
 async def open_streams(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
     """Submit all requests; once all are accepted, their events come as one stream with the choices counted through.
 
-    Raises the first refusal, after the requests that had been accepted are cancelled.
+    Raises the first refusal, after the requests that had been accepted are cancelled. What would never find room in the queue,
+    however often it was sent again, is a RequestRefused.
     """
-    if len(requests) == 1:
-        return await gateway.generate(requests[0])
+    try:
+        return await (gateway.generate(requests[0]) if len(requests) == 1 else _open_many(gateway, requests))
+    except QueueFull as full:
+        answers = sum(request.choices for request in requests)
+        if answers <= full.limit:
+            raise
+        field = "n" if len(requests) == 1 else "prompt"
+        message = f"`{field}`: {answers} answers in one request are more than may wait here ({full.limit}); ask for fewer at once"
+        raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
+
+
+async def _open_many(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
     tasks = [asyncio.create_task(gateway.generate(request)) for request in requests]
     streams: list[OutputStream] = []
     try:
