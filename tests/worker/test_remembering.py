@@ -79,7 +79,7 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:
     first = prompt(90)
-    inbox = in_turn(worker(name="gemma3_text"), greedy("first", first), greedy("fork", first[:70] + (3, 1, 4)))
+    inbox = in_turn(worker(name="gemma3_text"), greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
     assert (told.outcome, told.cached_tokens, told.unused_tokens) == (MemoryOutcome.NO_BOUNDARY, 0, 70)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import GenerationFailed, WorkerUnavailable
+from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import PromptTokensDetails, Usage
 from holdfast.messages import ChoiceFinished, FinishReason, GenerationRequest, TextDelta
 
@@ -84,8 +85,8 @@ class StreamFormat(abc.ABC):
         """The end of a choice."""
 
     @abc.abstractmethod
-    def usage(self, usage: Usage) -> bytes:
-        """The token counts; empty when the client did not ask for them."""
+    def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
+        """The token counts if the client asked for them, and the explanation if there is one; may be empty."""
 
 
 class WholeAnswer(abc.ABC):
@@ -100,7 +101,7 @@ class WholeAnswer(abc.ABC):
         """The end of a choice."""
 
     @abc.abstractmethod
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
 
 
@@ -111,3 +112,4 @@ class AnswerPlan:
     requests: Sequence[GenerationRequest]  # one per prompt
     choices_per_prompt: int
     form: StreamFormat | WholeAnswer
+    explains: bool = False  # the answer is to tell what was remembered of the prompt

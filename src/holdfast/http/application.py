@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from holdfast.http import errors, openapi, status_api
 from holdfast.http.body import parse, read_body
+from holdfast.http.extensions import extended
 from holdfast.http.generation import GenerationResponse
 from holdfast.http.guard import Guard
 from holdfast.http.openai_chat import ChatCompletionRequest
@@ -81,7 +82,9 @@ async def _generation(
 ) -> Response:
     watch = RequestWatch(services.metrics)
     body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
-    plan = parse(kind, body).plan(services.limits, default_model=_first_model(services), version=services.version)
+    fields = parse(kind, body)
+    plan = fields.plan(services.limits, default_model=_first_model(services), version=services.version)
+    plan = extended(plan, request.headers, api_key=services.server.api_key, cache_salt=fields.cache_salt or "")
     return GenerationResponse(services, plan, watch)
 
 

@@ -13,9 +13,11 @@ from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.answers import AnswerPlan, StreamFormat, UsageTally, WholeAnswer, refuse_broken_end
 from holdfast.http.batch import open_streams
 from holdfast.http.errors import problem_of
+from holdfast.http.explanation import ChoiceExplanation, Explanation, explain_choice, explanation_of
+from holdfast.http.openai_shapes import Usage
 from holdfast.http.services import OutputStream, Services
 from holdfast.http.sse import DONE, EventWriter, error_event
-from holdfast.messages import TextDelta
+from holdfast.messages import OutputEvent, TextDelta
 from holdfast.telemetry.requests import RequestWatch
 
 _log = logging.getLogger(__name__)
@@ -41,15 +43,15 @@ class GenerationResponse(Response):
 
     async def _answer(self, send: Send) -> None:
         plan, watch = self._plan, self._watch
-        tally = UsageTally(choices_per_prompt=plan.choices_per_prompt)
         try:
             stream = await open_streams(self._services.gateway, plan.requests)
             watch.accepted(plan.requests[0].model)
             try:
+                account = _Account(plan, watch)
                 if isinstance(plan.form, StreamFormat):
-                    await _write_stream(stream, plan.form, tally, send, watch)
+                    await _write_stream(stream, plan.form, account, send)
                 else:
-                    await _write_whole(stream, plan.form, tally, send, watch)
+                    await _write_whole(stream, plan.form, account, send)
             finally:
                 await stream.aclose()
         finally:
@@ -75,19 +77,42 @@ class _Output:
             await self._send({"type": "http.response.body", "body": error_event(problem_of(error)), "more_body": False})
 
 
-async def _write_stream(stream: OutputStream, form: StreamFormat, tally: UsageTally, send: Send, watch: RequestWatch) -> None:
+class _Account:
+    """What is told about an answer as a whole when its choices have ended."""
+
+    def __init__(self, plan: AnswerPlan, watch: RequestWatch) -> None:
+        self._explains, self._watch = plan.explains, watch
+        self._tally = UsageTally(choices_per_prompt=plan.choices_per_prompt)
+        self._explained: list[ChoiceExplanation] = []
+
+    def observe(self, event: OutputEvent) -> None:
+        """Raises for a choice that ended as none should."""
+        watch = self._watch
+        watch.observe(event)
+        if isinstance(event, TextDelta):
+            return
+        refuse_broken_end(event)
+        self._tally.add(event)
+        if self._explains:
+            first_text = watch.first_text_seconds(event.index)
+            self._explained.append(explain_choice(event, accept_seconds=watch.accept_seconds, first_text_seconds=first_text))
+
+    def usage(self, *, prompt_tokens: int) -> Usage:
+        return self._tally.usage(prompt_tokens=prompt_tokens)
+
+    def explanation(self) -> Explanation | None:
+        return explanation_of(self._explained)
+
+
+async def _write_stream(stream: OutputStream, form: StreamFormat, account: _Account, send: Send) -> None:
     writer = EventWriter(send, opening=form.opening())
 
     async def produce() -> None:
         async for event in stream:
-            watch.observe(event)
-            if isinstance(event, TextDelta):
-                writer.put(form.delta(event))
-            else:
-                refuse_broken_end(event)
-                tally.add(event)
-                writer.put(form.finish(event))
-        writer.put(form.usage(tally.usage(prompt_tokens=stream.prompt_tokens)) + DONE)
+            account.observe(event)
+            writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+        usage = account.usage(prompt_tokens=stream.prompt_tokens)
+        writer.put(form.closing(usage, account.explanation()) + DONE)
         writer.end()
 
     producer = asyncio.create_task(produce())
@@ -98,16 +123,14 @@ async def _write_stream(stream: OutputStream, form: StreamFormat, tally: UsageTa
         await asyncio.wait((producer,))
 
 
-async def _write_whole(stream: OutputStream, form: WholeAnswer, tally: UsageTally, send: Send, watch: RequestWatch) -> None:
+async def _write_whole(stream: OutputStream, form: WholeAnswer, account: _Account, send: Send) -> None:
     async for event in stream:
-        watch.observe(event)
+        account.observe(event)
         if isinstance(event, TextDelta):
             form.delta(event)
         else:
-            refuse_broken_end(event)
-            tally.add(event)
             form.finish(event)
-    body = form.body(tally.usage(prompt_tokens=stream.prompt_tokens))
+    body = form.body(account.usage(prompt_tokens=stream.prompt_tokens), account.explanation())
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -63,7 +63,7 @@ class ChatCompletionRequest(GenerationFields):
             form = ChatStream(head, choices=self.choices, shows_usage=self.streams_usage)
         else:
             form = WholeChat(head, choices=self.choices, shows_logprobs=bool(self.logprobs))
-        return AnswerPlan(requests=(request,), choices_per_prompt=self.choices, form=form)
+        return AnswerPlan(requests=(request,), choices_per_prompt=self.choices, form=form, explains=self.explains)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")

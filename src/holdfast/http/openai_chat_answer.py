@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
+from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import (
     AnswerMessage,
     ChatChoice,
@@ -14,7 +15,7 @@ from holdfast.http.openai_shapes import (
     TopLogprob,
     Usage,
 )
-from holdfast.http.sse import event_prefix, event_with_usage
+from holdfast.http.sse import closing_event, event_prefix
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
@@ -45,9 +46,9 @@ class ChatStream(StreamFormat):
         end = b'"delta":{},"logprobs":null,"finish_reason":"%b"' % event.reason.value.encode()
         return self._choice(event.index) + end + self._tail
 
-    def usage(self, usage: Usage) -> bytes:
-        """The token counts, in a chunk without choices."""
-        return event_with_usage(self._prefix, usage) if self._shows_usage else b""
+    def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
+        """Token counts and explanation, in a chunk without choices."""
+        return closing_event(self._prefix, usage=usage if self._shows_usage else None, explanation=explanation)
 
     def _choice(self, index: int) -> bytes:
         return self._prefix + b'{"index":%d,' % index
@@ -72,7 +73,7 @@ class WholeChat(WholeAnswer):
         """The end of a choice."""
         self._reasons[event.index] = event.reason.value
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
         choices = [
             ChatChoice(
@@ -92,6 +93,7 @@ class WholeChat(WholeAnswer):
                 system_fingerprint=head.system_fingerprint,
                 choices=choices,
                 usage=usage,
+                holdfast=msgspec.UNSET if explanation is None else explanation,
             )
         )
 

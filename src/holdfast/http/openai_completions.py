@@ -76,7 +76,7 @@ class CompletionRequest(GenerationFields):
             form = CompletionStream(head, shows_usage=self.streams_usage)
         else:
             form = WholeCompletion(head, choices=len(prompts) * self.choices, shows_logprobs=self.logprobs is not None)
-        return AnswerPlan(requests=requests, choices_per_prompt=self.choices, form=form)
+        return AnswerPlan(requests=requests, choices_per_prompt=self.choices, form=form, explains=self.explains)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
+from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import Completion, CompletionChoice, CompletionLogprobs, Usage
-from holdfast.http.sse import event_prefix, event_with_usage
+from holdfast.http.sse import closing_event, event_prefix
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
@@ -38,9 +39,9 @@ class CompletionStream(StreamFormat):
         parts = (self._prefix, event.index, event.reason.value.encode(), self._tail)
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"%b' % parts
 
-    def usage(self, usage: Usage) -> bytes:
-        """The token counts, in a chunk without choices."""
-        return event_with_usage(self._prefix, usage) if self._shows_usage else b""
+    def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
+        """Token counts and explanation, in a chunk without choices."""
+        return closing_event(self._prefix, usage=usage if self._shows_usage else None, explanation=explanation)
 
 
 class WholeCompletion(WholeAnswer):
@@ -61,7 +62,7 @@ class WholeCompletion(WholeAnswer):
         """The end of a choice."""
         self._reasons[event.index] = event.reason.value
 
-    def body(self, usage: Usage) -> bytes:
+    def body(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
         choices = [
             CompletionChoice(
@@ -81,6 +82,7 @@ class WholeCompletion(WholeAnswer):
                 system_fingerprint=head.system_fingerprint,
                 choices=choices,
                 usage=usage,
+                holdfast=msgspec.UNSET if explanation is None else explanation,
             )
         )
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from holdfast.config import LimitsSettings
 from holdfast.http.body import TAG_MARK
 from holdfast.http.errors import RequestRefused
+from holdfast.http.extensions import HoldfastOptions
 from holdfast.http.unsupported import refuse_unsupported
 from holdfast.messages import SamplingParams
 
@@ -16,6 +17,7 @@ INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
+_LONGEST_SALT = 4096
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
 
@@ -92,11 +94,20 @@ class GenerationFields(BaseModel):
     service_tier: str | None = Field(None, description="Accepted, without effect.")
     safety_identifier: str | None = Field(None, description="Accepted, without effect.")
     prompt_cache_key: str | None = Field(None, description="Accepted, without effect.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
+        None, description="What is read under a salt is remembered for requests with the same salt only."
+    )
+    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
 
     @property
     def choices(self) -> int:
         """Answers per prompt."""
         return self.n or 1
+
+    @property
+    def explains(self) -> bool:
+        """Whether the answer is to tell what was remembered."""
+        return bool(self.holdfast and self.holdfast.explain)
 
     @property
     def streams(self) -> bool:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.http.explanation import Explanation
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What the prompt's tokens were."""
@@ -73,6 +75,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,6 +104,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +135,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

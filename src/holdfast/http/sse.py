@@ -10,6 +10,7 @@ from starlette.types import Send
 
 from holdfast.http.answers import AnswerHead
 from holdfast.http.errors import Problem, problem_of
+from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -35,9 +36,11 @@ def event_prefix(head: AnswerHead, kind: str) -> bytes:
     return b"data: " + msgspec.json.encode(fields)[:-1] + b',"choices":['
 
 
-def event_with_usage(prefix: bytes, usage: Usage) -> bytes:
-    """A chunk that has no choices, only the token counts."""
-    return b'%b],"usage":%b}\n\n' % (prefix, msgspec.json.encode(usage))
+def closing_event(prefix: bytes, *, usage: Usage | None, explanation: Explanation | None) -> bytes:
+    """A chunk that has no choices, only the token counts and the explanation, what there is of both; empty without either."""
+    parts = {b"usage": usage, b"holdfast": explanation}
+    said = b"".join(b',"%b":%b' % (name, msgspec.json.encode(part)) for name, part in parts.items() if part is not None)
+    return b"%b]%b}\n\n" % (prefix, said) if said else b""
 
 
 def error_event(problem: Problem) -> bytes:

@@ -131,6 +131,7 @@ def assemble(
             want_logprobs=request.want_logprobs,
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
+            tenant=request.tenant,
         )
         for index in range(request.choices)
     )

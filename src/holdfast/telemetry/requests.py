@@ -18,6 +18,7 @@ class RequestWatch:
         self._metrics, self._clock = metrics, clock
         self._began = clock()
         self._model = ""
+        self.accept_seconds = 0.0
         self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
@@ -25,7 +26,8 @@ class RequestWatch:
     def accepted(self, model: str) -> None:
         """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist."""
         self._model = model
-        self._metrics.accept_seconds.labels(model).observe(self._clock() - self._began)
+        self.accept_seconds = self._clock() - self._began
+        self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:
@@ -35,6 +37,11 @@ class RequestWatch:
             self._observe_text(event.index, now)
         else:
             self._observe_end(event, now)
+
+    def first_text_seconds(self, index: int) -> float | None:
+        """How long the first text of a choice took since the request came in; None as long as there is none."""
+        at = self._first_text.get(index)
+        return None if at is None else at - self._began
 
     def close(self) -> None:
         """The answer is over, whole or not."""

@@ -1,0 +1,143 @@
+"""The `holdfast` object of an answer: what of the prompt was remembered, why not more, and where the time went."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.messages import ChoiceFinished, MemoryOutcome, MemoryReport
+
+
+class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A token and its text."""
+
+    id: int
+    text: str
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first token of the prompt that differs from what is kept. `position` counts from 0, `before` is the text there."""
+
+    position: int
+    before: str
+    stored: TokenShown
+    prompt: TokenShown
+
+
+class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time went. `lookup` and `waited_for_another` are parts of `queue`, `restore` of `queue` and `prefill`."""
+
+    accept: float  # until the worker had taken the request: checks, template, tokenization
+    queue: float
+    lookup: float
+    waited_for_another: float
+    restore: float
+    prefill: float
+    first_text: float | None  # since the request came in, everything included; null when there was no text
+
+
+class ChoiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What one choice began from. `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`."""
+
+    index: int
+    prompt_tokens: int
+    ram_tokens: int
+    disk_tokens: int
+    read_tokens: int
+    unused_tokens: int  # further ones that are, or were, kept but could not be used
+    reason: str
+    explanation: str
+    difference: Difference | None
+    seconds: SecondsSpent
+
+
+class Explanation(ChoiceExplanation, frozen=True, kw_only=True, omit_defaults=True):
+    """What the answer's first choice began from, and its further ones if there are any."""
+
+    further_choices: list[ChoiceExplanation] = []
+
+
+def explanation_of(choices: list[ChoiceExplanation]) -> Explanation | None:
+    """The object for the explained choices of one answer; None when there are none."""
+    if not choices:
+        return None
+    first, *further = sorted(choices, key=lambda choice: choice.index)
+    fields = {name: getattr(first, name) for name in ChoiceExplanation.__struct_fields__}
+    return Explanation(**fields, further_choices=further)
+
+
+def explain_choice(event: ChoiceFinished, *, accept_seconds: float, first_text_seconds: float | None) -> ChoiceExplanation:
+    """What one choice began from. The front's own times are given."""
+    memory, timings = event.memory, event.timings
+    return ChoiceExplanation(
+        index=event.index,
+        prompt_tokens=event.prompt_tokens,
+        ram_tokens=memory.ram_tokens,
+        disk_tokens=memory.disk_tokens,
+        read_tokens=event.prompt_tokens - memory.cached_tokens,
+        unused_tokens=memory.unused_tokens,
+        reason=memory.outcome.value,
+        explanation=_in_words(event),
+        difference=_difference(event),
+        seconds=SecondsSpent(
+            accept=accept_seconds,
+            queue=timings.queue_seconds,
+            lookup=memory.lookup_seconds,
+            waited_for_another=memory.waited_seconds,
+            restore=memory.restore_seconds,
+            prefill=timings.prefill_seconds,
+            first_text=first_text_seconds,
+        ),
+    )
+
+
+def _difference(event: ChoiceFinished) -> Difference | None:
+    where, texts = event.memory.divergence, event.divergent
+    if where is None or texts is None:
+        return None
+    return Difference(
+        position=where.position,
+        before=texts.before,
+        stored=TokenShown(id=where.stored_token_id, text=texts.stored),
+        prompt=TokenShown(id=where.prompt_token_id, text=texts.prompt),
+    )
+
+
+_WORDS = {
+    MemoryOutcome.COMPLETE: "All of the prompt was remembered. Its last token is always read again.",
+    MemoryOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
+    MemoryOutcome.NOTHING_STORED: (
+        "Nothing is kept for this model and tenant. Other weights, another number format or codec, another API key, "
+        "X-Holdfast-Tenant or cache_salt have memories of their own."
+    ),
+    MemoryOutcome.SCORED: "The log-probabilities of the prompt were asked for, so that all of it had to be read.",
+    MemoryOutcome.FAILED: "The memory failed on this request, so all of its prompt was read. The server's log says more.",
+    MemoryOutcome.OFF: "The server keeps nothing for this model: its layout does not allow it.",
+}
+
+
+def _in_words(event: ChoiceFinished) -> str:
+    memory = event.memory
+    said = _WORDS.get(memory.outcome) or _shortfall_in_words(memory, event)
+    return f"{said} It waited until another request had read the same beginning." if memory.waited_for_another else said
+
+
+def _shortfall_in_words(memory: MemoryReport, event: ChoiceFinished) -> str:
+    more = f"{memory.unused_tokens:,} more tokens"
+    match memory.outcome:
+        case MemoryOutcome.NO_BOUNDARY:
+            return f"{more} are kept, but this model can go on only where its state was saved; the last such place was used."
+        case MemoryOutcome.EVICTED:
+            return (
+                f"{more} were kept, but had to make room for others; store.ram_bytes and store.disk_bytes say how much is kept."
+            )
+        case MemoryOutcome.UNREADABLE:
+            return f"{more} were kept in files that are damaged or gone. They are not used; the prompt was read instead."
+        case MemoryOutcome.FORGOTTEN:
+            return f"{more} were kept, but somebody had them deleted."
+    where = _difference(event)
+    if where is None:
+        return "The prompt differs from what is kept."
+    return (
+        f"The prompt differs from what is kept from token {where.position:,} on, behind {where.before!r}: "
+        f"kept is {where.stored.text!r}, the prompt has {where.prompt.text!r}."
+    )
