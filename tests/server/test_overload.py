@@ -1,0 +1,109 @@
+"""More than a server takes: what is too much is refused at once with a time to come again, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.server_process import ServerProcess, until
+
+RUNNING, QUEUED = 4, 10
+LONG = {"prompt": "once", "max_tokens": 20_000, "ignore_eos": True}
+SHORT = {"prompt": "once", "max_tokens": 5, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def small_server(model_folder: Path) -> Iterator[ServerProcess]:
+    limits = ("--set", f"scheduler.max_running={RUNNING}", "--set", f"scheduler.max_queued={QUEUED}")
+    server = ServerProcess(str(model_folder), "--name", "demo", *limits)
+    server.wait_ready()
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+@pytest.fixture
+async def client(small_server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=f"{small_server.url}/v1", timeout=60, limits=limits) as client:
+        yield client
+    until(lambda: _load(small_server) == (0, 0), "nothing is left in the worker")
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_again(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+    async with _Filled(small_server, client):
+        for more in ({}, {"stream": True}, {"n": 3}, {"prompt": ["a", "b"]}):
+            response = await client.post("/completions", json={**SHORT, **more})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
+            assert int(response.headers["retry-after"]) >= 1
+        assert _load(small_server) == (RUNNING, QUEUED)
+
+
+async def test_more_than_can_ever_wait_is_refused_for_good(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+    response = await client.post("/completions", json={**SHORT, "prompt": ["a"] * 50})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    response = await client.post("/completions", json=SHORT)
+    assert response.status_code == 200
+
+
+async def test_who_leaves_the_queue_makes_room_in_it(small_server: ServerProcess, client: httpx.AsyncClient) -> None:
+    async with _Filled(small_server, client, streams=False):
+        assert (await client.post("/completions", json=SHORT)).status_code == 503
+    until(lambda: _load(small_server) == (0, 0), "the work of those who left has stopped")
+    assert (await client.post("/completions", json=SHORT)).status_code == 200
+
+
+async def test_a_storm_of_short_visits_leaves_a_server_that_answers(
+    small_server: ServerProcess, client: httpx.AsyncClient
+) -> None:
+    dice = random.Random(7)
+
+    async def visit(number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(dice.random() * 0.3):
+                await client.post("/completions", json={**LONG, "stream": number % 2 == 0})
+
+    await asyncio.gather(*(visit(number) for number in range(150)))
+    until(lambda: _load(small_server) == (0, 0), "the work of those who left has stopped")
+    assert (await client.post("/completions", json=SHORT)).status_code == 200
+
+
+class _Filled:
+    """For as long as it lasts, one client keeps all places of the server taken."""
+
+    def __init__(self, server: ServerProcess, client: httpx.AsyncClient, *, streams: bool = True) -> None:
+        self._server, self._client, self._streams = server, client, streams
+        self._task: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._fill())
+        while _load(self._server) != (RUNNING, QUEUED):
+            assert not self._task.done(), self._task
+            await asyncio.sleep(0.01)
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _fill(self) -> None:
+        bodies = [{**LONG, "n": choices, "stream": self._streams} for choices in (RUNNING, QUEUED)]
+        first = asyncio.create_task(self._client.post("/completions", json=bodies[0]))
+        try:
+            while _load(self._server)[0] < RUNNING:
+                await asyncio.sleep(0.01)
+            await self._client.post("/completions", json=bodies[1])
+        finally:
+            first.cancel()
+            await asyncio.wait([first])
+
+
+def _load(server: ServerProcess) -> tuple[int, int]:
+    model = server.model()
+    return model["running"], model["queued"]
