@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,6 +165,21 @@ def test_blocks_that_could_never_be_written_are_refused_at_once(store: BlockStor
         store.put(replace(CHAIN[0], parts=(memoryview(b"abcd")[::2],)))
     store.put(CHAIN[0])
     assert store.flush()
+
+
+def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_files(store: BlockStore, tmp_path: Path) -> None:
+    for block in CHAIN:
+        store.put(block)
+    store.flush()
+    (path,) = (tmp_path / "store" / "index").glob("*.sqlite")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE tokens SET packed = x'0000000011111111' WHERE id = (SELECT min(id) FROM tokens)")
+        other.execute("UPDATE blocks SET start = start + 1 WHERE key = ?", (CHAIN[3].key,))
+    entries = store.entries()
+    assert [(entry.key, entry.token_ids, entry.start) for entry in entries] == [
+        (block.key, block.token_ids, block.start) for block in CHAIN
+    ]
+    store.check_invariants()
 
 
 def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
