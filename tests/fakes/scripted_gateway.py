@@ -13,6 +13,7 @@ from holdfast.messages import (
     ChoiceFinished,
     FinishReason,
     GenerationRequest,
+    MemoryFigures,
     MemoryOutcome,
     MemoryReport,
     ModelInfo,
@@ -130,6 +131,7 @@ class ScriptedModel:
     running: int = 2
     queued: int = 1
     info: ModelInfo | None = INFO
+    memory: MemoryFigures | None = None
     created: int = 1_700_000_000
 
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from holdfast.messages import FinishReason, Histogram, WorkerStatistics
+from holdfast.http.openai_shapes import Health
+from holdfast.messages import FinishReason, Histogram, MemoryFigures, StoreFigures, WorkerStatistics
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, ScriptedModel, answer
 
@@ -49,9 +51,23 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "layout_reason": "both ways agree",
                 "running": 2,
                 "queued": 1,
+                "memory": None,
             }
         ],
     }
+
+
+async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
+    store = StoreFigures(mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
+    memory = MemoryFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
+    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10}
+    for given, shown in (
+        (memory, {"mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
+        (msgspec.structs.replace(memory, store=None), None),
+    ):
+        response = await get("/health", ScriptedDirectory(models=(ScriptedModel(memory=given),)))
+        msgspec.json.decode(response.content, type=Health, strict=True)
+        assert response.json()["models"][0]["memory"] == {**kept, "store": shown}
 
 
 @pytest.mark.parametrize("state", ["loading", "restarting", "failed", "stopped"])

@@ -155,8 +155,26 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written."""
+
+    mode: str
+    blocks: int
+    stored_bytes: int
+    allowed_bytes: int
+
+
+class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's worker keeps of what it has read. `store` is null when no folder is set."""
+
+    kept_tokens: int
+    ram_bytes: int
+    ram_budget_bytes: int
+    store: StoreHealth | None
+
+
 class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model is doing. `pid` is its worker's process."""
+    """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet."""
 
     id: str
     state: str
@@ -165,6 +183,7 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     layout_reason: str | None
     running: int
     queued: int
+    memory: MemoryHealth | None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.config import LimitsSettings, ServerSettings
-from holdfast.messages import GenerationRequest, ModelInfo, OutputEvent, WorkerStatistics
+from holdfast.messages import GenerationRequest, MemoryFigures, ModelInfo, OutputEvent, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -67,6 +67,11 @@ class ServedModel(Protocol):
     @property
     def info(self) -> ModelInfo | None:
         """Facts of the loaded model, None before it is loaded."""
+        ...
+
+    @property
+    def memory(self) -> MemoryFigures | None:
+        """What the worker keeps, as far as it has told; None when it keeps nothing, or is not there."""
         ...
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.client import EngineClient
-from holdfast.messages import LoadProgress, ModelInfo, WorkerStatistics
+from holdfast.messages import LoadProgress, MemoryFigures, ModelInfo, WorkerStatistics
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.keeper import ModelState, WorkerKeeper
 from holdfast.residency.worker_process import WorkerOrder
@@ -25,6 +25,7 @@ class ModelStatus:
     running: int
     queued: int
     info: ModelInfo | None
+    memory: MemoryFigures | None
     created: int
 
 
@@ -87,5 +88,6 @@ class Residency:
             running=load.running,
             queued=load.queued,
             info=info,
+            memory=load.memory,
             created=created,
         )

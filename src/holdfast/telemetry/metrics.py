@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -10,8 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast import messages
 from holdfast.messages import WorkerStatistics
+from holdfast.telemetry.buckets import cumulative
+from holdfast.telemetry.memory_metrics import memory_families
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -95,17 +96,11 @@ class _WorkerCollector(Collector):
                 counter.add_metric([model], getattr(numbers, name))
             yield counter
         yield self._step_seconds()
+        yield from memory_families(self.statistics)
 
     def _step_seconds(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily("holdfast_worker_step_seconds", "How long the engine's steps take.", labels=["model"])
         for model, numbers in self.statistics.items():
             if numbers.step_seconds is not None:
-                family.add_metric([model], list(_cumulative(numbers.step_seconds)), sum_value=numbers.step_seconds.total)
+                family.add_metric([model], list(cumulative(numbers.step_seconds)), sum_value=numbers.step_seconds.total)
         return family
-
-
-def _cumulative(histogram: messages.Histogram) -> Iterable[tuple[str, float]]:
-    count = 0
-    for bound, more in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        count += more
-        yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from holdfast.messages import Histogram
+from holdfast.telemetry.buckets import cumulative
+
+
+def test_each_bucket_counts_what_the_smaller_ones_do_and_the_last_has_no_bound() -> None:
+    histogram = Histogram(bounds=(0.5, 1.0), counts=(3, 0, 2), total=9.0)
+    assert list(cumulative(histogram)) == [("0.5", 3.0), ("1.0", 3.0), ("+Inf", 5.0)]
