@@ -81,16 +81,15 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
 
 def test_two_processes_that_cut_one_chain_differently_leave_a_store_that_a_third_restores_from(tmp_path: Path) -> None:
     chain = [*range(1000)]
-    with (
-        BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as one,
-        BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as other,
-    ):
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as one:
         ours = Library(fingerprint=FINGERPRINT, ram_budget_bytes=10**6, disk=one)
-        theirs = Library(fingerprint=FINGERPRINT, ram_budget_bytes=10**6, disk=other)
         read_chain(ours, one, chain, "")
-        for tokens in (100, 300, 700):
-            read_chain(theirs, other, chain[:tokens], "")
-        read_chain(theirs, other, [*chain[:600], *range(5000, 5100)], "")
+        one.flush()
+        with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as other:
+            theirs = Library(fingerprint=FINGERPRINT, ram_budget_bytes=10**6, disk=other)
+            for tokens in (100, 300, 700):
+                read_chain(theirs, other, chain[:tokens], "")
+            read_chain(theirs, other, [*chain[:600], *range(5000, 5100)], "")
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         library = Library(fingerprint=FINGERPRINT, ram_budget_bytes=0, disk=store)
         loaded = library.load()
