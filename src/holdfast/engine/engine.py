@@ -125,6 +125,7 @@ class Engine:
         for each in spans:
             self._keep_due(each, pending)
             pending.outputs.extend(each.sequence.arrays())
+        self._settle_the_others(pending)
         self._counters.pending.append(pending)
         if len(self._counters.pending) == 1:
             _launch(pending)
@@ -173,6 +174,14 @@ class Engine:
         if kept is not None:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
+
+    def _settle_the_others(self, pending: PendingStep) -> None:
+        """A sequence that pauses lets go of the states of those it last decoded with; some may have ended."""
+        busy = {id(each.sequence) for each in pending.spans}
+        for sequence in self._sequences.values():
+            if not sequence.is_settled and id(sequence) not in busy:
+                sequence.settle()
+                pending.outputs.extend(sequence.arrays())
 
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""

@@ -189,6 +189,7 @@ def _project(
     with head.selecting(rows) if head is not None else nullcontext() as selection:
         logits = model(ids, cache=caches)
     for each in spans:
+        each.sequence.is_settled = False
         if each.span.tokens > 1:
             each.sequence.settle()
     if not wanted:

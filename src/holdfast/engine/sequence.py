@@ -30,6 +30,7 @@ class Sequence:
     fed: int = 0  # tokens that the live state has (in steps under way too)
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
+    is_settled: bool = True
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""
@@ -42,7 +43,8 @@ class Sequence:
             layer.reserve(tokens)
 
     def settle(self) -> None:
-        """Let go of what only the chunk that was read last needed; once its forward pass is laid out."""
+        """Let go of what only the last step needed: its chunk, the states of its company. Once its forward pass is laid out."""
+        self.is_settled = True
         for layer in self.layers:
             layer.settle()
 

@@ -1,0 +1,106 @@
+"""The scheduler's books and the engine's arrays: never more is held than was reserved, through growth and preemption."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.config import SchedulerSettings
+from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.plan import StepPlan
+from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
+from holdfast.scheduler.scheduler import Scheduler
+from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+RESERVE_STEP_TOKENS = 8
+SETTINGS = SchedulerSettings(max_running=4, step_tokens=32, min_chunk_tokens=4, expected_output_tokens=4)
+
+
+@dataclass
+class Server:
+    """Scheduler and engine, wired as in the worker, pipelined by one step."""
+
+    engine: Engine
+    scheduler: Scheduler
+    requests: dict[str, SequenceRequest]
+    drawn: dict[str, list[int]] = field(default_factory=dict)
+    most_bytes: int = 0
+
+    def run(self) -> None:
+        under_way: list[tuple[PendingStep, StepPlan]] = []
+        while True:
+            decision = self.scheduler.next_step()
+            self.begin(decision)
+            if decision.plan.spans:
+                under_way.append((self.engine.dispatch(decision.plan), decision.plan))
+            elif not under_way:
+                return
+            if len(under_way) > 1 or not decision.plan.spans:
+                self.end(*under_way.pop(0))
+            held, reserved = self.engine.statistics().live_bytes, self.scheduler.statistics().reserved_bytes
+            assert held <= reserved
+            self.most_bytes = max(self.most_bytes, held)
+
+    def begin(self, decision: Decision) -> None:
+        for request_id in decision.preempted:
+            self.engine.close(request_id)
+        for growth in decision.grown:
+            self.engine.grow(growth.request_id, growth.capacity_tokens)
+        for admission in decision.admitted:
+            generated = tuple(self.drawn.setdefault(admission.request_id, []))
+            request = self.requests[admission.request_id]
+            self.engine.open(request, generated=generated, capacity_tokens=admission.capacity_tokens)
+
+    def end(self, pending: PendingStep, plan: StepPlan) -> None:
+        result = self.engine.collect(pending)
+        drawn = []
+        for span in result.spans:
+            self.drawn[span.request_id].extend(span.token_ids)
+            drawn.append(Drawn(request_id=span.request_id, tokens=len(span.token_ids)))
+        outcome = StepOutcome(plan=plan, drawn=tuple(each for each in drawn if each.tokens), ended=(), seconds=0.001)
+        for request_id in self.scheduler.observe(outcome):
+            self.engine.close(request_id)
+
+
+def some_requests(rng: random.Random) -> dict[str, SequenceRequest]:
+    return {
+        str(index): SequenceRequest(
+            request_id=str(index),
+            prompt_token_ids=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
+            max_tokens=rng.randint(14, 24),
+            sampling=SamplingParams(temperature=1.0, seed=index),
+        )
+        for index in range(6)
+    }
+
+
+def served(engine: Engine, requests: dict[str, SequenceRequest], *, sequences_that_fit: float) -> Server:
+    measured = engine.measure_costs()
+    costs = SequenceCosts(
+        kv_bytes_per_token=measured.bytes_per_token,
+        fixed_bytes_per_sequence=measured.fixed_bytes,
+        reserve_step_tokens=RESERVE_STEP_TOKENS,
+    )
+    budget = int(sequences_that_fit * (40 * measured.bytes_per_token + measured.fixed_bytes))
+    scheduler = Scheduler(SETTINGS, costs, budget_bytes=budget, context_tokens=4096, mixes_chunks=engine.mixes_chunks)
+    for request in requests.values():
+        scheduler.submit(request.request_id, prompt_tokens=len(request.prompt_token_ids), max_tokens=request.max_tokens)
+    server = Server(engine, scheduler, requests)
+    server.run()
+    return server
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "falcon_h1"])
+def test_scarce_memory_changes_no_answer_and_is_never_exceeded(name: str) -> None:
+    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    requests = some_requests(random.Random(name))
+    ample = served(engine, requests, sequences_that_fit=9)
+    scarce = served(engine, requests, sequences_that_fit=2.2)
+    assert {key: len(tokens) for key, tokens in ample.drawn.items()} == {key: r.max_tokens for key, r in requests.items()}
+    assert scarce.drawn == ample.drawn
+    assert scarce.scheduler.statistics().growths > 0
+    assert 0 < scarce.most_bytes < ample.most_bytes
