@@ -54,6 +54,7 @@ class IoThread:
         self.counts = FolderCounts()
         self._group = self._new_group()
         self._group_began = 0.0
+        self._publishing: WriteGroup | None = None  # is being made durable while the next group is written
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
         self._retry_at: float | None = None  # set while the folder cannot be written
@@ -187,18 +188,29 @@ class IoThread:
     def _add_to_group(self, block: Block, encoded: EncodedBlock, now: float) -> None:
         if not self._group.blocks:
             self._group_began = self._clocks.steady()
-        self._with_room(lambda: self._group.write(block, encoded, now=now), self._group, block)
+        self._with_room(lambda: self._group.write(block, encoded, now=now), block)
 
-    def _with_room(self, work: Callable[[], None], group: WriteGroup, *blocks: Block) -> None:
-        """Do something that takes space; if there is none, evict and try once more. The blocks' parents stay."""
+    def _under_way(self) -> tuple[WriteGroup, ...]:
+        """The groups whose blocks are not in the index yet."""
+        return (self._group,) if self._publishing is None else (self._group, self._publishing)
+
+    def _bytes_under_way(self) -> int:
+        return sum(group.file_bytes for group in self._under_way())
+
+    def _parents_in_use(self, *blocks: Block) -> set[BlockKey]:
+        """The parents of what is being written: these must not be evicted."""
+        written = (block.parent_key for group in self._under_way() for block in group.blocks)
+        return {*written, *(block.parent_key for block in blocks)}
+
+    def _with_room(self, work: Callable[[], None], *blocks: Block) -> None:
+        """Do something that takes space, for `blocks`; if there is none, evict and try once more."""
         try:
             work()
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
-            parents = {block.parent_key for block in (*group.blocks, *self._group.blocks, *blocks)}
             wanted_bytes = _LEAST_EVICTED_BYTES + sum(2 * block.nbytes for block in blocks)
-            eviction = self._upkeep.evict(wanted_bytes, in_use=parents)
+            eviction = self._upkeep.evict(wanted_bytes, in_use=self._parents_in_use(*blocks))
             if not eviction.keys:
                 raise
             self._count_evicted(eviction)
@@ -208,7 +220,7 @@ class IoThread:
         if self._limits.daily_write_bytes == UNLIMITED:
             return False
         day = self._day()
-        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._group.file_bytes
+        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._bytes_under_way()
         over = written + file_bytes > self._limits.daily_write_bytes
         if over and self._warned_of_day != day:
             self._warned_of_day = day
@@ -219,12 +231,11 @@ class IoThread:
         return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.wall()))
 
     def _has_room(self, block: Block, file_bytes: int) -> bool:
-        wanted = self._group.file_bytes + file_bytes
+        wanted = self._bytes_under_way() + file_bytes
         if not self._upkeep.shortage_bytes(wanted):
             return True
         self._note_use()  # what was used a moment ago shall not be evicted
-        parents = {other.parent_key for other in (block, *self._group.blocks)}
-        eviction = self._upkeep.make_room(wanted, in_use=parents)
+        eviction = self._upkeep.make_room(wanted, in_use=self._parents_in_use(block))
         self._count_evicted(eviction)
         return not self._upkeep.shortage_bytes(wanted)
 
@@ -236,21 +247,28 @@ class IoThread:
     def _publish(self) -> None:
         """Make the group durable. Blocks that arrive meanwhile are written into the next group."""
         group, self._group = self._group, self._new_group()
+        self._publishing = group
         keys = [block.key for block in group.blocks]
         try:
             rows = group.publish(between=self._write_arrived)
+            self._mailbox.release(keys, stored=True)
         except OSError as error:
             group.abandon()
             self.counters.dropped_memory_only += len(keys)
             self._mailbox.release(keys, stored=False)
             self._pause(error)
-            return
-        self._mailbox.release(keys, stored=True)
+        else:
+            self._index_group(group, rows)
+        finally:
+            self._publishing = None
+
+    def _index_group(self, group: WriteGroup, rows: list[IndexRow]) -> None:
         began = time.perf_counter()
         try:
-            self._with_room(lambda: self._add_rows(rows, group.file_bytes), group)
-            parents = {block.parent_key for block in self._group.blocks}
-            self._count_evicted(self._upkeep.make_room(0, in_use=parents))  # other processes may have written, too
+            self._with_room(lambda: self._add_rows(rows, group.file_bytes))
+            self._publishing = None
+            # Other processes may have written, too. The group itself may be evicted like any other block.
+            self._count_evicted(self._upkeep.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
             self._pause(error)
