@@ -20,7 +20,7 @@ async def test_every_piece_has_the_time_at_which_it_came() -> None:
     times = [at for at, _ in raw.pieces]
     assert times == sorted(times)
     assert raw.sent_at < times[0]
-    assert times[-1] - times[0] >= 3 * 0.005
+    assert times[-1] - times[0] >= 0.005
     assert raw.content().count(b"data: ") == 7  # four texts, the reason, usage, the end mark
     assert not raw.error
 
