@@ -13,7 +13,7 @@ from holdfast.models.fingerprint import model_fingerprint
 from holdfast.models.load import LoadedModel
 from holdfast.models.mlx_lm_import import mlx_lm_version
 from holdfast.store.block import StoreRefused
-from holdfast.store.budget import UNLIMITED, StoreLimits
+from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.worker.memory import Memory
 
@@ -44,8 +44,7 @@ def _computed_as(loaded: LoadedModel, codec: str) -> str:
 
 
 def _open_store(store: StoreSettings, fingerprint: str) -> BlockStore:
-    limits = StoreLimits(budget_bytes=store.disk_bytes or UNLIMITED, daily_write_bytes=store.daily_write_bytes or UNLIMITED)
     try:
-        return BlockStore(Path(store.folder).expanduser(), fingerprint=fingerprint, limits=limits)
+        return BlockStore(Path(store.folder).expanduser(), fingerprint=fingerprint, limits=store_limits(store))
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

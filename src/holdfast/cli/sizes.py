@@ -1,0 +1,13 @@
+"""Numbers of bytes for people."""
+
+from __future__ import annotations
+
+
+def size_text(size: int) -> str:
+    """A number of bytes with three digits or so, in binary units: 1536 is `1.5 KiB`."""
+    shown = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if shown < 1024:
+            return f"{size} bytes" if unit == "bytes" else f"{shown:.1f} {unit}"
+        shown /= 1024
+    return f"{shown:,.1f} TiB"

@@ -1,0 +1,180 @@
+"""`holdfast store …`: what is kept on disk of what models have read. A server may have the folder open at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
+from holdfast.cli.sizes import size_text
+from holdfast.config import StoreSettings, default_file, load_settings
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.store.inspect import ModelHoldings, StoreSummary, VerifyReport
+
+DAMAGE_FOUND = 1
+
+store = typer.Typer(help="Show, check and empty the folder in which what was read is kept.", no_args_is_help=True)
+
+Folder: TypeAlias = Annotated[
+    Path | None, typer.Option("--store", metavar="FOLDER", help="The store; else that of the settings.")
+]
+Config: TypeAlias = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file; else ./holdfast.toml.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@store.command("ls")
+def list_models(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
+    """List the models of which something is kept, the largest first."""
+    from holdfast.store.inspect import list_store
+
+    with _plain_failures():
+        models = list_store(Path(_settings(folder, config).folder))
+    if as_json:
+        _print_json([dataclasses.asdict(model) for model in models])
+    elif models:
+        _print_models(models)
+    else:
+        typer.echo("nothing is kept here")
+
+
+@store.command("stat")
+def show_store(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
+    """Show how much is kept, how much may be, and what is odd."""
+    from holdfast.store.inspect import summarize_store
+    from holdfast.store.settings import store_limits
+
+    with _plain_failures():
+        settings = _settings(folder, config)
+        summary = summarize_store(Path(settings.folder), limits=store_limits(settings))
+    if as_json:
+        _print_json(dataclasses.asdict(summary))
+    else:
+        _print_rows(_summary_rows(summary))
+
+
+@store.command("verify")
+def verify(folder: Folder = None, config: Config = None, as_json: Json = False) -> None:
+    """Read and check every file. Damaged ones are put into quarantine, and the exit code is 1."""
+    from holdfast.store.inspect import verify_store
+
+    with _plain_failures():
+        report = verify_store(Path(_settings(folder, config).folder))
+    if as_json:
+        _print_json(dataclasses.asdict(report))
+    else:
+        _print_verified(report)
+    if report.bad:
+        raise typer.Exit(DAMAGE_FOUND)
+
+
+@store.command("prune")
+def prune(folder: Folder = None, config: Config = None) -> None:
+    """Bring the folder within its limits: what nothing leads to goes first, then what was not used for longest."""
+    from holdfast.store.inspect import prune_store
+    from holdfast.store.settings import store_limits
+
+    with _plain_failures():
+        settings = _settings(folder, config)
+        report = prune_store(Path(settings.folder), limits=store_limits(settings))
+    typer.echo(f"removed {len(report.keys):,} blocks, {size_text(report.freed_bytes)}")
+    if report.salvaged_blocks:
+        typer.echo(f"finished {report.salvaged_blocks:,} blocks that a dead server had left half done")
+
+
+@store.command("clear")
+def clear(
+    folder: Folder = None,
+    config: Config = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Only this model, as `ls` shows it.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete what is kept, of all models or of one. A running server forgets it as it finds it gone."""
+    from holdfast.store.inspect import clear_store, list_store
+
+    with _plain_failures():
+        path = Path(_settings(folder, config).folder)
+        concerned = [kept for kept in list_store(path) if model in (None, kept.model)]
+        if model is not None and not concerned:
+            raise ConfigError(f"nothing is kept of a model {model}; `holdfast store ls` shows the models")
+        blocks, size = sum(kept.blocks for kept in concerned), sum(kept.file_bytes for kept in concerned)
+        if not yes:
+            typer.confirm(f"Delete {blocks:,} blocks ({size_text(size)}) in {path}?", abort=True)
+        report = clear_store(path, model=model)
+    typer.echo(f"deleted {len(report.keys):,} blocks, {size_text(report.freed_bytes)}")
+
+
+@contextlib.contextmanager
+def _plain_failures() -> Iterator[None]:
+    with plain_errors():
+        try:
+            yield
+        except OSError as failure:
+            complain(f"the store cannot be used: {failure}")
+            raise typer.Exit(BAD_INPUT) from None
+
+
+def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
+    """The store's settings; its folder is set. Raises ConfigError."""
+    flags = {} if folder is None else {"store.folder": str(folder)}
+    settings = load_settings(file=config or default_file(os.environ), environ=os.environ, flags=flags).settings.store
+    if not settings.folder:
+        raise ConfigError("no store is set: name its folder with --store FOLDER, or as store.folder in the settings")
+    return dataclasses.replace(settings, folder=str(Path(settings.folder).expanduser()))
+
+
+def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
+    rows = [
+        ("folder", str(summary.folder)),
+        ("kept", f"{summary.blocks:,} blocks, {size_text(summary.file_bytes)}"),
+        ("may be kept", size_text(summary.allowed_bytes)),
+        ("written today", size_text(summary.written_today_bytes)),
+        ("volume", f"{size_text(summary.volume_free_bytes)} free of {size_text(summary.volume_bytes)}"),
+    ]
+    odd = [
+        ("pinned", summary.pinned_blocks, f"{summary.pinned_blocks:,} blocks"),
+        ("unreachable", summary.unreachable_blocks, f"{summary.unreachable_blocks:,} blocks; they go first"),
+        ("quarantine", summary.quarantined_files, f"{summary.quarantined_files:,} files, {size_text(summary.quarantined_bytes)}"),
+    ]
+    return rows + [(name, text) for name, count, text in odd if count]
+
+
+def _print_models(models: Sequence[ModelHoldings]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model")
+    for column in ("tokens", "blocks", "states", "size"):
+        table.add_column(column, justify="right")
+    table.add_column("last used")
+    for kept in models:
+        counts = (f"{kept.tokens:,}", f"{kept.blocks:,}", f"{kept.states:,}", size_text(kept.file_bytes))
+        table.add_row(kept.model, *counts, time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used)))
+    Console().print(table)
+
+
+def _print_verified(report: VerifyReport) -> None:
+    typer.echo(f"checked {report.files:,} files, {size_text(report.file_bytes)}, in {report.seconds:.1f} s")
+    for bad in report.bad:
+        typer.echo(f"damaged: {bad.path}: {bad.reason}")
+    typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "all are whole")
+
+
+def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))

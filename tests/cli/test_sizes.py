@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cli.sizes import size_text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (1 << 52, "4,096.0 TiB"),
+    ],
+)
+def test_a_size_is_told_in_the_unit_that_fits(size: int, text: str) -> None:
+    assert size_text(size) == text

@@ -1,0 +1,125 @@
+"""`holdfast store …` on folders that a store has written, some with another one still at work in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+from holdfast.store.store import BlockStore
+from tests.store.chains import make_chain
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store with five blocks of one model and two of another."""
+    folder = tmp_path / "store"
+    for fingerprint, length in (("model one", 5), ("model two", 2)):
+        with BlockStore(folder, fingerprint=fingerprint) as store:
+            for block in make_chain(length, fingerprint=fingerprint):
+                store.put(block)
+    return folder
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[BlockStore]:
+    with BlockStore(folder, fingerprint="model one") as store:
+        yield store
+
+
+def run(*arguments: str, code: int = 0, stdin: str = "", **variables: str) -> click.testing.Result:
+    result = CliRunner().invoke(app, ["store", *arguments], env=dict(variables), input=stdin)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def shown(*arguments: str, code: int = 0) -> Any:
+    return json.loads(run(*arguments, "--json", code=code).stdout)
+
+
+def block_files(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000 and "index" not in path.name
+    )
+
+
+def damage_one(folder: Path) -> None:
+    path = block_files(folder)[0]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore) -> None:
+    models = shown("ls", "--store", str(folder))
+    assert [(model["blocks"], model["tokens"]) for model in models] == [(5, 20), (2, 8)]
+    table = run("ls", "--store", str(folder)).stdout
+    assert all(model["model"] in table for model in models)
+
+
+def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockStore) -> None:
+    summary = shown("stat", "--store", str(folder))
+    assert summary["blocks"] == 7
+    assert 7000 < summary["file_bytes"] < summary["allowed_bytes"]
+    limited = json.loads(run("stat", "--store", str(folder), "--json", HOLDFAST_STORE_DISK_BYTES="9000").stdout)
+    assert limited["allowed_bytes"] == 9000
+    assert "7 blocks" in run("stat", "--store", str(folder)).stdout
+
+
+def test_verify_finds_all_whole(folder: Path, running: BlockStore) -> None:
+    assert shown("verify", "--store", str(folder))["bad"] == []
+    assert "all are whole" in run("verify", "--store", str(folder)).stdout
+
+
+def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_aside(folder: Path) -> None:
+    damage_one(folder)
+    report = shown("verify", "--store", str(folder), code=1)
+    assert (report["files"], len(report["bad"])) == (7, 1)
+    assert report["bad"][0]["reason"]
+    assert shown("verify", "--store", str(folder))["files"] == 6
+    assert shown("stat", "--store", str(folder))["quarantined_files"] == 1
+    assert "quarantine" in run("stat", "--store", str(folder)).stdout
+
+
+def test_prune_brings_the_folder_within_the_limits_of_the_settings(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "holdfast.toml").write_text(f'[store]\nfolder = "{folder}"\ndisk_bytes = "4000"\n', encoding="utf-8")
+    assert "removed" in run("prune").stdout
+    assert 0 < shown("stat")["file_bytes"] <= 4000
+
+
+def test_clear_deletes_nothing_without_a_yes(folder: Path) -> None:
+    assert "7 blocks" in run("clear", "--store", str(folder), stdin="n\n", code=1).output
+    run("clear", "--store", str(folder), stdin="", code=1)
+    assert shown("stat", "--store", str(folder))["blocks"] == 7
+    run("clear", "--store", str(folder), stdin="y\n")
+    assert shown("ls", "--store", str(folder)) == []
+    assert "nothing is kept" in run("ls", "--store", str(folder)).stdout
+
+
+def test_clear_can_take_one_model_alone(folder: Path, running: BlockStore) -> None:
+    larger, smaller = shown("ls", "--store", str(folder))
+    assert "deleted 5 blocks" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes").stdout
+    assert [model["model"] for model in shown("ls", "--store", str(folder))] == [smaller["model"]]
+    assert "ls" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes", code=2).stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "stat", "verify", "prune", "clear"])
+def test_without_a_folder_or_with_somebody_elses_it_says_so(command: str, tmp_path: Path) -> None:
+    assert "--store" in run(command, code=2).stderr
+    assert "no store at" in run(command, "--store", str(tmp_path / "nowhere"), code=2).stderr
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine", encoding="utf-8")
+    assert len(run(command, "--store", str(foreign), code=2).stderr.splitlines()) == 1
+    assert [path.name for path in foreign.iterdir()] == ["thesis.txt"]
