@@ -28,7 +28,6 @@ from holdfast.cache.codec import (
 )
 from holdfast.cache.hold import Hold
 from holdfast.cache.library import Library
-from holdfast.cache.losses import LossCause
 from holdfast.cache.reuse import ReusePlan
 from holdfast.cache.snapshot import KVRun, RunForm, SnapshotMismatch, StateSnapshot, form_of
 from holdfast.engine.keeping import Kept, Prefix
@@ -42,6 +41,9 @@ from holdfast.worker.memory_report import figures_of, report_of
 RUN_TOKENS = 256
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
+OFFER_AGAIN_SECONDS = 30.0
+BLOCKS_OFFERED_AGAIN = 64
+BLOCKS_AT_A_TIME = 8
 
 Payload: TypeAlias = PackedRun | StateSnapshot
 
@@ -84,7 +86,7 @@ class Memory:
     ) -> None:
         self._library, self._store = library, store
         self._run_form, self._resumes_anywhere, self._codec = run_form, resumes_anywhere, codec
-        self._tended_at = 0.0
+        self._tended_at = self._offered_at = 0.0
         loaded = library.load()
         if loaded.placed:
             logger.info("the store has %d blocks of this model", loaded.placed)
@@ -112,23 +114,43 @@ class Memory:
         return recall
 
     def is_settled(self, recall: Recall) -> bool:
-        """Whether everything is in RAM. What cannot be read is forgotten, and the request begins from what remains."""
-        for key, future in list(recall.awaited.items()):
-            if not future.done():
-                continue
-            del recall.awaited[key]
-            try:
-                payload = self._payload_of(future.result())
-            except (ReadFailed, SnapshotMismatch) as failure:
-                logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
-                self._library.forget((key,), cause=LossCause.UNREADABLE)
-                self._plan_again(recall)
-                return self.is_settled(recall)
-            recall.fetched[key] = payload
-            self._library.restored(key, payload)
-        if not recall.awaited and not recall.restored_seconds:
+        """Whether everything is in RAM. What cannot be read is forgotten, and the request begins from what remains.
+
+        Takes a few blocks at a time, so that streams that are decoding meanwhile hardly feel it.
+        """
+        done = [key for key, future in recall.awaited.items() if future.done()]
+        if not all(self._take(recall, key) for key in done[:BLOCKS_AT_A_TIME]):
+            self._plan_again(recall)
+            return False
+        if recall.awaited:
+            return False
+        if not self._gather(recall):  # something was forgotten on another request's account
+            self._plan_again(recall)
+            return False
+        if not recall.restored_seconds:
             recall.restored_seconds = time.perf_counter() - recall.asked_at
-        return not recall.awaited
+        return True
+
+    def _take(self, recall: Recall, key: BlockKey) -> bool:
+        """Take a block that was read; False when it cannot be used."""
+        try:
+            payload = self._payload_of(recall.awaited.pop(key).result())
+        except (ReadFailed, SnapshotMismatch) as failure:
+            logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
+            self._library.unreadable((key,))
+            return False
+        recall.fetched[key] = payload
+        self._library.restored(key, payload)
+        return True
+
+    def _gather(self, recall: Recall) -> bool:
+        """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
+        for key in recall.plan.keys:
+            payload = recall.fetched.get(key) or self._library.payload(key)
+            if not isinstance(payload, PackedRun | StateSnapshot):
+                return False
+            recall.fetched[key] = payload
+        return True
 
     def prefix(self, recall: Recall) -> Prefix | None:
         """What to give the engine; None when there is nothing. Counts as a use."""
@@ -137,8 +159,8 @@ class Memory:
             return None
         runs: list[KVRun] = []
         for piece in plan.pieces:
-            kept = recall.fetched.get(piece.key) or self._library.payload(piece.key)
-            assert isinstance(kept, PackedRun), "a held block is not in RAM"
+            kept = recall.fetched[piece.key]
+            assert isinstance(kept, PackedRun)
             part = unpack(cut(kept, offset=piece.offset, tokens=piece.tokens))
             runs.append(KVRun(start=piece.start, tokens=piece.tokens, arrays=part.arrays))
         self._library.accept(plan)
@@ -147,9 +169,8 @@ class Memory:
     def _state_of(self, recall: Recall) -> StateSnapshot | None:
         if recall.plan.state is None:
             return None
-        key = recall.plan.state.key
-        state = recall.fetched.get(key) or self._library.payload(key)
-        assert isinstance(state, StateSnapshot), "a held state is not in RAM"
+        state = recall.fetched[recall.plan.state.key]
+        assert isinstance(state, StateSnapshot)
         return state
 
     def keep(self, tokens: array[int], kept: Kept, *, salt: str = "") -> None:
@@ -171,6 +192,17 @@ class Memory:
         changes = self._store.changes()
         if changes.stored or changes.lost:
             self._library.disk_changed(stored=changes.stored, lost=changes.lost)
+        if now - self._offered_at >= OFFER_AGAIN_SECONDS:
+            self._offered_at = now
+            self._offer_again()
+
+    def _offer_again(self) -> None:
+        """Give the store once more what it had no room or no disk for."""
+        for addition in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
+            payload = self._library.payload(addition.key)
+            if isinstance(payload, PackedRun | StateSnapshot):
+                self._library.save_again(addition)
+                self._save(addition, payload)
 
     def figures(self) -> MemoryFigures:
         """What is kept."""
