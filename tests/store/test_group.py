@@ -8,7 +8,7 @@ import pytest
 from holdfast.store.block import Block
 from holdfast.store.block_file import encode_block, read_block
 from holdfast.store.folder import StoreFolder
-from holdfast.store.group import WriteGroup
+from holdfast.store.group import WriteAhead
 from holdfast.store.keys import fingerprint_id
 from holdfast.store.statistics import WriteCounters
 from tests.store.chains import FINGERPRINT, bytes_of, make_chain
@@ -16,24 +16,26 @@ from tests.store.chains import FINGERPRINT, bytes_of, make_chain
 CHAIN = make_chain(4)
 
 
-def new_group(path: Path) -> tuple[WriteGroup, StoreFolder, WriteCounters]:
+def new_ahead(path: Path) -> tuple[WriteAhead, StoreFolder, WriteCounters]:
     folder, counters = StoreFolder(path), WriteCounters()
     folder.prepare()
-    return WriteGroup(folder, fingerprint=FINGERPRINT, counters=counters), folder, counters
+    return WriteAhead(folder, fingerprint=FINGERPRINT, counters=counters), folder, counters
 
 
-def write(group: WriteGroup, block: Block) -> None:
-    group.write(block, encode_block(block, fingerprint=FINGERPRINT, created=3.0), now=3.0)
+def write(ahead: WriteAhead, block: Block) -> None:
+    ahead.write(block, encode_block(block, fingerprint=FINGERPRINT, created=3.0), now=3.0, steady_now=7.0)
 
 
 def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> None:
-    group, folder, counters = new_group(tmp_path)
+    ahead, folder, counters = new_ahead(tmp_path)
     between: list[int] = []
     for block in CHAIN:
-        write(group, block)
+        write(ahead, block)
     assert list(folder.block_files()) == []
     assert len(list(folder.incoming().glob("*.part"))) == 4
-    rows = group.publish(between=lambda: between.append(1))
+    group = ahead.group(most_bytes=10**6, most_blocks=10)
+    ahead.publish(group, between=lambda: between.append(1))
+    rows = [written.row for written in group]
     assert [row.entry.key for row in rows] == [block.key for block in CHAIN]
     for row, block in zip(rows, CHAIN, strict=True):
         path = folder.block_path(block.key, model=fingerprint_id(FINGERPRINT))
@@ -42,35 +44,64 @@ def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> No
         assert path.stat().st_mode & 0o777 == 0o600
     assert len(between) == 4
     assert list(folder.incoming().glob("*.part")) == []
-    assert (counters.written_blocks, counters.written_bytes) == (4, group.file_bytes)
+    assert (counters.written_blocks, counters.written_bytes) == (4, ahead.file_bytes)
+    assert ahead.parent_keys == {block.parent_key for block in CHAIN}
+    ahead.settle(group)
+    assert (len(ahead), ahead.file_bytes) == (0, 0)
     folder.release()
 
 
 def test_an_abandoned_group_leaves_nothing(tmp_path: Path) -> None:
-    group, folder, _ = new_group(tmp_path)
-    write(group, CHAIN[0])
-    group.abandon()
+    ahead, folder, _ = new_ahead(tmp_path)
+    write(ahead, CHAIN[0])
+    ahead.abandon()
     assert list(folder.incoming().glob("*.part")) == []
     assert list(folder.block_files()) == []
     folder.release()
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
-    group, folder, _ = new_group(tmp_path)
+    ahead, folder, _ = new_ahead(tmp_path)
     folder.incoming()
     before = len(os.listdir("/dev/fd"))
     for block in CHAIN:
-        write(group, block)
-    group.publish(between=lambda: None)
+        write(ahead, block)
+    assert len(os.listdir("/dev/fd")) == before
+    ahead.publish(ahead.group(most_bytes=10**6, most_blocks=10), between=lambda: None)
     assert len(os.listdir("/dev/fd")) == before
     folder.release()
 
 
 def test_a_write_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
-    group, folder, _ = new_group(tmp_path)
+    ahead, folder, _ = new_ahead(tmp_path)
     incoming = folder.incoming()
     (incoming / f"{CHAIN[0].key.hex()}.part").mkdir()
     with pytest.raises(OSError):
-        write(group, CHAIN[0])
-    assert group.blocks == []
-    assert group.file_bytes == 0
+        write(ahead, CHAIN[0])
+    assert len(ahead) == 0
+    assert ahead.file_bytes == 0
+
+
+def test_groups_are_bounded_and_take_the_oldest_first(tmp_path: Path) -> None:
+    ahead, folder, _ = new_ahead(tmp_path)
+    for block in CHAIN:
+        write(ahead, block)
+    keys = [block.key for block in CHAIN]
+    assert [written.key for written in ahead.group(most_bytes=10**6, most_blocks=3)] == keys[:3]
+    assert [written.key for written in ahead.group(most_bytes=1, most_blocks=3)] == keys[:1]
+    assert ahead.oldest_at == 7.0
+    ahead.settle(ahead.group(most_bytes=10**6, most_blocks=3))
+    assert ahead.abandon() == keys[3:]
+    folder.release()
+
+
+def test_what_is_written_between_two_fsyncs_belongs_to_the_next_group(tmp_path: Path) -> None:
+    ahead, folder, _ = new_ahead(tmp_path)
+    write(ahead, CHAIN[0])
+    group = ahead.group(most_bytes=10**6, most_blocks=10)
+    ahead.publish(group, between=lambda: write(ahead, CHAIN[1]))
+    ahead.settle(group)
+    assert [found.key for found in folder.block_files()] == [CHAIN[0].key]
+    assert [written.key for written in ahead.group(most_bytes=10**6, most_blocks=10)] == [CHAIN[1].key]
+    ahead.abandon()
+    folder.release()

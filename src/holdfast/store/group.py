@@ -1,7 +1,8 @@
-"""Writes blocks in groups: files first, then one round of fsync, then names. I/O thread only.
+"""Writes blocks ahead and makes them durable in groups: files first, then one round of fsync, then names. I/O thread only.
 
 A file lies complete in the incoming folder as soon as it is written: if this process is killed, the next one that opens the store
-finishes it. fsync and the rename make it safe from a power cut, too.
+finishes it. fsync and the rename make it safe from a power cut, too. Writing never waits for a whole round of fsync: a slow disk
+delays durability, but not what survives a kill.
 """
 
 from __future__ import annotations
@@ -16,29 +17,46 @@ from holdfast.store.block import Block
 from holdfast.store.block_file import EncodedBlock, write_buffers
 from holdfast.store.folder import StoreFolder, sync_folder
 from holdfast.store.index import IndexRow, row_of
-from holdfast.store.keys import fingerprint_id
+from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.statistics import WriteCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """A complete file that has no name yet."""
+class WrittenFile:
+    """A complete file, not yet durable or not yet in the index."""
 
     row: IndexRow
-    file: int
     path: Path
+    written_at: float  # steady clock
+
+    @property
+    def key(self) -> BlockKey:
+        """The key of its block."""
+        return self.row.entry.key
 
 
-class WriteGroup:
-    """The files of one group. The blocks' parts are let go by the owner when the group is published."""
+class WriteAhead:
+    """The files that are written but not settled, oldest first."""
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, counters: WriteCounters) -> None:
         self._folder, self._fingerprint, self._counters = folder, fingerprint, counters
-        self._written: list[_Written] = []
-        self.blocks: list[Block] = []
+        self._files: dict[BlockKey, WrittenFile] = {}
         self.file_bytes = 0
 
-    def write(self, block: Block, encoded: EncodedBlock, *, now: float) -> None:
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def oldest_at(self) -> float:
+        """When the oldest file was written; there must be one."""
+        return next(iter(self._files.values())).written_at
+
+    @property
+    def parent_keys(self) -> set[BlockKey]:
+        """The parents of all blocks that are not settled."""
+        return {written.row.entry.parent_key for written in self._files.values()}
+
+    def write(self, block: Block, encoded: EncodedBlock, *, now: float, steady_now: float) -> None:
         """Write a block's file into the incoming folder. Raises OSError; nothing of the file is left then."""
         began = time.perf_counter()
         path = self._folder.incoming() / f"{block.key.hex()}.part"
@@ -46,44 +64,65 @@ class WriteGroup:
         try:
             write_buffers(file, encoded.buffers)
         except BaseException:
-            os.close(file)
             path.unlink(missing_ok=True)
             raise
+        finally:
+            os.close(file)
         row = row_of(block, fingerprint=self._fingerprint, created=now, file_bytes=encoded.file_bytes, last_used=now)
-        self._written.append(_Written(row=row, file=file, path=path))
-        self.blocks.append(block)
+        self._files[block.key] = WrittenFile(row=row, path=path, written_at=steady_now)
         self.file_bytes += encoded.file_bytes
         self._counters.write_seconds += time.perf_counter() - began
 
-    def publish(self, *, between: Callable[[], None]) -> list[IndexRow]:
-        """Make all files durable under their names. `between` is called between two fsyncs. Raises OSError."""
-        for written in self._written:
+    def group(self, *, most_bytes: int, most_blocks: int) -> list[WrittenFile]:
+        """The oldest files, within bounds; at least one if there is any."""
+        chosen: list[WrittenFile] = []
+        total_bytes = 0
+        for written in self._files.values():
+            total_bytes += written.row.entry.file_bytes
+            if chosen and (total_bytes > most_bytes or len(chosen) >= most_blocks):
+                break
+            chosen.append(written)
+        return chosen
+
+    def publish(self, group: list[WrittenFile], *, between: Callable[[], None]) -> None:
+        """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError."""
+        for written in group:
             began = time.perf_counter()
-            os.fsync(written.file)
+            _sync_file(written.path)
             self._counters.sync_seconds += time.perf_counter() - began
             between()
         began = time.perf_counter()
         model_folder = self._folder.make_model_folder(self._fingerprint)
-        for written in self._written:
-            os.replace(written.path, self._folder.block_path(written.row.entry.key, model=fingerprint_id(self._fingerprint)))
+        for written in group:
+            os.replace(written.path, self._folder.block_path(written.key, model=fingerprint_id(self._fingerprint)))
         sync_folder(model_folder)
         self._counters.sync_seconds += time.perf_counter() - began
-        self._counters.written_blocks += len(self._written)
-        self._counters.written_bytes += self.file_bytes
-        rows = [written.row for written in self._written]
-        self._close()
-        return rows
+        self._counters.written_blocks += len(group)
+        self._counters.written_bytes += sum(written.row.entry.file_bytes for written in group)
 
-    def abandon(self) -> None:
-        """Remove what was written, as far as the folder lets us."""
-        for written in self._written:
+    def settle(self, group: list[WrittenFile]) -> None:
+        """Forget files that are durable."""
+        for written in group:
+            if self._files.pop(written.key, None) is not None:
+                self.file_bytes -= written.row.entry.file_bytes
+
+    def abandon(self) -> list[BlockKey]:
+        """Remove all files that are not settled, as far as the folder lets us. Returns their keys."""
+        keys = list(self._files)
+        for written in self._files.values():
             try:
                 written.path.unlink(missing_ok=True)
             except OSError:
                 continue  # it stays where a later opening finds it
-        self._close()
+        self._files.clear()
+        self.file_bytes = 0
+        return keys
 
-    def _close(self) -> None:
-        for written in self._written:
-            os.close(written.file)
-        self._written = []
+
+def _sync_file(path: Path) -> None:
+    """fsync by name: files that wait for it need not be kept open, there may be thousands."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

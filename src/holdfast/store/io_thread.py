@@ -14,8 +14,7 @@ from holdfast.store.block import BadBlock, Block, Entry, StoreRefused
 from holdfast.store.block_file import EncodedBlock, encode_block
 from holdfast.store.budget import UNLIMITED, Eviction, StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder, is_plain_file
-from holdfast.store.group import WriteGroup
-from holdfast.store.index import IndexRow
+from holdfast.store.group import WriteAhead, WrittenFile
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
@@ -27,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or this large
-GROUP_BLOCKS = 48  # … or of so many: each keeps a file open, two groups may be under way, and macOS allows 256
+GROUP_BLOCKS = 64  # … or of so many
 TOUCH_SECONDS = 1.0
 RETRY_SECONDS = 60.0
 _LEAST_EVICTED_BYTES = 256 << 10  # room for the index as well
@@ -52,9 +51,7 @@ class IoThread:
         self._upkeep = Upkeep(folder, self._keeper, limits, clocks.wall)
         self.counters = WriteCounters()
         self.counts = FolderCounts()
-        self._group = self._new_group()
-        self._group_began = 0.0
-        self._publishing: WriteGroup | None = None  # is being made durable while the next group is written
+        self._ahead = WriteAhead(folder, fingerprint=fingerprint, counters=self.counters)
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
         self._retry_at: float | None = None  # set while the folder cannot be written
@@ -80,7 +77,7 @@ class IoThread:
         finally:
             self._mailbox.close()
             self.counts.mode = "memory-only"
-            self._group.abandon()
+            self._ahead.abandon()
             while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
                 if isinstance(order, Question):
                     order.give_up()
@@ -89,21 +86,19 @@ class IoThread:
 
     def _patience_seconds(self) -> float | None:
         now = self._clocks.steady()
-        if self._group.blocks:
-            return max(0.0, self._group_began + GROUP_SECONDS - now)
+        if self._ahead:
+            return max(0.0, self._ahead.oldest_at + GROUP_SECONDS - now)
         if self._used:
             return max(0.0, self._used_since + TOUCH_SECONDS - now)
         return None
 
     def _publish_if_due(self) -> None:
         now = self._clocks.steady()
-        if self._group.blocks and (now >= self._group_began + GROUP_SECONDS or self._group_is_full()):
+        full = self._ahead.file_bytes >= GROUP_BYTES or len(self._ahead) >= GROUP_BLOCKS
+        if self._ahead and (full or now >= self._ahead.oldest_at + GROUP_SECONDS):
             self._publish()
         if self._used and now >= self._used_since + TOUCH_SECONDS:
             self._note_use()
-
-    def _group_is_full(self) -> bool:
-        return self._group.file_bytes >= GROUP_BYTES or len(self._group.blocks) >= GROUP_BLOCKS
 
     # -- opening and outages
 
@@ -138,9 +133,7 @@ class IoThread:
             )  # fmt: skip
         self._retry_at = self._clocks.steady() + RETRY_SECONDS
         self.counts.mode = "memory-only"
-        lost = [block.key for block in self._group.blocks]
-        self._group.abandon()
-        self._group = self._new_group()
+        lost = self._ahead.abandon()
         self.counters.dropped_memory_only += len(lost)
         self._mailbox.release(lost, stored=False)
         self._keeper.close()
@@ -149,9 +142,6 @@ class IoThread:
         if self._retry_at is None:
             return True
         return self._clocks.steady() >= self._retry_at and self._try_to_open()
-
-    def _new_group(self) -> WriteGroup:
-        return WriteGroup(self._folder, fingerprint=self._fingerprint, counters=self.counters)
 
     # -- writing
 
@@ -186,21 +176,12 @@ class IoThread:
             self._add_to_group(block, encoded, now)
 
     def _add_to_group(self, block: Block, encoded: EncodedBlock, now: float) -> None:
-        if not self._group.blocks:
-            self._group_began = self._clocks.steady()
-        self._with_room(lambda: self._group.write(block, encoded, now=now), block)
-
-    def _under_way(self) -> tuple[WriteGroup, ...]:
-        """The groups whose blocks are not in the index yet."""
-        return (self._group,) if self._publishing is None else (self._group, self._publishing)
-
-    def _bytes_under_way(self) -> int:
-        return sum(group.file_bytes for group in self._under_way())
+        steady_now = self._clocks.steady()
+        self._with_room(lambda: self._ahead.write(block, encoded, now=now, steady_now=steady_now), block)
 
     def _parents_in_use(self, *blocks: Block) -> set[BlockKey]:
         """The parents of what is being written: these must not be evicted."""
-        written = (block.parent_key for group in self._under_way() for block in group.blocks)
-        return {*written, *(block.parent_key for block in blocks)}
+        return {*self._ahead.parent_keys, *(block.parent_key for block in blocks)}
 
     def _with_room(self, work: Callable[[], None], *blocks: Block) -> None:
         """Do something that takes space, for `blocks`; if there is none, evict and try once more."""
@@ -220,7 +201,7 @@ class IoThread:
         if self._limits.daily_write_bytes == UNLIMITED:
             return False
         day = self._day()
-        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._bytes_under_way()
+        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
         over = written + file_bytes > self._limits.daily_write_bytes
         if over and self._warned_of_day != day:
             self._warned_of_day = day
@@ -231,7 +212,7 @@ class IoThread:
         return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.wall()))
 
     def _has_room(self, block: Block, file_bytes: int) -> bool:
-        wanted = self._bytes_under_way() + file_bytes
+        wanted = self._ahead.file_bytes + file_bytes
         if not self._upkeep.shortage_bytes(wanted):
             return True
         self._note_use()  # what was used a moment ago shall not be evicted
@@ -244,42 +225,37 @@ class IoThread:
         self.counters.evicted_bytes += eviction.freed_bytes
         self._mailbox.lose(eviction.keys)
 
-    def _publish(self) -> None:
-        """Make the group durable. Blocks that arrive meanwhile are written into the next group."""
-        group, self._group = self._group, self._new_group()
-        self._publishing = group
-        keys = [block.key for block in group.blocks]
+    def _publish(self) -> list[WrittenFile]:
+        """Make the oldest files durable and index them. Blocks that arrive meanwhile are written behind them."""
+        group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:
-            rows = group.publish(between=self._write_arrived)
-            self._mailbox.release(keys, stored=True)
+            self._ahead.publish(group, between=self._write_arrived)
         except OSError as error:
-            group.abandon()
-            self.counters.dropped_memory_only += len(keys)
-            self._mailbox.release(keys, stored=False)
             self._pause(error)
-        else:
-            self._index_group(group, rows)
-        finally:
-            self._publishing = None
-
-    def _index_group(self, group: WriteGroup, rows: list[IndexRow]) -> None:
+            return group
+        self._mailbox.release([written.key for written in group], stored=True)
         began = time.perf_counter()
         try:
-            self._with_room(lambda: self._add_rows(rows, group.file_bytes))
-            self._publishing = None
+            self._with_room(lambda: self._add_rows(group))
+            self._ahead.settle(group)
             # Other processes may have written, too. The group itself may be evicted like any other block.
             self._count_evicted(self._upkeep.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
+            self._ahead.settle(group)
             self._pause(error)
         self.counters.index_seconds += time.perf_counter() - began
+        return group
 
-    def _add_rows(self, rows: list[IndexRow], written_bytes: int) -> None:
+    def _add_rows(self, group: list[WrittenFile]) -> None:
+        rows = [written.row for written in group]
+        written_bytes = sum(row.entry.file_bytes for row in rows)
         self._keeper.use(lambda index: index.add(rows, written_bytes=written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
-        while self._retry_at is None and not self._group_is_full():
-            block = self._mailbox.take_block()
+        """Write what has come meanwhile; a bounded part of it, so that the round of fsync comes to its end."""
+        for _ in range(GROUP_BLOCKS):
+            block = self._mailbox.take_block() if self._retry_at is None else None
             if block is None:
                 return
             self._write(block)
@@ -303,8 +279,9 @@ class IoThread:
 
     def settle(self) -> bool:
         """Make everything durable that was handed over before. False during an outage."""
-        if self._group.blocks:
-            self._publish()
+        waiting = len(self._ahead)
+        while waiting > 0 and self._ahead:
+            waiting -= len(self._publish())
         self._note_use()
         return self._retry_at is None
 
