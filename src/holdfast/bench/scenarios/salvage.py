@@ -24,7 +24,8 @@ async def _measure(trial: Trial) -> Sample:
     client, tokens = await trial.client(), trial.settings["prompt_tokens"]
     cold = await client.ask(user(trial.text(tokens, "cold"), max_tokens=1))
     text = trial.text(tokens, "cut off")
-    await _cut_off(client, trial, text, after_seconds=_CUT_AT * cold.first_seconds)
+    if not await _cut_off(client, trial, text, after_seconds=_CUT_AT * cold.first_seconds):
+        return Sample(errors=["the prompt was read to its end before it could be cut off: the machine is too unsteady"])
     if trial.settings["how"] == "killed":
         server = await trial.stage.restart(trial.contender, kill=True)
         if server is None:
@@ -42,14 +43,17 @@ async def _measure(trial: Trial) -> Sample:
     return sample
 
 
-async def _cut_off(client: Client, trial: Trial, text: str, *, after_seconds: float) -> None:
+async def _cut_off(client: Client, trial: Trial, text: str, *, after_seconds: float) -> bool:
+    """Whether it was still being read when it was cut off."""
     call = client.call(user(text, max_tokens=1))
     running = asyncio.create_task(call.run())
     await asyncio.sleep(after_seconds)
+    was_reading = not running.done()
     if trial.settings["how"] == "killed":
         trial.stage.drop(trial.contender, kill=True)  # the call sees its connection break
     call.abort()
     await running
+    return was_reading
 
 
 SCENARIO = Scenario(
