@@ -1,0 +1,147 @@
+"""A server that remembers: through restarts, for each tenant alone, and it can say what it found."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.server_process import ServerProcess, until
+
+TEXT = "The lighthouse keeper wrote every ship into his book, with its name, its flag and the weather of that day. " * 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture(scope="module")
+def shared_server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = start(model_folder, tmp_path_factory.mktemp("shared") / "store")
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+@pytest.fixture
+def server(shared_server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
+    """One server for the tests that need no restart; each is a tenant of its own."""
+    return Asked(shared_server, {"X-Holdfast-Tenant": request.node.name})
+
+
+class Asked:
+    """A server and the headers with which it is asked."""
+
+    def __init__(self, process: ServerProcess, headers: dict[str, str] | None = None) -> None:
+        self.process, self._headers = process, headers or {}
+
+    def complete(self, prompt: str = TEXT, *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+        body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "holdfast": {"explain": True}, **fields}
+        asked = {**self._headers, **(headers or {})}
+        response = httpx.post(f"{self.process.url}/v1/completions", json=body, headers=asked, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+def start(model_folder: Path, folder: Path, *more: str) -> ServerProcess:
+    server = ServerProcess(str(model_folder), "--store", str(folder), *more)
+    server.wait_ready()
+    return server
+
+
+def cached(answer: Any) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(model_folder: Path, folder: Path) -> None:
+    first = start(model_folder, folder)
+    before = Asked(first).complete()
+    assert (cached(before), before["holdfast"]["reason"]) == (0, "nothing_stored")
+    until(lambda: first.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
+    worker = first.model()["pid"]
+    for killed in (first.process.pid, worker):
+        os.kill(killed, signal.SIGKILL)
+    first.process.wait()
+    until(lambda: not psutil.pid_exists(worker), "the end of the worker")
+
+    second = start(model_folder, folder)
+    after = Asked(second).complete()
+    prompt_tokens = after["usage"]["prompt_tokens"]
+    assert after["choices"] == before["choices"]
+    assert cached(after) == prompt_tokens - 1
+    assert after["holdfast"]["reason"] == "complete"
+    assert (after["holdfast"]["ram_tokens"], after["holdfast"]["disk_tokens"]) == (0, prompt_tokens - 1)
+    assert after["holdfast"]["seconds"]["restore"] > 0
+    again = Asked(second).complete()
+    assert (again["holdfast"]["ram_tokens"], again["holdfast"]["disk_tokens"]) == (prompt_tokens - 1, 0)
+    assert second.stop() == 0, second.log()
+
+
+def test_two_tenants_share_nothing_by_header_salt_or_key(server: Asked) -> None:
+    assert cached(server.complete()) == 0
+    for who in ({"headers": {"X-Holdfast-Tenant": "ann"}}, {"headers": {"X-Holdfast-Tenant": "bob"}}, {"cache_salt": "ann"}):
+        first, second = server.complete(**who), server.complete(**who)
+        assert (cached(first), first["holdfast"]["reason"]) == (0, "nothing_stored")
+        assert cached(second) == second["usage"]["prompt_tokens"] - 1
+    assert cached(server.complete()) > 0
+
+
+def test_another_key_begins_with_nothing_and_no_key_stands_on_disk(model_folder: Path, folder: Path) -> None:
+    for key, expected in (("first-key", False), ("second-key", False), ("first-key", True)):
+        server = start(model_folder, folder, "--api-key", key)
+        answer = Asked(server, {"authorization": f"Bearer {key}"}).complete()
+        assert bool(cached(answer)) == expected
+        assert server.stop() == 0, server.log()
+    kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert len(kept) > 1000
+    assert b"first-key" not in kept
+
+
+def test_a_diverging_prompt_is_told_which_token_differs_in_words(server: Asked) -> None:
+    server.complete()
+    at = TEXT.rindex("keeper")
+    explained = server.complete(TEXT[:at] + "painter" + TEXT[at + 6 :])["holdfast"]
+    assert explained["reason"] == "diverged"
+    assert explained["difference"]["position"] == explained["ram_tokens"] + explained["disk_tokens"]
+    assert explained["difference"]["before"].rstrip().endswith("lighthouse")
+    assert explained["difference"]["stored"]["text"].strip() in "keeper"
+    assert explained["difference"]["prompt"]["text"].strip() in "painter"
+    assert explained["difference"]["prompt"]["text"] in explained["explanation"]
+
+
+def test_usage_is_exact_when_a_stop_string_ends_the_answer(server: Asked) -> None:
+    whole = server.complete(max_tokens=8)
+    stop = whole["choices"][0]["text"][1:3]
+    stopped = server.complete(max_tokens=8, stop=stop)
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert cached(stopped) == stopped["usage"]["prompt_tokens"] - 1
+    assert stopped["holdfast"]["seconds"]["prefill"] > 0
+
+
+def test_requests_with_one_beginning_read_it_once(server: Asked) -> None:
+    answer = server.complete(n=3, temperature=1, seed=1)
+    explained = answer["holdfast"]
+    assert explained["read_tokens"] == answer["usage"]["prompt_tokens"]
+    assert [choice["read_tokens"] for choice in explained["further_choices"]] == [1, 1]
+
+
+def test_metrics_and_health_show_what_is_kept(server: Asked) -> None:
+    server.complete()
+    server.complete()
+    process = server.process
+    until(lambda: process.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
+    model = process.model()
+    assert model["memory"]["store"]["mode"] == "writing"
+    assert model["memory"]["kept_tokens"] > 100
+    assert model["memory"]["ram_bytes"] > 0
+    shown = dict(line.rsplit(" ", 1) for line in httpx.get(f"{process.url}/metrics").text.splitlines() if line[:1] != "#")
+    label = f'model="{model["id"]}"'
+    assert float(shown[f'holdfast_memory_lookups_total{{{label},outcome="complete"}}']) >= 1
+    assert float(shown[f'holdfast_memory_lookups_total{{{label},outcome="nothing_stored"}}']) >= 1
+    assert float(shown[f"holdfast_store_writing{{{label}}}"]) == 1
