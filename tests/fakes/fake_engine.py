@@ -55,6 +55,7 @@ class FakeEngine:
     plans: list[StepPlan] = field(default_factory=list)
     raised_once: bool = False
     remembers_plans: bool = True
+    runs_ahead: bool = True
 
     def open(
         self,
@@ -107,9 +108,6 @@ class FakeEngine:
 
     def keep_rest(self, request_id: str) -> None:
         return None
-
-    def go_on(self) -> None:
-        """The fake computes at dispatch."""
 
     def abandon_pending(self) -> None:
         self.pending.clear()

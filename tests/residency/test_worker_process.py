@@ -96,25 +96,14 @@ async def test_a_broken_device_fails_its_requests_and_ends_the_process(caplog: p
     assert any("the device refuses the step" in record.message for record in caplog.records)
 
 
-async def test_an_interrupt_from_the_terminal_does_not_end_a_worker() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(number: signal.Signals) -> None:
     async with worker() as process:
         await process.wait_started(timeout_seconds=30)
-        psutil.Process(process.pid).send_signal(signal.SIGINT)
+        psutil.Process(process.pid).send_signal(number)
         events = [event async for event in process.client.submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert events[-1].reason is FinishReason.LENGTH
-
-
-async def test_a_terminated_worker_finishes_its_requests_as_cancelled() -> None:
-    async with worker() as process:
-        await process.wait_started(timeout_seconds=30)
-        stream = process.client.submit(a_request(max_tokens=ENDLESS))
-        await anext(stream)
-        psutil.Process(process.pid).terminate()
-        *_, last = [event async for event in stream]
-        assert isinstance(last, Finished)
-        assert last.reason is FinishReason.CANCELLED
-        assert await process.wait_exit() == 0
 
 
 async def test_a_worker_ends_when_the_link_is_cut() -> None:

@@ -208,11 +208,13 @@ commands = st.one_of(
 )
 
 
-@given(script=st.lists(st.lists(commands, max_size=3), max_size=40), budget_tokens=st.integers(40, 300))
-def test_each_accepted_request_gets_exactly_one_finished(script: list[list[Command]], budget_tokens: int) -> None:
+@given(script=st.lists(st.lists(commands, max_size=3), max_size=40), budget_tokens=st.integers(40, 300), runs_ahead=st.booleans())
+def test_each_accepted_request_gets_exactly_one_finished(
+    script: list[list[Command]], budget_tokens: int, runs_ahead: bool
+) -> None:
     numbered = _with_ids_of_their_own(script)
     asked = {command.request_id: command for batch in numbered for command in batch if isinstance(command, SequenceRequest)}
-    engine = FakeEngine()
+    engine = FakeEngine(runs_ahead=runs_ahead)
     inbox = ScriptInbox(numbered)
     loop = make_loop(engine, inbox, budget_tokens=budget_tokens)
     inbox._on_receive = loop.check_invariants
@@ -234,6 +236,13 @@ def test_each_accepted_request_gets_exactly_one_finished(script: list[list[Comma
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected
             assert (reason is FinishReason.STOP) == bool(tokens and tokens[-1] in command.stop_token_ids)
+
+
+def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> None:
+    engine = FakeEngine(runs_ahead=False)
+    script: list[list[Command]] = [[request("a", *range(1, 200))], [], [], [CancelRequest(request_id="a")], [], []]
+    serve(*script, engine=engine)
+    assert len(engine.plans) == 3
 
 
 def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:

@@ -1,7 +1,7 @@
 """Executes step plans: one forward pass (as the layout has it), one vectorized draw. Device thread only.
 
-Steps are pipelined. `dispatch` lays a step out lazily, with the tokens that the step before is still drawing; it is launched when
-that one has ended. Building the graph of the next step thus overlaps with computing this one, and nothing holds the KV
+Steps can be pipelined: `dispatch` lays a step out lazily, with the tokens that the step before is still drawing; it is launched
+when that one has ended. Building the graph of the next step thus overlaps with computing this one, and nothing holds the KV
 buffers of a running step when the next one starts, so they are updated in place. (Launching earlier copies every KV buffer once
 per step on the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
 """
@@ -69,9 +69,16 @@ class Engine:
 
     def __init__(self, runner: Runner, *, vocab_size: int) -> None:
         self._runner, self._vocab_size = runner, vocab_size
-        self._launches_at_once = mx.default_device() != mx.Device(mx.cpu)
         self._sequences: dict[RequestId, LiveSequence] = {}
         self._counters = _Counters()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it pays to dispatch a step before the last one is collected.
+
+        On a CPU it does not: launching takes almost as long as the step itself, since MLX lets only a few tasks wait.
+        """
+        return mx.default_device() != mx.Device(mx.cpu)
 
     @property
     def mixes_chunks(self) -> bool:
@@ -132,15 +139,15 @@ class Engine:
         return pending
 
     def collect(self, pending: PendingStep) -> StepResult:
-        """Wait for a step and return what was drawn. The step that was laid out behind it runs from `go_on` on."""
+        """Wait for a step, launch the one that was laid out behind it, and return what was drawn."""
         queue = self._counters.pending
         assert queue[0] is pending, "steps are collected in the order of their dispatch"
         try:
             _wait(pending)
         finally:
             queue.pop(0)
-        if self._launches_at_once:
-            self.go_on()
+            if queue:
+                _launch(queue[0])
         self._counters.steps += 1
         return StepResult(spans=tuple(_results(pending)))
 
@@ -158,11 +165,7 @@ class Engine:
         if sequence.fed == 0 or not can_be_kept(sequence.layers):
             return None
         kept = keep_everything(sequence)
-        queue = self._counters.pending
-        if queue and not queue[0].launched:
-            queue[0].outputs.extend(kept.arrays())
-        else:
-            mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
+        mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
         return kept
 
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
@@ -186,16 +189,6 @@ class Engine:
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""
         self._counters.pending.clear()
-
-    def go_on(self) -> None:
-        """Launch the step that is laid out, if there is one. Call it when what was collected has been sent.
-
-        On a CPU the launch itself takes almost as long as the step (MLX lets few tasks wait): whatever comes after it comes
-        a step late. A GPU is given the next step before the last one's results are read.
-        """
-        queue = self._counters.pending
-        if queue and not queue[0].launched:
-            _launch(queue[0])
 
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""

@@ -1,7 +1,7 @@
 """The worker's loop: commands in, plans to the engine, events out, on the one thread that owns the device.
 
-Pipelined by one step: step k+1 is dispatched before the results of step k are waited for, so that Python works while the device
-computes. Results of sequences that ended or were cancelled meanwhile are dropped.
+Pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the results of step k are waited for, so that
+Python works while the device computes. Results of sequences that ended or were cancelled meanwhile are dropped.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ class WorkerLoop:
                 is_busy = self._advance()
                 self._tell_statistics(is_busy=is_busy)
                 self._inbox.send(self._ledger.take_outbox())
-                self._go_on()
         except Exception as error:
             self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
             raise
@@ -128,14 +127,6 @@ class WorkerLoop:
             self._remembering.put_away_all()
         except Exception:  # what is not remembered is read again; nobody's answer depends on it
             logger.exception("what a request has left behind could not be kept")
-
-    def _go_on(self) -> None:
-        try:
-            self._engine.go_on()
-        except Exception:  # see _begin
-            logger.exception("a step could not be launched; each of its spans is tried alone")
-            if self._flight is not None:
-                self._flight.is_suspect = True
 
     def _settle(self) -> None:
         """Let the step under way end before its arrays are dropped."""
@@ -205,17 +196,20 @@ class WorkerLoop:
             self._look_up(ledger.accept(request))
 
     def _advance(self) -> bool:
-        """Dispatch the next step, then collect the one before it. False when there was nothing to do."""
+        """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
         self._settle_recalls()
-        previous = self._flight
+        previous, self._flight = self._flight, None
+        if previous is not None and not self._engine.runs_ahead:
+            self._complete(previous)
+            self._inbox.send(self._ledger.take_outbox())
         self._flight = self._begin(self._scheduler.next_step())
-        was_busy = previous is not None or self._flight is not None
-        if previous is not None:
+        if previous is not None and self._engine.runs_ahead:
             self._complete(previous)
         if self._flight is not None and self._flight.is_suspect:
             suspect, self._flight = self._flight, None
             self._complete(suspect)
-        return was_busy
+            return True
+        return previous is not None or self._flight is not None
 
     def _begin(self, decision: Decision) -> _Flight | None:
         ledger = self._ledger

@@ -16,6 +16,11 @@ class Engine(Protocol):
     Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
     """
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step is to be dispatched before the one before it is collected."""
+        ...
+
     def open(
         self,
         request: SequenceRequest,
@@ -53,10 +58,6 @@ class Engine(Protocol):
 
     def keep_rest(self, request_id: RequestId) -> Any | None:
         """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
-        ...
-
-    def go_on(self) -> None:
-        """Start the step that was dispatched last, if it has not started yet; what was collected has been sent."""
         ...
 
     def abandon_pending(self) -> None:

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 
 import msgspec
 
@@ -28,13 +27,13 @@ logger = logging.getLogger("holdfast.worker")
 
 def run_process(serve: Serve) -> int:
     """Read the assignment from standard input and serve it; returns the exit code."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's Ctrl-C goes to the whole group; the front ends its worker in order
+    # A terminal's Ctrl-C and a service manager's SIGTERM go to the whole group: the front lets answers end, then its worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wake_reader, wake_writer = os.pipe()
     watch = _Watch(wake_writer)
-    signal.signal(signal.SIGTERM, watch.handle_signal)
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
+    signal.signal(signal.SIGTERM, lambda signum, frame: watch.handle_sigterm(assignment.parent_pid))
     logging.basicConfig(level=assignment.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _die_with_parent()
     ends: list[WorkerEnd] = []
@@ -55,9 +54,10 @@ class _Watch:
         self._wake_writer = wake_writer
         self._ends_at: float | None = None
 
-    def handle_signal(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM: end in order."""
-        self.ask_to_end()
+    def handle_sigterm(self, parent_pid: int) -> None:
+        """End in order if the front is gone; else it is the front that decides, and it says so over the link."""
+        if os.getppid() != parent_pid:
+            self.ask_to_end()
 
     def ask_to_end(self) -> None:
         """Wake the device thread with the wish to end; from then on it has a grace time."""
