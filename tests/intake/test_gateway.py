@@ -15,6 +15,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.intake.gateway import Gateway
+from holdfast.intake.history import AnswerHistory
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer
@@ -310,3 +311,35 @@ async def test_several_tokens_in_one_event_are_one_delta(side: TextSide) -> None
     gateway, _ = serve(side, answers(*encode(side, "hello world hello"), per_event=8))
     events = await collect(gateway, asks())
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["hello world hello"]
+
+
+def in_single_bytes(side: TextSide, text: str) -> tuple[int, ...]:
+    """The text in more tokens than the tokenizer would take: character by character."""
+    return tuple(token_id for character in text for token_id in encode(side, character))
+
+
+async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(side: TextSide) -> None:
+    side = replace(side, history=AnswerHistory())
+    answer = "hello hello"
+    generated = in_single_bytes(side, answer)
+    assert generated != encode(side, answer)
+    assert side.tokenizer.decode(generated, skip_special_tokens=False) == answer
+    gateway, engine = serve(side, answers(*generated, *side.tokenizer.eos_token_ids))
+    assert text_of(await collect(gateway, asks())) == answer
+    said: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": answer}, {"role": "user", "content": answer})
+    await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said))))
+    first, second = (sequence.prompt_token_ids for sequence in engine.submitted)
+    assert second[: len(first) + len(generated)] == first + generated
+    assert side.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
+    await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said)), tenant="another"))
+    assert engine.submitted[2].prompt_token_ids[: len(first) + len(generated)] != first + generated
+
+
+async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(side: TextSide) -> None:
+    side = replace(side, history=AnswerHistory())
+    gateway, engine = serve(side, answers(*encode(side, "hello hello")))
+    events = await collect(gateway, asks(stop=("lo h",)))
+    assert text_of(events) == "hel"
+    await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
+    assert "hel" in side.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
+    assert side.history.statistics().answers == 0

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
+from holdfast.intake.history import AnswerNotes
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.text_side import TextSide
@@ -51,7 +52,8 @@ class Gateway:
         if side is None:
             raise UnknownModel(model=request.model, available=tuple(self._text_sides))
         prepared = await self._prepare(request, side, client.info)
-        return await self._submit(request, client, prepared, intake_seconds=time.perf_counter() - started)
+        notes = _notes(request, side)
+        return await self._submit(request, client, prepared, notes, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, side: TextSide, info: ModelInfo) -> Prepared:
         request = with_defaults(request, side, info=info, limits=self._limits)
@@ -66,7 +68,13 @@ class Gateway:
         return assemble(request, side, prompt, token_ids, info=info)
 
     async def _submit(
-        self, request: GenerationRequest, client: EngineClient, prepared: Prepared, *, intake_seconds: float
+        self,
+        request: GenerationRequest,
+        client: EngineClient,
+        prepared: Prepared,
+        notes: AnswerNotes | None,
+        *,
+        intake_seconds: float,
     ) -> GenerationStream:
         sources: list[EventStream] = []
         is_accepted = False
@@ -79,6 +87,7 @@ class Gateway:
                 sources=sources,
                 prompt_tokens=prepared.prompt_tokens,
                 intake_seconds=intake_seconds,
+                notes=notes,
             )
             await stream.accepted()
             is_accepted = True
@@ -87,3 +96,10 @@ class Gateway:
                 for source in sources:
                     await source.aclose()
         return stream
+
+
+def _notes(request: GenerationRequest, side: TextSide) -> AnswerNotes | None:
+    """Answers of a chat come back in its next turn; whoever continues a message gets back more than what is generated now."""
+    if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
+        return None
+    return AnswerNotes(side.history, side.tokenizer, tenant=request.tenant)

@@ -11,6 +11,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.messages import ChoiceFinished, OutputEvent, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,10 @@ class HistoryStatistics:
 
 
 class AnswerHistory:
-    """Generated tokens of answers that tokenize differently, by tenant and text; the least recently used go first."""
+    """Generated tokens of answers that tokenize differently, by tenant and text; the oldest go first.
+
+    Written on the loop's thread; read there, or on a thread that tokenizes a long conversation.
+    """
 
     def __init__(self, *, most_tokens: int = 1_000_000) -> None:
         self._most_tokens = most_tokens
@@ -78,7 +84,6 @@ class AnswerHistory:
             span = _token_span(tokenized.offsets, found, character) if generated is not None else None
             if generated is None or span is None:
                 continue
-            self._answers.move_to_end((tenant, said.text))
             parts += tokenized.token_ids[taken : span[0]]
             parts += generated
             taken = span[1]
@@ -96,6 +101,41 @@ class AnswerHistory:
 
     def _forget(self, key: tuple[str, str]) -> None:
         self._tokens -= len(self._answers.pop(key, ()))
+
+
+class TwoWays(Protocol):
+    """A tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of token ids."""
+        ...
+
+
+class AnswerNotes:
+    """Collects the answers of one chat while they are streamed, and hands each to the history when it ends."""
+
+    def __init__(self, history: AnswerHistory, tokenizer: TwoWays, *, tenant: str) -> None:
+        self._history, self._tokenizer, self._tenant = history, tokenizer, tenant
+        self._texts: dict[int, list[str]] = {}
+        self._tokens: dict[int, list[int]] = {}
+
+    def see(self, event: OutputEvent) -> None:
+        """Take in what the client is told."""
+        if isinstance(event, TextDelta):
+            self._texts.setdefault(event.index, []).append(event.text)
+            self._tokens.setdefault(event.index, []).extend(event.token_ids)
+        elif isinstance(event, ChoiceFinished) and event.index in self._texts:
+            self._remember("".join(self._texts.pop(event.index)), self._tokens.pop(event.index))
+
+    def _remember(self, text: str, token_ids: list[int]) -> None:
+        """Unless the tokens say more than the text: hidden ones, or one that a stop string cut."""
+        if self._tokenizer.decode(token_ids, skip_special_tokens=False) == text:
+            canonical = self._tokenizer.encode(text, add_special_tokens=False)
+            self._history.remember(text, token_ids, canonical=canonical, tenant=self._tenant)
 
 
 def _token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.history import Said
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer, well_formed
@@ -30,6 +31,7 @@ class PromptText:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
+    said: tuple[Said, ...] = ()  # the messages of a chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,16 @@ def prompt_text(request: GenerationRequest, side: TextSide) -> PromptText:
     if side.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
     # The template writes the special tokens itself, BOS included.
-    return PromptText(text=well_formed(side.template.render(prompt, field=request.prompt_field)))
+    return PromptText(text=well_formed(side.template.render(prompt, field=request.prompt_field)), said=_said(prompt))
+
+
+def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
+    """The texts of a conversation that the template writes as they are."""
+    return tuple(
+        Said(text, is_answer=message.get("role") == "assistant")
+        for message in prompt.messages
+        if isinstance(text := message.get("content"), str) and text
+    )
 
 
 def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText, *, info: ModelInfo) -> tuple[int, ...]:
@@ -87,7 +98,7 @@ def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText
     token_ids = prompt.token_ids
     if prompt.text or prompt.add_special_tokens:
         _refuse_by_beginning(tokenizer, prompt, limit_tokens=limit_tokens, field=field)
-        token_ids = tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens))
+        token_ids = _encoded(prompt, side, tenant=request.tenant)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(token_ids) > 1 and token_ids[0] == token_ids[1] == bos:
             token_ids = token_ids[1:]  # the client wrote BOS itself
@@ -99,6 +110,14 @@ def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText
         raise PromptTooLong(prompt_tokens=len(token_ids), limit_tokens=limit_tokens, field=field)
     check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
     return token_ids
+
+
+def _encoded(prompt: PromptText, side: TextSide, *, tenant: str) -> tuple[int, ...]:
+    """The whole text's tokens; answers of ours in it are the tokens that were generated."""
+    if side.history.knows_any(prompt.said, tenant=tenant):
+        tokenized = side.tokenizer.encode_in_place(prompt.text)
+        return tuple(side.history.splice(prompt.text, tokenized, prompt.said, tenant=tenant))
+    return tuple(side.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens))
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, limit_tokens: int, field: str) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.intake.history import AnswerNotes
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages import GenerationRequest, OutputEvent, Rejected, RejectionKind
 from holdfast.parsing.choice import ChoiceText
@@ -27,10 +28,12 @@ class GenerationStream:
         sources: Sequence[EventStream],
         prompt_tokens: int,
         intake_seconds: float = 0.0,
+        notes: AnswerNotes | None = None,
     ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
+        self._notes = notes
         self._choices = tuple(choices)
         self._sources = tuple(sources)
         self._ready: deque[OutputEvent] = deque()
@@ -52,7 +55,10 @@ class GenerationStream:
             finally:
                 if not whole:
                     await self.aclose()
-        return self._ready.popleft()
+        event = self._ready.popleft()
+        if self._notes is not None:
+            self._notes.see(event)
+        return event
 
     async def accepted(self) -> None:
         """Wait until the worker has taken all choices. Raises what its refusal means; the caller closes the stream then."""

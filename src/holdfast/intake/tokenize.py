@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from holdfast.errors import ModelLoadError
+from holdfast.intake.history import Tokenized
 from holdfast.parsing.pieces import TokenPieces
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -43,6 +44,11 @@ class Tokenizer:
         """Token ids of a text. Long texts belong on another thread than the loop's: 10,000 tokens take about 10 ms."""
         # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the offsets.
         return list(self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=add_special_tokens)[0].ids)
+
+    def encode_in_place(self, text: str) -> Tokenized:
+        """Token ids without special tokens in front, and where in the text each of them stands."""
+        encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
+        return Tokenized(encoding.ids, encoding.offsets)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""
