@@ -282,6 +282,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The store of a worker: the folder as it is now, and counters of this worker since its start."""
 
+    model: str  # short name of the model in the folder
     mode: str  # writing, or memory-only while the folder cannot be written
     blocks: int = 0
     stored_bytes: int = 0

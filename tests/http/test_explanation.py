@@ -113,10 +113,12 @@ def test_every_outcome_has_words_of_its_own(outcome: MemoryOutcome) -> None:
     def words(memory: MemoryReport) -> str:
         return explain_choice(end(memory), accept_seconds=0.0, first_text_seconds=None).explanation
 
-    report = MemoryReport(outcome=outcome, unused_tokens=1234)
+    divergence = DIVERGED.divergence if outcome is MemoryOutcome.DIVERGED else None
+    report = MemoryReport(outcome=outcome, unused_tokens=1234, divergence=divergence)
     others = {words(msgspec.structs.replace(report, outcome=other)) for other in MemoryOutcome if other is not outcome}
     assert words(report).endswith(".")
     assert words(report) not in others
+    assert ("differs" in words(report)) == (outcome is MemoryOutcome.DIVERGED)
     if outcome in (MemoryOutcome.EVICTED, MemoryOutcome.NO_BOUNDARY):
         assert "1,234 more tokens" in words(report)
     assert "another request" in words(msgspec.structs.replace(report, waited_for_another=True))

@@ -58,11 +58,11 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
 
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
-    store = StoreFigures(mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
+    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
     memory = MemoryFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
     kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10}
     for given, shown in (
-        (memory, {"mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
+        (memory, {"model": "f00d", "mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
         (msgspec.structs.replace(memory, store=None), None),
     ):
         response = await get("/health", ScriptedDirectory(models=(ScriptedModel(memory=given),)))

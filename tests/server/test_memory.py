@@ -138,6 +138,7 @@ def test_metrics_and_health_show_what_is_kept(server: Asked) -> None:
     until(lambda: process.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
     model = process.model()
     assert model["memory"]["store"]["mode"] == "writing"
+    assert model["memory"]["store"]["model"]
     assert model["memory"]["kept_tokens"] > 100
     assert model["memory"]["ram_bytes"] > 0
     shown = dict(line.rsplit(" ", 1) for line in httpx.get(f"{process.url}/metrics").text.splitlines() if line[:1] != "#")

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.messages import Histogram, MemoryFigures, StoreFigures, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics
 
-STORE = StoreFigures(mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
+STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
 MEMORY = MemoryFigures(
     ram_bytes=5,
     ram_tokens=11,
@@ -45,7 +45,7 @@ def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> No
     assert shown["store_stored_bytes", ("m",)] == 70
     assert shown["store_bad_blocks_total", ("m",)] == 2
     assert shown["store_dropped_blocks_total", ("m", "no_room")] == 4
-    writing = MemoryFigures(store=StoreFigures(mode="writing"))
+    writing = MemoryFigures(store=StoreFigures(model="m", mode="writing"))
     assert values(m=WorkerStatistics(memory=writing))["store_writing", ("m",)] == 1
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.cache.library import Library
@@ -45,6 +47,13 @@ def test_each_shortfall_is_told_with_what_was_found(
 def test_a_divergence_is_told_with_both_tokens() -> None:
     report = report_of(plan(Diverged(8, expected=1, found=2)), restore_seconds=0.0)
     assert report.divergence == Divergence(position=8, stored_token_id=1, prompt_token_id=2)
+
+
+def test_a_divergence_behind_the_last_boundary_is_told_too() -> None:
+    beyond = replace(plan(NoBoundary(matched=11, boundary=8)), diverged=Diverged(11, expected=1, found=2))
+    report = report_of(beyond, restore_seconds=0.0)
+    assert report.outcome is MemoryOutcome.NO_BOUNDARY
+    assert report.divergence == Divergence(position=11, stored_token_id=1, prompt_token_id=2)
 
 
 def test_without_a_store_there_are_no_figures_of_one() -> None:

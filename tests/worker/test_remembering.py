@@ -82,6 +82,7 @@ def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() ->
     inbox = in_turn(worker(name="gemma3_text"), greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
     assert (told.outcome, told.cached_tokens, told.unused_tokens) == (MemoryOutcome.NO_BOUNDARY, 0, 70)
+    assert told.divergence == Divergence(position=70, stored_token_id=first[70], prompt_token_id=3)
 
 
 def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:

@@ -44,4 +44,5 @@ class Planner:
         planned_state = None
         if state is not None and not resumable_anywhere:
             planned_state = PlannedState(state.key, state.position, self._residence(state.key))
-        return ReusePlan(tokens=tokens, pieces=pieces, state=planned_state, shortfall=shortfall)
+        diverged = match.diverged if tokens < stored else None
+        return ReusePlan(tokens=tokens, pieces=pieces, state=planned_state, shortfall=shortfall, diverged=diverged)

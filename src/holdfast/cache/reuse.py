@@ -62,6 +62,7 @@ class ReusePlan:
     pieces: tuple[PlannedPiece, ...]  # adjoining, from token 0 on
     state: PlannedState | None
     shortfall: Shortfall | None  # why it is not more; None when it is all that was asked for
+    diverged: Diverged | None = None  # behind tokens that are stored but cannot be resumed from, if the prompt diverges there
 
     @property
     def keys(self) -> tuple[BlockKey, ...]:

@@ -117,11 +117,19 @@ _WORDS = {
 
 def _in_words(event: ChoiceFinished) -> str:
     memory = event.memory
-    said = _WORDS.get(memory.outcome) or _shortfall_in_words(memory, event)
-    return f"{said} It waited until another request had read the same beginning." if memory.waited_for_another else said
+    said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
+    difference = _difference(event)
+    if difference is not None:
+        said.append(
+            f"The prompt differs from what is kept from token {difference.position:,} on, behind {difference.before!r}: "
+            f"kept is {difference.stored.text!r}, the prompt has {difference.prompt.text!r}."
+        )
+    if memory.waited_for_another:
+        said.append("It waited until another request had read the same beginning.")
+    return " ".join(sentence for sentence in said if sentence)
 
 
-def _shortfall_in_words(memory: MemoryReport, event: ChoiceFinished) -> str:
+def _lost_in_words(memory: MemoryReport) -> str:
     more = f"{memory.unused_tokens:,} more tokens"
     match memory.outcome:
         case MemoryOutcome.NO_BOUNDARY:
@@ -134,10 +142,5 @@ def _shortfall_in_words(memory: MemoryReport, event: ChoiceFinished) -> str:
             return f"{more} were kept in files that are damaged or gone. They are not used; the prompt was read instead."
         case MemoryOutcome.FORGOTTEN:
             return f"{more} were kept, but somebody had them deleted."
-    where = _difference(event)
-    if where is None:
-        return "The prompt differs from what is kept."
-    return (
-        f"The prompt differs from what is kept from token {where.position:,} on, behind {where.before!r}: "
-        f"kept is {where.stored.text!r}, the prompt has {where.prompt.text!r}."
-    )
+        case _:
+            return ""  # the difference says it

@@ -156,8 +156,12 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written."""
+    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written.
 
+    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder.
+    """
+
+    model: str
     mode: str
     blocks: int
     stored_bytes: int

@@ -73,7 +73,13 @@ def _memory_health(memory: MemoryFigures) -> MemoryHealth:
 
 
 def _store_health(store: StoreFigures) -> StoreHealth:
-    return StoreHealth(mode=store.mode, blocks=store.blocks, stored_bytes=store.stored_bytes, allowed_bytes=store.allowed_bytes)
+    return StoreHealth(
+        model=store.model,
+        mode=store.mode,
+        blocks=store.blocks,
+        stored_bytes=store.stored_bytes,
+        allowed_bytes=store.allowed_bytes,
+    )
 
 
 def _json(value: msgspec.Struct, *, status: int = 200) -> Response:

@@ -12,6 +12,7 @@ Mode = Literal["writing", "memory-only"]
 class StoreStatistics:
     """A snapshot. Counts are of this process, except the first group, which is the whole folder's."""
 
+    model: str  # short name, under which the folder has the model's blocks
     mode: Mode
     blocks: int
     stored_bytes: int

@@ -24,7 +24,7 @@ from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder
 from holdfast.store.inspect import ClearReport, VerifyReport, clear_store, verify_store
 from holdfast.store.io_thread import Clocks, IoThread
-from holdfast.store.keys import BlockKey
+from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
 from holdfast.store.reader import BlockReader
 from holdfast.store.statistics import StoreStatistics
@@ -48,7 +48,7 @@ class BlockStore:
         self._folder = StoreFolder(folder)
         with contextlib.suppress(OSError):  # a place that cannot even be looked at is found by the I/O thread again
             self._folder.check()
-        self._clocks = clocks
+        self._clocks, self._model = clocks, fingerprint_id(fingerprint)
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
         self._io = IoThread(self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks)
         self._reader = BlockReader(self._folder, self._mailbox, fingerprint=fingerprint, on_bad=self._on_bad)
@@ -133,6 +133,7 @@ class BlockStore:
         queued_blocks, queued_bytes = self._mailbox.load()
         refused = self._mailbox.refused_blocks
         return StoreStatistics(
+            model=self._model,
             mode=counts.mode,
             blocks=counts.blocks,
             stored_bytes=counts.stored_bytes,

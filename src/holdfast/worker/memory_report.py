@@ -21,8 +21,13 @@ _OF_A_LOSS = {
 
 def report_of(plan: ReusePlan, *, restore_seconds: float) -> MemoryReport:
     """What a request begins from, and why it is not more."""
+    diverged = plan.shortfall if isinstance(plan.shortfall, Diverged) else plan.diverged
     report = functools.partial(
-        MemoryReport, ram_tokens=plan.ram_tokens, disk_tokens=plan.disk_tokens, restore_seconds=restore_seconds
+        MemoryReport,
+        ram_tokens=plan.ram_tokens,
+        disk_tokens=plan.disk_tokens,
+        divergence=None if diverged is None else _divergence(diverged),
+        restore_seconds=restore_seconds,
     )
     match plan.shortfall:
         case None:
@@ -31,15 +36,18 @@ def report_of(plan: ReusePlan, *, restore_seconds: float) -> MemoryReport:
             return report(outcome=MemoryOutcome.NEW_TOKENS)
         case NothingStored():
             return report(outcome=MemoryOutcome.NOTHING_STORED)
-        case Diverged(position=position, expected=stored, found=found):
-            divergence = Divergence(position=position, stored_token_id=stored, prompt_token_id=found)
-            return report(outcome=MemoryOutcome.DIVERGED, divergence=divergence)
+        case Diverged():
+            return report(outcome=MemoryOutcome.DIVERGED)
         case NoBoundary(matched=matched, boundary=boundary):
             return report(outcome=MemoryOutcome.NO_BOUNDARY, unused_tokens=matched - boundary)
         case Lost(tokens=tokens, cause=cause):
             return report(outcome=_OF_A_LOSS[cause], unused_tokens=tokens)
         case other:
             assert_never(other)
+
+
+def _divergence(diverged: Diverged) -> Divergence:
+    return Divergence(position=diverged.position, stored_token_id=diverged.expected, prompt_token_id=diverged.found)
 
 
 def figures_of(library: LibraryStatistics, store: StoreStatistics | None) -> MemoryFigures:
@@ -56,6 +64,7 @@ def figures_of(library: LibraryStatistics, store: StoreStatistics | None) -> Mem
 
 def _store_figures(store: StoreStatistics) -> StoreFigures:
     return StoreFigures(
+        model=store.model,
         mode=store.mode,
         blocks=store.blocks,
         stored_bytes=store.stored_bytes,
