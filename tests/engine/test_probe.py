@@ -130,6 +130,14 @@ def test_a_model_that_does_not_know_where_a_chunk_begins_is_refused() -> None:
         choose_layout(with_rope(DeafRope), vocab_size=VOCAB_SIZE)
 
 
+def test_in_16_bits_solo_is_the_last_resort() -> None:
+    model = with_rope(DeafRope)
+    model.set_dtype(mx.bfloat16)
+    result = choose_layout(model, vocab_size=VOCAB_SIZE)
+    assert result.runner.name == "solo"
+    assert result.reason.startswith("the last resort")
+
+
 def test_logits_that_are_minus_infinity_in_both_ways_are_equal() -> None:
     banned = mx.where(mx.arange(VOCAB_SIZE) == 3, -math.inf, 0.0)
     model = calling(make_tiny("llama"), lambda plain, *_: plain() + banned)
