@@ -60,3 +60,22 @@ def test_a_refused_request_is_booked_under_no_model() -> None:
     metrics = Metrics()
     RequestWatch(metrics).close()
     assert b"holdfast_request_seconds_count" not in metrics.exposition({}, {})
+
+
+def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:
+    metrics = Metrics()
+    now = [10.0]
+    watch = RequestWatch(metrics, clock=lambda: now[0])
+    now[0] = 11.0
+    watch.accepted("m")
+    assert (watch.accept_seconds, watch.first_text_seconds(0)) == (1.0, None)
+    now[0] = 13.0
+    watch.observe(TextDelta(index=0, text="a"))
+    now[0] = 17.0
+    cut = ChoiceFinished(
+        index=0, reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=2, timings=Timings(prefill_seconds=2.0)
+    )
+    watch.observe(cut)
+    assert watch.first_text_seconds(0) == 3.0
+    assert sample(metrics, "holdfast_prefill_seconds_sum") == 2.0
+    assert sample(metrics, "holdfast_decode_seconds_sum") == 4.0
