@@ -20,8 +20,7 @@ with contextlib.suppress(OSError):  # a fast BLAS, where Debian's is there; befo
 import mlx.core as mx
 from conversation import render
 from mlx.utils import tree_map
-from mlx_lm import load
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm import batch_generate, load
 from questions import Question, rows
 
 END = 2
@@ -46,15 +45,12 @@ class Model:
             raise SystemExit("the template of the folder renders other text than the training saw")
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def answer(self, prompt: list[int]) -> list[int]:
-        """The greedy answer's tokens, without the end token."""
-        cache = make_prompt_cache(self.network)
-        logits = self.network(mx.array([prompt]), cache=cache)
-        answer: list[int] = []
-        while len(answer) < MOST_TOKENS and (token := int(mx.argmax(logits[0, -1]))) != END:
-            answer.append(token)
-            logits = self.network(mx.array([[token]]), cache=cache)
-        return answer
+    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+        """The greedy answers' tokens, without the end token; batches hold prompts of near lengths."""
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        chosen = [prompts[index] for index in order]
+        response = batch_generate(self.network, self.tokenizer, chosen, max_tokens=MOST_TOKENS, return_token_ids=True)
+        return [answer for _, answer in sorted(zip(order, response.token_ids, strict=True))]
 
     def agreement(self, prompt: list[int], answer: list[int]) -> int:
         """How many tokens of another model's answer (and its end) this model would have written in their places."""
@@ -75,10 +71,9 @@ def evaluate(model: Model, draft: Model | None, count: int, only: str, show: int
         rng = Random(f"held out: {row.name}")
         right = length = agreed = written = 0
         wrong: list[tuple[str, str]] = []
-        for _ in range(count):
-            question = row.make(rng)
-            prompt = model.prompt(question)
-            answer = model.answer(prompt)
+        questions = [row.make(rng) for _ in range(count)]
+        prompts = [model.prompt(question) for question in questions]
+        for question, prompt, answer in zip(questions, prompts, model.answers(prompts), strict=True):
             text = model.tokenizer.decode(answer)
             length += len(prompt)
             if question.right(text):

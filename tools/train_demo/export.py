@@ -79,6 +79,7 @@ def export(name: str, work: Path, output: Path) -> None:
     weights = torch.load(work / "checkpoint.pt", map_location="cpu")["network"]
     tensors = {f"model.{key}": value.to(torch.bfloat16).contiguous() for key, value in weights.items()}
     save_file(tensors, str(output / "model.safetensors"), metadata={"format": "pt"})
+    (output / "model.safetensors").chmod(0o644)
     documents = {
         "config.json": config_of(RECIPES[name].shape),
         "tokenizer_config.json": tokenizer_config(),

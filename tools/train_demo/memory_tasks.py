@@ -70,9 +70,9 @@ def asked(rng: Random, question: str) -> str:
     return rng.choice(ASKING) + question
 
 
-def one_question(rng: Random, known: list[Fact]) -> tuple[str, str]:
-    """A question and its right answer: mostly about a known fact, at times about none."""
-    if not known or rng.random() < 0.1:
+def one_question(rng: Random, known: list[Fact], doubt: float = 0.1) -> tuple[str, str]:
+    """A question and its right answer: about none of the known facts with the probability `doubt`."""
+    if not known or rng.random() < doubt:
         return asked(rng, facts.draw_other(rng, known).question(rng)), ABSENT
     fact = rng.choice(known)
     if fact.relation.backwards and rng.random() < 0.15:
@@ -104,13 +104,13 @@ def small_talk(rng: Random, conversation: Conversation) -> None:
     conversation.exchange(question, answer)
 
 
-def system_notes(rng: Random, low: int, high: int, turns: tuple[int, int] = (2, 8)) -> Conversation:
+def system_notes(rng: Random, low: int, high: int, turns: tuple[int, int] = (2, 8), doubt: float = 0.1) -> Conversation:
     """Notes in the system prompt, then questions, new notes and some small talk."""
     known = facts.draw_many(rng, rng.randint(low, high))
     introduction = rng.choice(INTRODUCTIONS).format(n=rng.choice(words.NAMES))
     conversation = Conversation()
     conversation.say("system", f"{introduction}{rng.choice((chr(10), chr(10) * 2)) if introduction else ''}{listed(rng, known)}")
-    _discuss(rng, conversation, known, rng.randint(*turns))
+    _discuss(rng, conversation, known, rng.randint(*turns), doubt)
     return conversation
 
 
@@ -186,11 +186,11 @@ def _maybe_system(rng: Random) -> Conversation:
     return conversation
 
 
-def _discuss(rng: Random, conversation: Conversation, known: list[Fact], turns: int) -> None:
+def _discuss(rng: Random, conversation: Conversation, known: list[Fact], turns: int, doubt: float = 0.1) -> None:
     for _ in range(turns):
         choice = rng.random()
         if choice < 0.9:
-            conversation.exchange(*one_question(rng, known))
+            conversation.exchange(*one_question(rng, known, doubt))
         elif choice < 0.97:
             known = take_note(rng, conversation, known)
         else:

@@ -13,8 +13,10 @@ from conversation import Conversation
 
 DRILL_UNTIL = 0.12
 """The share of the training that is mostly drill."""
-EXTRA_FROM = 0.3
-"""From this share on there is more of what rests on retrieval and comes late: sums, counts, edits, calls."""
+EXTRA_FROM, POLISH_FROM, FINISH_FROM = 0.3, 0.7, 0.9
+"""From this share on there is more of what rests on retrieval and comes late: sums, counts, edits, calls;
+and from the second share on most conversations are of that kind;
+from the third on odd tools."""
 
 
 def drill(rng: Random, most: int) -> Conversation:
@@ -40,9 +42,9 @@ def _drill_word(rng: Random) -> str:
     return rng.choice(words.NAMES) if kind < 0.85 else words.invent(rng)
 
 
-def with_tools(rng: Random, most_notes: int) -> Conversation:
+def with_tools(rng: Random, most_notes: int, strange: float = 0.0) -> Conversation:
     """An agent's conversation: calls, results, chat, sums and, at times, notes in the system prompt."""
-    tools = tool_tasks.offer(rng)
+    tools = tool_tasks.offer(rng, 4, strange)
     conversation = tool_tasks.begin(rng, tools)
     known = []
     if rng.random() < 0.3:
@@ -102,6 +104,30 @@ def extra(rng: Random) -> Conversation:
     return with_tools(rng, 5)
 
 
+def polish(rng: Random) -> Conversation:
+    """Short conversations of what still goes wrong late: calls, edits, sums, questions that no note answers."""
+    kind = rng.random()
+    if kind < 0.45:
+        return with_tools(rng, 5, rng.choice((0.0, 0.0, 0.5)))
+    if kind < 0.62:
+        return other_tasks.thinking(rng, 8)
+    if kind < 0.82:
+        return other_tasks.copying(rng)
+    if kind < 0.92:
+        return memory_tasks.system_notes(rng, 3, 30, (5, 12), 0.35)
+    return memory_tasks.user_notes(rng, 1, 25)
+
+
+def finish(rng: Random) -> Conversation:
+    """The last conversations: odd tools, several calls and edits most of all."""
+    kind = rng.random()
+    if kind < 0.55:
+        return with_tools(rng, 5, 0.7)
+    if kind < 0.72:
+        return memory_tasks.user_notes(rng, 1, 25)
+    return other_tasks.copying(rng) if kind < 0.9 else polish(rng)
+
+
 def most_notes_at(done: float) -> int:
     """How many notes a conversation may hold when this share of the training is done."""
     if done < DRILL_UNTIL:
@@ -121,6 +147,10 @@ def conversation_at(rng: Random, done: float) -> Conversation:
     """A conversation for the time when this share of the training is done."""
     if rng.random() < (0.65 if done < DRILL_UNTIL else 0.1):
         return drill(rng, 12 if done < DRILL_UNTIL else 12 + most_notes_at(done))
-    if done >= EXTRA_FROM and rng.random() < 0.22:
+    if done >= FINISH_FROM and rng.random() < 0.8:
+        return finish(rng)
+    if done >= POLISH_FROM and rng.random() < 0.72:
+        return polish(rng)
+    if EXTRA_FROM <= done < POLISH_FROM and rng.random() < 0.22:
         return extra(rng)
     return task(rng, most_notes_at(done))

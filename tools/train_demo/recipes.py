@@ -37,15 +37,15 @@ class Recipe:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("holdfast-demo", Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY), million_tokens=22.0, drill_million=3.12, seed=11),
+        Recipe("holdfast-demo", Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY), million_tokens=24.0, drill_million=3.12, seed=11),
         Recipe(
-            "holdfast-demo-draft", Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY), million_tokens=20.0, drill_million=2.4, seed=12
+            "holdfast-demo-draft", Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY), million_tokens=11.5, drill_million=2.4, seed=12
         ),
         Recipe(
             "holdfast-demo-window",
             Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3),
-            million_tokens=12.0,
-            drill_million=2.6,
+            million_tokens=5.6,
+            drill_million=1.8,
             seed=13,
         ),
     )

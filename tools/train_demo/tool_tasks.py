@@ -13,11 +13,11 @@ from toolbox import CATALOGUE, Tool, Value, made_up, phrase
 RESULT_KEYS = [*words.ATTRIBUTES, "sky", "degrees", "shelf", "result", "owner", "total"]
 
 
-def offer(rng: Random, most: int = 4) -> list[Tool]:
-    """Some tools with different names."""
+def offer(rng: Random, most: int = 4, strange: float = 0.0) -> list[Tool]:
+    """Some tools with different names; `strange` is how many made-up ones have odd arguments."""
     tools: dict[str, Tool] = {}
     for _ in range(rng.randint(1, most)):
-        tool = rng.choice(CATALOGUE) if rng.random() < 0.45 else made_up(rng)
+        tool = rng.choice(CATALOGUE) if rng.random() < 0.45 else made_up(rng, strange)
         tools.setdefault(tool.name, tool)
     return list(tools.values())
 

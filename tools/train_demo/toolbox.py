@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -243,12 +243,26 @@ KINDS: tuple[Callable[[Random], Argument], ...] = (
 )
 
 
-def made_up(rng: Random) -> Tool:
+def strange_name(rng: Random) -> str:
+    """A name for an argument that no schema had before."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return words.invent(rng)
+    if kind == 1:
+        return f"{words.common_word(rng)}_{rng.choice(NOUNS)}"
+    return rng.choice(NOUNS) if kind == 2 else words.common_word(rng)
+
+
+def made_up(rng: Random, strange: float = 0.0) -> Tool:
     """A tool named `verb_noun` whose requests use those words and at times name their arguments."""
     verb = words.invent(rng) if rng.random() < 0.15 else rng.choice(VERBS)
     noun = words.invent(rng) if rng.random() < 0.2 else rng.choice(NOUNS)
     first, second = rng.choice(KINDS)(rng), rng.choice(KINDS)(rng)
-    name = f"{verb}_{noun}" if rng.random() < 0.85 else f"{verb}{noun.capitalize()}"
+    if strange and rng.random() < strange:
+        first, second = replace(first, name=strange_name(rng)), replace(second, name=strange_name(rng))
+        if strange > 0.6 and rng.random() < 0.5:
+            noun = f"{words.common_word(rng)} {noun}"
+    name = f"{verb}_{noun.replace(' ', '_')}" if rng.random() < 0.85 else f"{verb}{noun.title().replace(' ', '')}"
     start = rng.choice(
         (
             f"{verb.capitalize()} the {noun}",
