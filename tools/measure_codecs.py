@@ -124,7 +124,8 @@ def main() -> None:
         for _ in range(options.count // 6)
     ]
     print(
-        f"| {options.model}, {len(questions)} questions | right | same as native | perplexity | bytes per token |\n|---|---|---|---|---|"
+    print(f"| {options.model}, {len(questions)} questions | right | same as native | perplexity | bytes per token |")
+    print("|---|---|---|---|---|")
     )
     native: list[tuple[int, ...]] = []
     for codec in CODECS:
