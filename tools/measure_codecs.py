@@ -123,10 +123,8 @@ def main() -> None:
         for rng in [Random(f"codecs: {row.name}")]
         for _ in range(options.count // 6)
     ]
-    print(
     print(f"| {options.model}, {len(questions)} questions | right | same as native | perplexity | bytes per token |")
     print("|---|---|---|---|---|")
-    )
     native: list[tuple[int, ...]] = []
     for codec in CODECS:
         right = same = kept = tokens = scored = 0
