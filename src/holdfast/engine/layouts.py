@@ -14,7 +14,7 @@ import mlx.core as mx
 from holdfast.cache.foreign import ForeignState
 from holdfast.cache.kinds import LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
 from holdfast.engine.sequence import SequenceSpan, TokenSource
-from holdfast.engine.views import GatherView, MaskBook, RowsView, SpanView, StateView, layer_view
+from holdfast.engine.views import GatherView, LoneView, MaskBook, RowsView, SpanView, StateView, layer_view
 from holdfast.models.head_seam import HeadSeam
 
 Model = Callable[..., mx.array]
@@ -40,7 +40,11 @@ class Runner(Protocol):
 
 
 class RowsRunner:
-    """Every token of every span is a row of a (tokens, 1) batch; one forward pass serves all."""
+    """Every token of every span is a row of a (tokens, 1) batch; one forward pass serves all.
+
+    A span that is alone in its step keeps its shape, (1, tokens): with one position instead of one per row, the model has fewer
+    operations to run.
+    """
 
     name = "rows"
     mixes_chunks = True
@@ -54,12 +58,19 @@ class RowsRunner:
 
     def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
         """One forward pass over all spans."""
+        if len(spans) == 1:
+            return self._forward_alone(spans[0])
         tokens = [each.span.tokens for each in spans]
         offset = mx.array([position for each in spans for position in range(each.span.start, each.span.start + each.span.tokens)])
         masks = MaskBook()
         caches = _views(spans, lambda layers: RowsView(layers, tokens=tokens, offset=offset, masks=masks), _no_recurrent)
         ids = TokenSource().gather(list(spans))
         return _project(self._model, self._head, ids[:, None], caches, spans)
+
+    def _forward_alone(self, span: SequenceSpan) -> mx.array | None:
+        masks = MaskBook()
+        caches = _views([span], lambda layers: LoneView(layers[0], masks=masks), _no_recurrent)
+        return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
 
 
 class SplitRunner:

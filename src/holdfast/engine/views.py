@@ -167,6 +167,28 @@ class SpanView:
         return self._layer.last(seen)
 
 
+class LoneView(SpanView):
+    """One layer of a sequence that is alone in its step, for models whose attention goes through the seam.
+
+    As mlx-lm would run it, but that one query attends in two products where no kernel is fused.
+    """
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """keys, values: [1, kv_heads, tokens, head_dim]. Returns itself twice for the seam, or all that the span may see."""
+        fetched = super().update_and_fetch(keys, values)
+        if keys.shape[2] > 1 or not self._masks.composes_attention:
+            return fetched
+        self._fetched = fetched
+        return self, self
+
+    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
+        """queries: [1, heads, 1, head_dim]; the same shape comes back."""
+        keys, values = self._fetched
+        if mask is None and sinks is None:
+            return attend_one(queries * scale, keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
 class StateView:
     """One recurrent layer of several decoding sequences: states stacked on reading, kept as rows of the stack on writing."""
 
