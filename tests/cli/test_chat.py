@@ -61,7 +61,16 @@ class Terminal:
     def __init__(self, *arguments: str, cwd: Path) -> None:
         self._screen, inner = pty.openpty()
         command = [sys.executable, "-m", "holdfast.cli.main", "chat", *arguments]
-        self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, cwd=cwd, start_new_session=True)
+        # A shell's background jobs ignore SIGINT, and so would their children; a terminal's processes do not.
+        self.process = subprocess.Popen(
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         os.close(inner)
         self.seen = ""
 
