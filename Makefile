@@ -3,7 +3,7 @@
 # make check          formatting, lint, types, import walls, sizes
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
-# make bench          the benchmarks (ARGS="--help" shows them)
+# make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
 # make venv           only make .venv; the others do it when needed
 # make lock           renew constraints.txt (needs uv)
@@ -50,7 +50,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	@$(BIN)/holdfast bench $(ARGS)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 architectures: $(STAMP)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
