@@ -61,6 +61,7 @@ def build_loop(
         on_rest=_give_back_memory,
     )
     _give_back_memory()
+    gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
     progress("probing", 1.0)
     load_seconds = time.perf_counter() - started_at
     return loop, _info(loaded, probe, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
