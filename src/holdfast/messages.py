@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from holdfast.session_messages import SessionAnswer, SessionCommand
+
 RequestId: TypeAlias = str
 
 
@@ -69,6 +71,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False  # the prompt is part of the answer (with its logprobs if wanted)
     ignore_eos: bool = False
     tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
+    session_id: str = ""  # the session whose branch this goes on; empty: none
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt
 
 
@@ -84,6 +87,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
     tenant: str = ""  # what one tenant has read is not there for another
+    session_id: str = ""  # opened by the request if the tenant has none of that id
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -100,7 +104,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the worker in order: running requests are finished as cancelled. Command of the link."""
 
 
-Command: TypeAlias = SequenceRequest | CancelRequest | StatisticsRequest | Shutdown
+Command: TypeAlias = SequenceRequest | CancelRequest | StatisticsRequest | SessionCommand | Shutdown
 
 
 class FinishReason(enum.Enum):
@@ -356,6 +360,7 @@ Event: TypeAlias = (
     | WorkerReady
     | WorkerFailed
     | WorkerStatistics
+    | SessionAnswer
     | LoadProgress
 )
 

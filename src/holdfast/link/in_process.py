@@ -231,7 +231,7 @@ class InProcessClient:
                     asked = self._statistics.get_nowait()
                     if asked.set_running_or_notify_cancel():
                         asked.set_result(event)
-            else:
+            elif isinstance(event, LoadProgress):
                 self._on_progress(event)
         if routed:
             with self._lock:

@@ -1,0 +1,138 @@
+"""Frozen messages about sessions, named branches of what is kept. Leaf module, like `messages`, whose commands and events they are."""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class OpenSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Begin a session. Command of the link, answered by one `SessionAnswer` like all that follow."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET  # since its last use; None: it never ends by itself
+    pinned: bool = False
+    metadata: dict[str, str] = {}
+
+
+class ListSessions(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask for all sessions of a tenant, the last used first."""
+
+    call_id: str
+    tenant: str
+
+
+class GetSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask for one session."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+
+
+class UpdateSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Change a session; what is left out stays."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
+    pinned: bool | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ForkSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Begin a session where another one is; both go on from there."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+    new_session_id: str
+    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET  # left out: as the other's
+    pinned: bool = False
+
+
+class CloseSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End a session. What it has read stays as long as there is room, unless it is to be forgotten."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+    forget: bool = False  # delete what no other session and no other branch stands on
+
+
+class ExportSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Write a session into a portable file."""
+
+    call_id: str
+    tenant: str
+    session_id: str
+    path: str
+
+
+class ImportSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take in a session from a portable file."""
+
+    call_id: str
+    tenant: str
+    path: str
+    session_id: str = ""  # empty: as it is called in the file
+
+
+SessionCommand: TypeAlias = (
+    OpenSession | ListSessions | GetSession | UpdateSession | ForkSession | CloseSession | ExportSession | ImportSession
+)
+
+
+class PinState(enum.Enum):
+    """Whether a session's branches are kept from eviction."""
+
+    NONE = "none"
+    KEPT = "kept"
+    OVER_QUOTA = "over_quota"  # it has grown beyond what may be pinned: only its beginning is
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as it is now. Times are seconds since the epoch."""
+
+    session_id: str
+    created_at: float
+    last_used_at: float
+    expires_at: float | None
+    pinned: bool
+    pin_state: PinState
+    requests: int
+    branches: int
+    tokens: int  # of the branch that was used last
+    kept_tokens: int  # of these, in RAM or on disk
+    ram_tokens: int
+    disk_tokens: int  # on disk only
+    kept_bytes: int  # of all branches in RAM and on disk, what several share counted once
+    metadata: dict[str, str]
+    forked_from: str = ""
+
+
+class SessionFailure(enum.Enum):
+    """Why a session command was not carried out."""
+
+    NOT_FOUND = "not_found"
+    EXISTS = "exists"
+    OVER_QUOTA = "over_quota"
+    TOO_MANY = "too_many"
+    BAD_FILE = "bad_file"
+    OTHER_MODEL = "other_model"
+    OFF = "off"  # this worker keeps nothing
+    FAILED = "failed"
+
+
+class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to one session command: the session it was about, or all of them, or why not."""
+
+    call_id: str
+    sessions: tuple[SessionInfo, ...] = ()
+    failure: SessionFailure | None = None
+    message: str = ""
