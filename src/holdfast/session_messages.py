@@ -1,4 +1,4 @@
-"""Frozen messages about sessions, named branches of what is kept. Leaf module; commands and events of the link like `messages`."""
+"""Frozen messages about sessions, named branches of what is kept. Leaf module; the link carries them like `messages`."""
 
 from __future__ import annotations
 
