@@ -111,11 +111,11 @@ def _gap_histogram(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
 def _memory_over_agents(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     for case in cases:
         if case.scenario == "memory":
-            common = bool(case.settings.get("common_tokens"))
+            slug = case.case.replace(",", "").replace(" ", "-")
             lines = [Line(label=each.label, points=_kept_by_agents(each)) for each in case.contenders]
             yield Chart(
-                name=f"memory{'-common' if common else ''}-{model}",
-                title=f"Memory kept over agents{', three quarters of their context common' if common else ''} ({model})",
+                name=f"memory-{slug}-{model}",
+                title=f"Memory kept over agents: {case.case} ({model})",
                 x_label="agents",
                 y_label="MiB",
                 lines=tuple(line for line in lines if line.points),
@@ -128,11 +128,36 @@ def _kept_by_agents(each: ContenderResult) -> tuple[Point, ...]:
     return tuple(sorted([(0.0, 0.0), *found])) if found else ()
 
 
+def _disk_over_tokens(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    growth = [case for case in cases if case.scenario == "growth"]
+    lines = [
+        Line(label=each.label, points=points) for case in growth for each in case.contenders if (points := _bytes_by_tokens(each))
+    ]
+    yield Chart(
+        name=f"growth-{model}",
+        title=f"Bytes on disk over the tokens of one session ({model})",
+        x_label="tokens",
+        y_label="MiB",
+        lines=tuple(lines),
+    )
+
+
+def _bytes_by_tokens(each: ContenderResult) -> tuple[Point, ...]:
+    points: list[Point] = [(0.0, 0.0)]
+    for sample in each.rounds:
+        for name, (tokens,) in sample.metrics.items():
+            if name.startswith("context_tokens @ "):
+                turn = name.split(" @ ")[1]
+                points.append((tokens, sample.metrics[f"disk_bytes @ {turn}"][0] / _MEBIBYTE))
+    return tuple(sorted(points)) if len(points) > 1 else ()
+
+
 _MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (
     _first_token_over_context,
     _throughput_over_streams,
     _gap_histogram,
     _memory_over_agents,
+    _disk_over_tokens,
 )
 
 

@@ -49,6 +49,11 @@ METRICS = {
     "peak_bytes": Metric(unit="bytes", better="lower", meaning="most memory of all its processes, sampled"),
     "kept_bytes": Metric(unit="bytes", better="neither", meaning="memory that stays taken after the agents were answered"),
     "kept_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of their contexts"),
+    "ram_bytes": Metric(unit="bytes", better="neither", meaning="KV in RAM of what the agents sent, as the server tells it"),
+    "context_tokens": Metric(unit="tokens", better="neither", meaning="prompt and answer of the turn"),
+    "restored_gap_ratio": Metric(
+        unit="x", better="lower", meaning="median gap beside restored contexts over that beside short requests"
+    ),
     "disk_bytes": Metric(unit="bytes", better="neither", meaning="what the store folder has grown by"),
     "disk_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of the contexts"),
 }

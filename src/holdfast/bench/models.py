@@ -19,6 +19,7 @@ from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder
 
 VERSION = 1  # of the recipe; another one makes the models anew
 CONTEXT_TOKENS = 32768
+LONG_CONTEXT_TOKENS = 131072
 FOUR_BIT = "-4bit"
 ENDLESS = "-endless"
 _LONGEST_MAKING_SECONDS = 600.0
@@ -46,7 +47,9 @@ class BenchModel:
         return self.name.endswith(ENDLESS)
 
 
-def _plain(hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, intermediate: int) -> dict[str, Any]:
+def _plain(
+    hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, intermediate: int, context_tokens: int = CONTEXT_TOKENS
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -56,7 +59,7 @@ def _plain(hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, in
         "intermediate_size": intermediate,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": context_tokens,
         "tie_word_embeddings": False,
     }
 
@@ -107,6 +110,20 @@ SHAPES = {
             **_plain(512, 8, heads=8, kv_heads=2, head=64, intermediate=1024),
             **_DELTA,
             **_experts(12, per_token=2, intermediate=256),
+        },
+    ),
+    "qwen3-long": Shape(
+        model_type="qwen3",
+        vocabulary=8192,
+        config=_plain(128, 2, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+    ),
+    "qwen3_next-long": Shape(
+        model_type="qwen3_next",
+        vocabulary=8192,
+        config={
+            **_plain(128, 4, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+            **_DELTA,
+            **_experts(4, per_token=2, intermediate=64),
         },
     ),
     "moe-100m": Shape(

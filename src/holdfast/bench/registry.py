@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from holdfast.bench.scenario import Scenario
-from holdfast.bench.scenarios import agents, memory, overhead, prefill, reuse, salvage, stall, start, streams
+from holdfast.bench.scenarios import agents, growth, memory, overhead, prefill, reuse, salvage, saving, stall, start, streams
 from holdfast.errors import HoldfastError
 
 SCENARIOS: dict[str, Scenario] = {
-    module.SCENARIO.name: module.SCENARIO for module in (overhead, prefill, streams, stall, start, memory, reuse, agents, salvage)
+    module.SCENARIO.name: module.SCENARIO
+    for module in (overhead, prefill, streams, stall, start, memory, reuse, agents, salvage, saving, growth)
 }
 
 

@@ -11,21 +11,31 @@ from holdfast.bench.load import user
 from holdfast.bench.results import Sample
 from holdfast.bench.scenario import Case, Scale, Scenario, Trial, errors_of
 from holdfast.bench.servers import RunningServer
+from holdfast.bench.wire import get_json
 
 _ANSWER_TOKENS = 8
+_TAIL_TOKENS = 24  # of an agent's own, behind a prefix that all have
 _SETTLING_SECONDS = 1.0
 _SAMPLING_SECONDS = 0.25
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
     agents, context = {"quick": (2, 1000), "normal": (6, 2000), "full": (12, 4000)}[scale]
+    on_one_prefix = Case(
+        name=f"{agents} agents on one prefix of {context}",
+        settings={"agents": agents, "context_tokens": context + _TAIL_TOKENS, "common_tokens": context},
+        rounds=1,
+    )
     return [
-        Case(
-            name=f"{agents} agents of {context} tokens{', three quarters common' if shared else ''}",
-            settings={"agents": agents, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
-            rounds=1,
-        )
-        for shared in (False, True)
+        on_one_prefix,
+        *(
+            Case(
+                name=f"{agents} agents of {context} tokens{', three quarters common' if shared else ''}",
+                settings={"agents": agents, "context_tokens": context, "common_tokens": context * 3 // 4 if shared else 0},
+                rounds=1,
+            )
+            for shared in (False, True)
+        ),
     ]
 
 
@@ -35,7 +45,7 @@ async def _measure(trial: Trial) -> Sample:
         return Sample(errors=["only a server that is started from here can be measured"])
     await server.client.ask(user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS))
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk = _memory(server), server.store_bytes()
+    memory, disk, told = _memory(server), server.store_bytes(), await _told(server)
     sample, answers = Sample(), list[Answer]()
     async with _sampled(server) as seen:
         for text in _contexts(trial):
@@ -44,6 +54,9 @@ async def _measure(trial: Trial) -> Sample:
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
                 sample.metrics[f"kept_bytes @ {step}"] = [float(_memory(server) - memory)]
+                sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
+                if told is not None:
+                    sample.metrics[f"ram_bytes @ {step}"] = [float((await _told(server) or 0) - told)]
     kept, on_disk = _memory(server) - memory, server.store_bytes() - disk
     _add_totals(sample, answers, kept=kept, on_disk=on_disk)
     sample.metrics["peak_bytes"] = [float(max(seen))]
@@ -70,6 +83,14 @@ def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk
             "disk_bytes": [float(on_disk)],
             "disk_bytes_per_token": [on_disk / tokens],
         }
+
+
+async def _told(server: RunningServer) -> int | None:
+    """Bytes of KV in RAM by what the server itself says; None for servers that say nothing of that kind."""
+    status, body = await get_json(f"{server.target.base_url}/health", api_key=server.target.api_key)
+    models = body.get("models") if status == 200 and isinstance(body, dict) else None
+    memory = models[0].get("memory") if models and isinstance(models[0], dict) else None
+    return int(memory["ram_bytes"]) if memory else None
 
 
 def _memory(server: RunningServer) -> int:
