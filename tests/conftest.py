@@ -18,3 +18,5 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 for variable in [name for name in os.environ if name.startswith("HOLDFAST_")]:
     del os.environ[variable]
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-such-folder")
+# What one test has read must not be there for the next.
+os.environ["HOLDFAST_STORE_FOLDER"] = "off"

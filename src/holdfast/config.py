@@ -124,7 +124,12 @@ class LimitsSettings:
 class StoreSettings:
     """Where what was read stays, and in which form."""
 
-    folder: str = _setting("", "Folder for stored KV, which outlives the server; empty: kept in RAM only.", flag="--store")
+    folder: str = _setting(
+        "auto",
+        "Folder for stored KV, which outlives the server. `auto`: Holdfast's own among your caches, but for the library, "
+        "which keeps it in RAM; `off`: in RAM only.",
+        flag="--store",
+    )
     ram_bytes: int = _setting(
         0,
         "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget.",
@@ -135,7 +140,7 @@ class StoreSettings:
         0, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0), auto=True
     )
     daily_write_bytes: int = _setting(
-        0, "Most bytes written to disk in a day, to spare it; `auto`: no limit.", limits=Limits(at_least=0), auto=True
+        0, "Most bytes written to disk in a day, to spare it; `auto`: 100 GiB.", limits=Limits(at_least=0), auto=True
     )
     codec: CodecChoice = _setting("native", "Form of kept keys and values: exact, or quantized to 8 or 4 bits.")
 

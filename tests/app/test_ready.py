@@ -9,7 +9,7 @@ from holdfast.app.ready import ReadyServer, announce
 from holdfast.config import LogSettings
 from tests.fakes.worker_main import INFO
 
-READY = ReadyServer(url="http://127.0.0.1:8321", model="demo", info=INFO, ready_seconds=1.234, needs_key=False)
+READY = ReadyServer(url="http://127.0.0.1:8321", model="demo", info=INFO, ready_seconds=1.234, needs_key=False, store_folder="")
 
 
 def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,9 @@ def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.Captur
 
 
 def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(ReadyServer(url="http://h:1", model="demo", info=INFO, ready_seconds=1, needs_key=True), LogSettings())
+    announce(
+        ReadyServer(url="http://h:1", model="demo", info=INFO, ready_seconds=1, needs_key=True, store_folder="/s"), LogSettings()
+    )
     assert "$HOLDFAST_SERVER_API_KEY" in capsys.readouterr().out
 
 

@@ -92,7 +92,10 @@ def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_asi
     assert "quarantine" in run("stat", "--store", str(folder)).stdout
 
 
-def test_prune_brings_the_folder_within_the_limits_of_the_settings(folder: Path, tmp_path: Path) -> None:
+def test_prune_brings_the_folder_within_the_limits_of_the_settings(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
     (tmp_path / "holdfast.toml").write_text(f'[store]\nfolder = "{folder}"\ndisk_bytes = "4000"\n', encoding="utf-8")
     assert "removed" in run("prune").stdout
     assert 0 < shown("stat")["file_bytes"] <= 4000

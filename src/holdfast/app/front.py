@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -25,6 +27,7 @@ from holdfast.models.download import served_id
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerOrder
+from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
@@ -41,7 +44,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     the model or the address cannot be used.
     """
     started_at = time.monotonic()
-    settings = effective.settings
+    settings = _with_store_folder(effective.settings)
     configure_logging(settings.log)
     _allow_open_files(WANTED_OPEN_FILES)
     folder = local_folder(settings.model, progress=progress)
@@ -126,6 +129,7 @@ class Front:
             info=self._residency.lease(self._model).info,
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=bool(self._settings.server.api_key),
+            store_folder=self._settings.store.folder,
         )
         announce(ready, self._settings.log)
 
@@ -149,6 +153,10 @@ class _EarlySignals:
         self.came = True
         if self._armed and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+def _with_store_folder(settings: Settings) -> Settings:
+    return replace(settings, store=replace(settings.store, folder=chosen_folder(settings.store, os.environ)))
 
 
 def _allow_open_files(wanted: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
@@ -28,6 +30,7 @@ from holdfast.messages import (
     WorkerFailed,
     WorkerStatistics,
 )
+from holdfast.store.settings import library_folder
 from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
@@ -160,8 +163,10 @@ class LLM:
 
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
+    store = replace(settings.store, folder=library_folder(settings.store, os.environ))
+
     def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=settings.store)
+        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=store)
 
     return InProcessClient(run_worker, on_progress=lambda event: None)
 

@@ -20,6 +20,7 @@ class ReadyServer:
     info: ModelInfo
     ready_seconds: float
     needs_key: bool
+    store_folder: str  # empty: what is read is kept in RAM only
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
@@ -52,6 +53,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     ]
     if info.blas:
         rows.append(("BLAS", info.blas))
+    rows.append(("memory", ready.store_folder or "in RAM, until the server ends"))
     rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
     return rows
 

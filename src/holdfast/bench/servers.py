@@ -145,6 +145,7 @@ class ServerStarter:
         """The caller's, without its own settings for Holdfast, and with nothing to look up on the network."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         environment |= {"XDG_CONFIG_HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment["HOLDFAST_STORE_FOLDER"] = "off"  # unless the command says otherwise
         if paths := environment.get("PYTHONPATH"):
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
         if self._threads:

@@ -56,6 +56,8 @@ def _arguments(effective: EffectiveSettings, port: int) -> list[str]:
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
     level = "error" if effective.origins["log.level"] == "default" else effective.settings.log.level
     arguments += ["--log-level", level]
+    if effective.origins["store.folder"] == "default":
+        arguments += ["--set", "store.folder=off"]  # nobody has its key again, so nothing stored would be found again
     for key, origin in effective.origins.items():
         if origin != "default" and key not in _OF_ITS_OWN:
             arguments += ["--set", f"{key}={shown_value(effective.settings, key)}"]

@@ -125,11 +125,14 @@ def _plain_failures() -> Iterator[None]:
 
 def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
     """The store's settings; its folder is set. Raises ConfigError."""
+    from holdfast.store.settings import chosen_folder
+
     flags = {} if folder is None else {"store.folder": str(folder)}
     settings = load_settings(file=config or default_file(os.environ), environ=os.environ, flags=flags).settings.store
-    if not settings.folder:
-        raise ConfigError("no store is set: name its folder with --store FOLDER, or as store.folder in the settings")
-    return dataclasses.replace(settings, folder=str(Path(settings.folder).expanduser()))
+    path = chosen_folder(settings, os.environ)
+    if not path:
+        raise ConfigError("the store is off: name a folder with --store FOLDER, or as store.folder in the settings")
+    return dataclasses.replace(settings, folder=path)
 
 
 def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
 from holdfast.config import StoreSettings
 from holdfast.store.budget import UNLIMITED, StoreLimits
+
+AUTO, OFF = "auto", "off"
+# A drive of 1 TB is usually good for 600 TB of writing: 16 years of this.
+DAILY_WRITE_BYTES = 100 << 30
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
     """The limits that the settings ask for; what they leave open is the share of the volume that StoreLimits names."""
-    return StoreLimits(budget_bytes=settings.disk_bytes or UNLIMITED, daily_write_bytes=settings.daily_write_bytes or UNLIMITED)
+    return StoreLimits(
+        budget_bytes=settings.disk_bytes or UNLIMITED, daily_write_bytes=settings.daily_write_bytes or DAILY_WRITE_BYTES
+    )
+
+
+def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
+    """The folder that a server is to use, as an absolute path; empty when what was read is to be kept in RAM only."""
+    if settings.folder in ("", OFF):
+        return ""
+    if settings.folder == AUTO:
+        return str(_caches(environ) / "holdfast" / "store")
+    return str(Path(settings.folder).expanduser().absolute())
+
+
+def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
+    """The same for a model in somebody else's process, which writes nothing that was not asked for."""
+    return "" if settings.folder == AUTO else chosen_folder(settings, environ)
+
+
+def _caches(environ: Mapping[str, str]) -> Path:
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"])
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")

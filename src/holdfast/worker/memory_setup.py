@@ -45,6 +45,6 @@ def _computed_as(loaded: LoadedModel, codec: str) -> str:
 
 def _open_store(store: StoreSettings, fingerprint: str) -> BlockStore:
     try:
-        return BlockStore(Path(store.folder).expanduser(), fingerprint=fingerprint, limits=store_limits(store))
+        return BlockStore(Path(store.folder), fingerprint=fingerprint, limits=store_limits(store))
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal
