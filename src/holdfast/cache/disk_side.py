@@ -58,6 +58,10 @@ class DiskBook:
         """What the disk failed to take, or lost."""
         return tuple(self._unsaved.values())
 
+    def is_stored(self, key: BlockKey) -> bool:
+        """Whether the disk has a key for sure."""
+        return key in self._stored
+
     def is_saving(self, key: BlockKey) -> bool:
         """Whether the store has been given a key and has not told its fate yet."""
         return key in self._saving

@@ -7,15 +7,19 @@ it; what neither has is gone, with all that stands behind it.
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.cache.addition import Addition, Outcome
+from holdfast.cache.branch import Branch, branch_of
 from holdfast.cache.disk_side import DiskBook, DiskSide
 from holdfast.cache.hold import Hold
 from holdfast.cache.losses import LossCause, Losses
 from holdfast.cache.packed import TOKEN_BYTES
+from holdfast.cache.pins import Pins
 from holdfast.cache.planning import Planner
 from holdfast.cache.reuse import ReusePlan
 from holdfast.cache.tiers import Payload, RamStatistics, RamTier, Residence
@@ -60,6 +64,8 @@ class Library:
         self._tree = PrefixTree()
         self._ram = RamTier(ram_budget_bytes)
         self._book = DiskBook()
+        self._pins = Pins(self._ram, self._book)
+        self._sizes: dict[BlockKey, int] = {}  # bytes of everything that is in the tree
         self._losses = Losses()
         self._planner = Planner(self._tree, self._losses, self._residence_of)
         self._accepted = self._reused_ram_tokens = self._reused_disk_tokens = self._lost = 0
@@ -78,6 +84,8 @@ class Library:
                 continue
             if self._tree.has_node(entry.key):
                 self._book.found(entry.key)
+                self._pins.settle(entry.key)
+                self._sizes.setdefault(entry.key, entry.file_bytes)
                 placed += 1
             else:
                 covered += 1
@@ -166,6 +174,44 @@ class Library:
         """Keep keys, and all that stands before them, from leaving RAM and the tree for want of room."""
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
+    def branch(self, token_ids: Sequence[int], *, salt: str = "") -> Branch:
+        """Where a chain is kept, as far as it is."""
+        return branch_of(self._tree.match(token_ids, root=self._root(salt)))
+
+    def kept_part(self, branch: Branch) -> Branch:
+        """What of a branch is still there: its beginning up to the first block that is gone."""
+        steps = tuple(itertools.takewhile(lambda step: self._tree.has_node(step.key), branch.steps))
+        end = steps[-1].end if steps else 0
+        state = branch.state
+        if state is not None and (state.position > end or not self._tree.has_node(state.key)):
+            state = None
+        return Branch(steps=steps, state=state)
+
+    def chain_of(self, branch: Branch) -> array[int]:
+        """The tokens of a branch that is there."""
+        chain, position = array("I"), 0
+        for step in branch.steps:
+            own = self._tree.standing(step.key).packed
+            chain.extend(unpack_tokens(own[: (step.end - position) * TOKEN_BYTES]))
+            position = step.end
+        return chain
+
+    def size_of(self, key: BlockKey) -> int:
+        """Bytes of a key's payload, or of its file; 0 when it is nowhere."""
+        return self._sizes.get(key, 0)
+
+    def has_followers(self, key: BlockKey) -> bool:
+        """Whether something else stands on a key."""
+        return len(self._tree.subtree(key)) > 1
+
+    def pin(self, keys: Iterable[BlockKey]) -> None:
+        """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""
+        self._pins.pin(keys)
+
+    def unpin(self, keys: Iterable[BlockKey]) -> None:
+        """Take pins back."""
+        self._pins.unpin(keys)
+
     def unsaved(self) -> tuple[Addition, ...]:
         """What is in RAM only because the disk failed to take it. Give it to the store again and say so with `save_again`."""
         return self._book.unsaved
@@ -179,6 +225,7 @@ class Library:
 
         `lost`: dropped before it was written, evicted, found missing or damaged.
         """
+        stored, lost = tuple(stored), tuple(lost)
         for key in stored:
             if self._book.saved(key):
                 self._ram.release((key,))
@@ -190,6 +237,8 @@ class Library:
                 self._ram.release((key,))
             if is_lost and key not in self._ram:
                 gone += self._lose(key, LossCause.EVICTED)
+        for key in (*stored, *lost):
+            self._pins.settle(key)
         return tuple(gone)
 
     def forget(self, keys: Iterable[BlockKey], *, cause: LossCause) -> tuple[BlockKey, ...]:
@@ -214,6 +263,7 @@ class Library:
             elif not self._book.is_saving(key):
                 self._book.expect_loss(key)
                 self._book.forget(key)
+                self._pins.settle(key)
                 self._disk.remove((key,))
         return tuple(gone)
 
@@ -239,6 +289,8 @@ class Library:
         self._tree.check_invariants()
         self._ram.check_invariants()
         self._book.check_invariants()
+        self._pins.check_invariants()
+        assert self._sizes.keys() == {key for key in self._tree if self._tree.has_node(key)}, "sizes of other keys"
         somewhere = self._book.keys() | self._ram.keys()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
         assert somewhere == in_tree, "the tree has other keys than RAM and disk together"
@@ -261,6 +313,7 @@ class Library:
             return replace(addition, outcome=Outcome.NO_ROOM)
         inserted = self._insert(addition)
         assert inserted is Insertion.NEW, "something stored is stored again"
+        self._sizes[addition.key] = payload.nbytes
         if has_room:
             self._keep(addition.key, payload)
         if self._disk is not None:
@@ -305,12 +358,14 @@ class Library:
             if self._tree.has_node(each):
                 self._remember(each, cause)
             self._tree.remove(each)
+            self._sizes.pop(each, None)
             if each in self._ram:
                 self._ram.drop(each)
             if self._book.is_saving(each):
                 self._ram.release((each,))
             if self._book.forget(each):
                 to_remove.append(each)
+            self._pins.settle(each)
         if self._disk is not None and to_remove:
             self._disk.remove(to_remove)
         self._lost += len(gone)

@@ -1,0 +1,115 @@
+"""The sessions of one model by tenant and id: who is there, who has ended. Pure; the time comes from the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.session_messages import SessionFailure
+from holdfast.sessions.session import Session
+
+
+class SessionRefused(HoldfastError):
+    """A session command cannot be carried out."""
+
+    def __init__(self, failure: SessionFailure, message: str) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class SessionRegistry:
+    """All sessions. At most `most` of them: to open one more, the one that was used longest ago ends, if it is not pinned."""
+
+    def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
+        """`ttl_seconds`: of sessions that say nothing of it."""
+        self._most, self._ttl_seconds = most, ttl_seconds
+        self._sessions: dict[tuple[str, str], Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    def put(self, session: Session) -> None:
+        """Take in a session as it is: one that an earlier process has left, or an imported one."""
+        self._sessions[session.tenant, session.session_id] = session
+
+    def open(
+        self,
+        session_id: str,
+        *,
+        tenant: str,
+        now: float,
+        ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET,
+        pinned: bool = False,
+        metadata: dict[str, str] | None = None,
+    ) -> Session:
+        """A new session. Raises SessionRefused when the tenant has one of that id, or when there is room for no more."""
+        if (tenant, session_id) in self._sessions:
+            raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
+        self._make_room()
+        session = Session(
+            session_id=session_id,
+            tenant=tenant,
+            created_at=now,
+            last_used_at=now,
+            ttl_seconds=self._ttl_seconds if ttl_seconds is msgspec.UNSET else ttl_seconds,
+            pinned=pinned,
+            metadata=dict(metadata or {}),
+        )
+        self.put(session)
+        return session
+
+    def fork(
+        self,
+        session: Session,
+        *,
+        session_id: str,
+        now: float,
+        ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET,
+        pinned: bool = False,
+    ) -> Session:
+        """A new session that goes on from where `session` was used last. Raises SessionRefused as `open` does."""
+        ttl = session.ttl_seconds if ttl_seconds is msgspec.UNSET else ttl_seconds
+        fork = self.open(session_id, tenant=session.tenant, now=now, ttl_seconds=ttl, pinned=pinned, metadata=session.metadata)
+        fork.branches, fork.forked_from = session.branches[:1], session.session_id
+        return fork
+
+    def find(self, session_id: str, *, tenant: str) -> Session | None:
+        """The tenant's session of that id, if there is one."""
+        return self._sessions.get((tenant, session_id))
+
+    def get(self, session_id: str, *, tenant: str) -> Session:
+        """The tenant's session of that id. Raises SessionRefused."""
+        session = self.find(session_id, tenant=tenant)
+        if session is None:
+            raise SessionRefused(SessionFailure.NOT_FOUND, f"there is no session {session_id!r}")
+        return session
+
+    def of(self, tenant: str) -> list[Session]:
+        """A tenant's sessions, the last used first."""
+        found = [session for session in self._sessions.values() if session.tenant == tenant]
+        return sorted(found, key=lambda session: session.last_used_at, reverse=True)
+
+    def close(self, session: Session) -> None:
+        """A session ends."""
+        del self._sessions[session.tenant, session.session_id]
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose time is over; the caller closes them."""
+        return [session for session in self._sessions.values() if (at := session.expires_at) is not None and at <= now]
+
+    def victim(self) -> Session | None:
+        """Who has to end before one more can be opened; None when there is room. Raises SessionRefused when all are pinned."""
+        if len(self._sessions) < self._most:
+            return None
+        loose = [session for session in self._sessions.values() if not session.pinned]
+        if not loose:
+            raise SessionRefused(SessionFailure.TOO_MANY, f"there are {self._most} sessions, all pinned: close or unpin one")
+        return min(loose, key=lambda session: session.last_used_at)
+
+    def _make_room(self) -> None:
+        assert self.victim() is None, "the caller has to close a session first"

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cache.branch import Branch, Step
+from holdfast.session_messages import SessionFailure
+from holdfast.sessions.registry import SessionRefused, SessionRegistry
+
+
+def registry(most: int = 10) -> SessionRegistry:
+    return SessionRegistry(most=most, ttl_seconds=100)
+
+
+def refused(call: object) -> SessionFailure:
+    with pytest.raises(SessionRefused) as caught:
+        call()  # type: ignore[operator]
+    return caught.value.failure
+
+
+def test_tenants_have_ids_of_their_own() -> None:
+    subject = registry()
+    mine, theirs = subject.open("s", tenant="a", now=0), subject.open("s", tenant="b", now=1)
+    assert subject.get("s", tenant="a") is mine
+    assert subject.of("b") == [theirs]
+    assert refused(lambda: subject.get("s", tenant="c")) is SessionFailure.NOT_FOUND
+    assert refused(lambda: subject.open("s", tenant="a", now=2)) is SessionFailure.EXISTS
+
+
+def test_sessions_end_when_nobody_has_used_them_for_their_time() -> None:
+    subject = registry()
+    usual, short, endless = (
+        subject.open("usual", tenant="", now=0),
+        subject.open("short", tenant="", now=0, ttl_seconds=5),
+        subject.open("endless", tenant="", now=0, ttl_seconds=None),
+    )
+    assert subject.expired(4.9) == []
+    short.use(Branch(), now=4)
+    assert subject.expired(8.9) == []
+    assert subject.expired(9) == [short]
+    assert subject.expired(100) == [usual, short]
+    assert endless not in subject.expired(1e12)
+
+
+def test_a_fork_goes_on_from_the_last_branch_and_shares_nothing_that_changes() -> None:
+    subject = registry()
+    session = subject.open("s", tenant="a", now=0, ttl_seconds=7, metadata={"k": "v"})
+    session.use(Branch(steps=(Step(b"a", 1, 1),)), now=1)
+    session.use(Branch(steps=(Step(b"b", 1, 1),)), now=2)
+    fork = subject.fork(session, session_id="f", now=3)
+    assert (fork.branches, fork.forked_from, fork.ttl_seconds, fork.tenant) == (session.branches[:1], "s", 7, "a")
+    fork.metadata["k"] = "w"
+    fork.use(Branch(steps=(Step(b"c", 1, 1),)), now=4)
+    assert (session.metadata, len(session.branches)) == ({"k": "v"}, 2)
+
+
+def test_who_was_used_longest_ago_makes_room_unless_it_is_pinned() -> None:
+    subject = registry(most=2)
+    pinned = subject.open("pinned", tenant="", now=0, pinned=True)
+    loose = subject.open("loose", tenant="", now=1)
+    assert subject.victim() is loose
+    subject.close(loose)
+    other = subject.open("other", tenant="", now=2)
+    other.pinned = True
+    assert refused(subject.victim) is SessionFailure.TOO_MANY
+    assert pinned in list(subject)
