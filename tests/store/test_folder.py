@@ -24,7 +24,8 @@ def test_a_folder_is_made_and_marked_and_nobody_else_may_look_into_it(tmp_path: 
     assert folder.exists
     assert folder.path.stat().st_mode & 0o777 == 0o700
     prepared(folder.path)
-    assert sorted(path.name for path in folder.path.iterdir()) == [MARKER, "blocks", "incoming", "index", "quarantine"]
+    ours = [MARKER, "blocks", "incoming", "index", "quarantine", "sessions"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ours
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "index.html", ".git"])

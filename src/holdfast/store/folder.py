@@ -6,6 +6,7 @@
     incoming/<writer>/          files that are being written, and a lock that says whether the writer is alive
     index/<time>.sqlite         see index.py
     quarantine/                 damaged files
+    sessions/<model>/           records of sessions, see records.py
 
 Nothing outside is touched: names are built here only, links are not followed, and only names of these patterns are removed.
 """
@@ -32,7 +33,7 @@ MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
 
-_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine")
+_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions")
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into empty folders by systems, not by people
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")

@@ -17,6 +17,7 @@ from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.quarantine import quarantined_files
 from holdfast.store.reconcile import salvage
+from holdfast.store.records import record_files
 from holdfast.store.upkeep import Upkeep
 
 
@@ -160,17 +161,26 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> PruneReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
-    """Delete all blocks, or those of one model (its short name). Raises StoreRefused, OSError."""
+    """Delete all blocks and sessions, or those of one model (its short name). Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
         for file in found:
             file.path.unlink(missing_ok=True)
         keys = tuple(file.key for file in found)
         opened.keeper.use(lambda index: index.remove(keys))
+        for path in _records(opened.folder, model):
+            path.unlink(missing_ok=True)
         if model is None:
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
     return ClearReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))
+
+
+def _records(folder: StoreFolder, model: str | None) -> list[Path]:
+    root = folder.path / "sessions"
+    if not root.is_dir():
+        return []
+    return [path for each in root.iterdir() if model in (None, each.name) for path in record_files(each)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
 from holdfast.store.reconcile import salvage
+from holdfast.store.records import Records
 from holdfast.store.statistics import FolderCounts, WriteCounters
 from holdfast.store.upkeep import Upkeep
 
@@ -52,6 +53,7 @@ class IoThread:
         self.counters = WriteCounters()
         self.counts = FolderCounts()
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, counters=self.counters)
+        self._records = Records(folder, model=self._model)
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
         self._retry_at: float | None = None  # set while the folder cannot be written
@@ -298,6 +300,23 @@ class IoThread:
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
         """Take pins back."""
         self._on_index("unpin", lambda: self._keeper.use(lambda index: index.unpin(keys, holder=holder)))
+
+    def put_record(self, name: str, data: bytes) -> None:
+        """Write a record. One that cannot be written now is written when it changes again."""
+        if self._can_write():
+            self._on_index("write a session's record", lambda: self._records.put(name, data))
+
+    def remove_record(self, name: str) -> None:
+        """Delete a record."""
+        self._on_index("remove a session's record", lambda: self._records.remove(name))
+
+    def records(self) -> dict[str, bytes]:
+        """All records of this model."""
+        try:
+            return self._records.all()
+        except OSError as error:
+            _LOG.warning("the records of sessions cannot be read: %s", error)
+            return {}
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""

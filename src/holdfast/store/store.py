@@ -27,6 +27,7 @@ from holdfast.store.io_thread import Clocks, IoThread
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
 from holdfast.store.reader import BlockReader
+from holdfast.store.records import check_name
 from holdfast.store.statistics import StoreStatistics
 
 FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
@@ -107,6 +108,21 @@ class BlockStore:
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """Delete blocks, queued ones too; children before parents is the caller's business."""
         self._mailbox.send(functools.partial(self._io.remove, tuple(keys)))
+
+    # -- records, small and named
+
+    def put_record(self, name: str, data: bytes) -> None:
+        """Keep a small record of this model under a name of 32 hexadecimal digits (else ValueError); returns at once."""
+        check_name(name)
+        self._mailbox.send(functools.partial(self._io.put_record, name, data))
+
+    def remove_record(self, name: str) -> None:
+        """Forget a record."""
+        self._mailbox.send(functools.partial(self._io.remove_record, name))
+
+    def records(self) -> dict[str, bytes]:
+        """All records of this model. Waits."""
+        return self._ask(self._io.records, otherwise={})
 
     # -- the whole
 

@@ -1,0 +1,83 @@
+"""Small named records beside the blocks of a model: a file each, checked, and replaced as a whole. The I/O thread's business."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import xxhash
+
+from holdfast.store.folder import StoreFolder, sync_folder
+
+SUFFIX = ".session"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_SUM_BYTES = 16
+_LOG = logging.getLogger(__name__)
+
+
+class Records:
+    """The records of one model. Every method may raise OSError."""
+
+    def __init__(self, folder: StoreFolder, *, model: str) -> None:
+        """`model`: short name of its fingerprint."""
+        self._folder = folder.path / "sessions" / model
+        self._model = model
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a record, or replace it: durable when this returns."""
+        path = self._path(name)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}.new")
+        with open(fresh, "wb", opener=_private) as file:
+            file.write(data + self._sum(name, data))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        sync_folder(self._folder)
+
+    def remove(self, name: str) -> None:
+        """Delete a record, if it is there."""
+        self._path(name).unlink(missing_ok=True)
+
+    def all(self) -> dict[str, bytes]:
+        """All records that are whole; one that is damaged is deleted, with a warning."""
+        found: dict[str, bytes] = {}
+        for path in record_files(self._folder):
+            content = path.read_bytes()
+            data, name = content[:-_SUM_BYTES], path.stem
+            if content[-_SUM_BYTES:] == self._sum(name, data):
+                found[name] = data
+            else:
+                _LOG.warning("a session's record is damaged and is dropped: %s", path)
+                path.unlink(missing_ok=True)
+        return found
+
+    def _path(self, name: str) -> Path:
+        check_name(name)
+        return self._folder / f"{name}{SUFFIX}"
+
+    def _sum(self, name: str, data: bytes) -> bytes:
+        return xxhash.xxh3_128_digest(f"{self._model}/{name}/".encode() + data)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for what is not the name of a record."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not the name of a record: {name!r}")
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files in a model's folder that have the name of a record."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _is_record(path))
+
+
+def _is_record(path: Path) -> bool:
+    return path.suffix == SUFFIX and bool(_NAME.fullmatch(path.stem)) and path.is_file() and not path.is_symlink()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

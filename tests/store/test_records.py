@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.inspect import clear_store
+from holdfast.store.store import BlockStore
+
+NAME, OTHER = "0" * 32, "1" * 32
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "sessions").glob("*/*"))
+
+
+def test_records_are_there_for_the_next_store_of_the_same_model(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        store.put_record(NAME, b"first")
+        store.put_record(OTHER, b"other")
+        store.put_record(NAME, b"second")
+        assert store.records() == {NAME: b"second", OTHER: b"other"}
+        store.remove_record(OTHER)
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        assert store.records() == {NAME: b"second"}
+    with BlockStore(tmp_path, fingerprint="another model") as store:
+        assert store.records() == {}
+    assert [path.stat().st_mode & 0o777 for path in files(tmp_path)] == [0o600]
+
+
+def test_a_record_that_is_damaged_or_under_another_name_is_dropped(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        store.put_record(NAME, b"a record")
+        store.flush()
+        (path,) = files(tmp_path)
+        whole = path.read_bytes()
+        path.with_name(f"{OTHER}.session").write_bytes(whole)
+        for position in range(len(whole)):
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+            assert store.records() == {}
+        path.write_bytes(whole)
+        assert store.records() == {NAME: b"a record"}
+        path.write_bytes(b"")
+        assert store.records() == {}
+    assert files(tmp_path) == []
+
+
+def test_names_lead_nowhere_else(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        with pytest.raises(ValueError, match="not the name"):
+            store.put_record("../" + NAME, b"")
+        store.put_record(NAME, b"after that")
+        assert store.records() == {NAME: b"after that"}
+
+
+def test_a_folder_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    place = tmp_path / "a file"
+    place.write_text("in the way")
+    with BlockStore(place / "store", fingerprint="a model") as store:
+        store.put_record(NAME, b"lost")
+        store.remove_record(NAME)
+        assert store.records() == {}
+
+
+def test_clearing_the_store_removes_the_records(tmp_path: Path) -> None:
+    with BlockStore(tmp_path, fingerprint="a model") as store:
+        store.put_record(NAME, b"gone")
+    clear_store(tmp_path)
+    assert files(tmp_path) == []
