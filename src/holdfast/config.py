@@ -143,6 +143,17 @@ class StoreSettings:
         0, "Most bytes written to disk in a day, to spare it; `auto`: 100 GiB.", limits=Limits(at_least=0), auto=True
     )
     codec: CodecChoice = _setting("native", "Form of kept keys and values: exact, or quantized to 8 or 4 bits.")
+    max_sessions: int = _setting(
+        1000, "Most sessions of a model; one more ends the one that was used longest ago.", limits=Limits(at_least=1)
+    )
+    session_seconds: float = _setting(
+        604800.0, "How long a session lives after its last use, if its opener says nothing else.", limits=Limits(above=0)
+    )
+    pinned_percent: int = _setting(
+        50,
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep.",
+        limits=Limits(at_least=0, at_most=100),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

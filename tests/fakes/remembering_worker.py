@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
 from holdfast.worker.memory import Memory
+from holdfast.worker.session_desk import SessionDesk
 from tests.fakes.script_inbox import ScriptInbox
 
 SETTINGS = SchedulerSettings(max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8)
@@ -48,6 +50,7 @@ class RememberingWorker:
         fingerprint: str = "a model",
         codec: Codec = "native",
         budget_tokens: int | None = None,
+        clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
         self.engine = Engine(runner, vocab_size=vocab_size)
@@ -58,6 +61,7 @@ class RememberingWorker:
         self.memory = Memory(
             self.library, store=self.store, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec
         )
+        self.sessions = SessionDesk(self.memory, most=4, ttl_seconds=100.0, clock=clock)
         weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
@@ -70,7 +74,7 @@ class RememberingWorker:
     def serve(self, script: Iterable[Sequence[Command]], *, in_turn: bool = False) -> ScriptInbox:
         """Run the script to its end; the worker is gone then, with its store closed."""
         inbox = ScriptInbox(script, in_turn=in_turn)
-        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory)
+        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory, sessions=self.sessions)
         loop.run()
         inbox.check_protocol()
         loop.check_invariants()

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.messages import Accepted, Command, Event, Finished, Rejected, Shutdown, TokensGenerated, WorkerStatistics
+from holdfast.session_messages import SessionAnswer
 
 LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
 
@@ -22,6 +23,7 @@ class ScriptInbox:
     ) -> None:
         self._script, self._in_turn = list(script), in_turn
         self._on_receive = on_receive
+        self._asked: Counter[str] = Counter()
         self.events: list[Event] = []
         self.is_closed = False
         self.patience = 100_000
@@ -32,7 +34,9 @@ class ScriptInbox:
         self.patience -= 1
         assert self.patience > 0, "the loop does not come to an end"
         if self._script and not (self._in_turn and self.open_requests()):
-            return list(self._script.pop(0))
+            commands = list(self._script.pop(0))
+            self._asked.update(command.call_id for command in commands if hasattr(command, "call_id"))
+            return commands
         if not self.open_requests() or timeout_seconds > LONGEST_POLL_SECONDS:
             return [Shutdown()]
         self._nothing_comes.wait(timeout_seconds)
@@ -46,6 +50,11 @@ class ScriptInbox:
         self.is_closed = True
 
     def open_requests(self) -> Counter[str]:
+        """Requests without an end, and session commands without an answer."""
+        answered = Counter(event.call_id for event in self.events if isinstance(event, SessionAnswer))
+        return self._open() + (self._asked - answered)
+
+    def _open(self) -> Counter[str]:
         accepted = Counter(event.request_id for event in self.events if isinstance(event, Accepted))
         return accepted - Counter(event.request_id for event in self.events if isinstance(event, Finished))
 

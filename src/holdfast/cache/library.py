@@ -71,6 +71,16 @@ class Library:
         self._accepted = self._reused_ram_tokens = self._reused_disk_tokens = self._lost = 0
         self._shortfalls: Counter[str] = Counter()
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the model that everything here is of."""
+        return self._fingerprint
+
+    @property
+    def ram_budget_bytes(self) -> int:
+        """How much may be in RAM."""
+        return self._ram.budget_bytes
+
     def load(self) -> Loaded:
         """Take in what the disk has. May be repeated, to see what other processes have stored since."""
         if self._disk is None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from holdfast.link.event_stream import EventStream
 from holdfast.messages import ModelInfo, SequenceRequest, WorkerStatistics
+from holdfast.session_messages import SessionAnswer, SessionCommand
 
 
 class EngineClient(Protocol):
@@ -25,6 +26,10 @@ class EngineClient(Protocol):
 
     async def statistics(self) -> WorkerStatistics:
         """The worker's counters of now, or the last ones known when it is busy with a long step."""
+        ...
+
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Have a session command carried out. Raises WorkerUnavailable when the worker is gone, or dies meanwhile."""
         ...
 
     async def close(self) -> None:

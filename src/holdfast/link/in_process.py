@@ -29,6 +29,7 @@ from holdfast.messages import (
     WorkerReady,
     WorkerStatistics,
 )
+from holdfast.session_messages import SessionAnswer, SessionCommand
 
 DEATH = "the engine's thread ended unexpectedly"
 
@@ -104,6 +105,7 @@ class InProcessClient:
         self._on_progress = on_progress
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
+        self._session_calls: dict[str, Future[SessionAnswer]] = {}
         self._lock = threading.Lock()
         self._routers: dict[asyncio.AbstractEventLoop, EventRouter] = {}
         self._readers: dict[RequestId, BlockingEventStream] = {}
@@ -151,6 +153,14 @@ class InProcessClient:
         """The worker's counters of now, for callers without asyncio."""
         return self._ask_statistics().result()
 
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Have a session command carried out; see `EngineClient`."""
+        return await asyncio.wrap_future(self._ask_session(command))
+
+    def ask_session_blocking(self, command: SessionCommand) -> SessionAnswer:
+        """The same for callers without asyncio."""
+        return self._ask_session(command).result()
+
     async def close(self) -> None:
         """End the worker in order without blocking the loop."""
         self._inbox.put(Shutdown())
@@ -174,6 +184,10 @@ class InProcessClient:
             self._gone = gone
             readers, self._readers = self._readers, {}
             routers = dict(self._routers)
+            calls, self._session_calls = self._session_calls, {}
+            for call in calls.values():
+                if call.set_running_or_notify_cancel():
+                    call.set_exception(WorkerUnavailable(self._gone))
             while not self._statistics.empty():
                 asked = self._statistics.get()
                 if asked.set_running_or_notify_cancel():
@@ -210,6 +224,15 @@ class InProcessClient:
             self._inbox.put(StatisticsRequest())
         return answer
 
+    def _ask_session(self, command: SessionCommand) -> Future[SessionAnswer]:
+        answer: Future[SessionAnswer] = Future()
+        with self._lock:
+            if self._gone:
+                raise WorkerUnavailable(self._gone)
+            self._session_calls[command.call_id] = answer
+            self._inbox.put(command)
+        return answer
+
     def _cancel_blocking(self, request_id: RequestId) -> None:
         self._readers.pop(request_id, None)
         self._inbox.put(CancelRequest(request_id=request_id))
@@ -231,7 +254,11 @@ class InProcessClient:
                     asked = self._statistics.get_nowait()
                     if asked.set_running_or_notify_cancel():
                         asked.set_result(event)
-            elif isinstance(event, LoadProgress):
+            elif isinstance(event, SessionAnswer):
+                call = self._session_calls.pop(event.call_id, None)
+                if call is not None and call.set_running_or_notify_cancel():
+                    call.set_result(event)
+            else:
                 self._on_progress(event)
         if routed:
             with self._lock:

@@ -28,6 +28,7 @@ from holdfast.messages import (
     WorkerReady,
     WorkerStatistics,
 )
+from holdfast.session_messages import SessionAnswer, SessionCommand
 
 STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve
 _LONGEST_SOCKET_PATH = 90  # Unix socket paths end at 104 (macOS) or 108 bytes
@@ -50,6 +51,7 @@ class ZmqEngineClient:
         self._router = EventRouter()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
+        self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
         self._closed = False
@@ -106,6 +108,16 @@ class ZmqEngineClient:
         except TimeoutError:
             return self.last_statistics
 
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Have a session command carried out; see `EngineClient`."""
+        self._send(command)
+        answer: asyncio.Future[SessionAnswer] = self._loop.create_future()
+        self._session_calls[command.call_id] = answer
+        try:
+            return await answer
+        finally:
+            self._session_calls.pop(command.call_id, None)
+
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""
         if not self._closed:
@@ -121,6 +133,9 @@ class ZmqEngineClient:
         self._router.fail_all(message)
         if not self.lost.done():
             self.lost.set_result(None)
+        for answer in self._session_calls.values():
+            if not answer.done():
+                answer.set_exception(WorkerUnavailable(message))
         if self._statistics is not None and not self._statistics.done():
             self._statistics.set_result(self.last_statistics)
         if not self.started.done():
@@ -169,6 +184,10 @@ class ZmqEngineClient:
             elif isinstance(event, WorkerReady | WorkerFailed):
                 if not self.started.done():
                     self.started.set_result(event)
+            elif isinstance(event, SessionAnswer):
+                call = self._session_calls.get(event.call_id)
+                if call is not None and not call.done():
+                    call.set_result(event)
             elif isinstance(event, WorkerStatistics):
                 self.last_statistics = event
                 if event.in_answer and self._statistics is not None:

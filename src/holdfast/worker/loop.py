@@ -14,13 +14,14 @@ from typing import Any
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
-from holdfast.messages import CancelRequest, Command, FinishReason, SequenceRequest, Shutdown, WorkerStatistics
+from holdfast.messages import CancelRequest, Command, FinishReason, SequenceRequest, Shutdown, StatisticsRequest, WorkerStatistics
 from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
 from holdfast.worker.counters import resident_bytes
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
-from holdfast.worker.parts import Engine, Memory
+from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.remembering import Remembering
 from holdfast.worker.retry import read_alone
 from holdfast.worker.sequences import LiveSequence
@@ -62,6 +63,7 @@ class WorkerLoop:
         inbox: Inbox,
         retry_chunk_tokens: int = 2048,
         memory: Memory | None = None,
+        sessions: Sessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -69,7 +71,7 @@ class WorkerLoop:
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
-        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler, clock=clock)
+        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler, sessions=sessions, clock=clock)
         self._flight: _Flight | None = None
         self._collected_at = 0.0
         self._told_at = -IDLE_SECONDS
@@ -175,8 +177,26 @@ class WorkerLoop:
                     self._drop(sequence, FinishReason.CANCELLED)
             elif isinstance(command, Shutdown):
                 self._is_closing = True
-            else:
+            elif isinstance(command, StatisticsRequest):
                 self._ledger.tell(self.statistics(in_answer=True))
+            else:
+                self._carry_out(command)
+
+    def _carry_out(self, command: SessionCommand) -> None:
+        try:
+            answer = self._remembering.carry_out(command)
+        except Exception as error:  # as in _put_away_all
+            logger.exception("a session command failed")
+            answer = SessionAnswer(call_id=command.call_id, failure=SessionFailure.FAILED, message=str(error))
+        if answer is not None:
+            self._ledger.tell(answer)
+
+    def _tend_sessions(self) -> None:
+        try:
+            for answer in self._remembering.tend_sessions():
+                self._ledger.tell(answer)
+        except Exception:  # as in _put_away_all
+            logger.exception("sessions could not be tended")
 
     def _accept(self, request: SequenceRequest) -> None:
         ledger = self._ledger
@@ -198,6 +218,7 @@ class WorkerLoop:
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
         self._settle_recalls()
+        self._tend_sessions()
         previous, self._flight = self._flight, None
         if previous is not None and not self._engine.runs_ahead:
             self._complete(previous)

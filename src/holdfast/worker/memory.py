@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -90,6 +91,16 @@ class Memory:
         loaded = library.load()
         if loaded.placed:
             logger.info("the store has %d blocks of this model", loaded.placed)
+
+    @property
+    def library(self) -> Library:
+        """The book of what is kept."""
+        return self._library
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The disk side, if a folder is set."""
+        return self._store
 
     def boundaries(self, prompt_tokens: int) -> tuple[int, ...]:
         """Where spans of a prompt have to end so that a state can be taken: every so often, and before the last token.
@@ -177,8 +188,12 @@ class Memory:
         """Take in what a sequence that knows `tokens` has left behind; longer than what it knows is not kept."""
         for run in kept.runs:
             self._keep_run(tokens, run, salt)
-        state = kept.state
-        if state is not None and 0 < state.position <= len(tokens):
+        if kept.state is not None:
+            self.keep_state(tokens, kept.state, salt=salt)
+
+    def keep_state(self, tokens: array[int], state: StateSnapshot, *, salt: str) -> None:
+        """Take in a state that has seen the first of these tokens; one that has seen more is not kept."""
+        if 0 < state.position <= len(tokens):
             addition = self._library.add_state(tokens[: state.position], payload=state, salt=salt)
             if addition.is_new:
                 self._save(addition, state)
@@ -232,19 +247,29 @@ class Memory:
         parts = tuple(memoryview(part) for part in block.parts)
         if block.kind == "state":
             return state_from_bytes(block.meta, parts)
-        packed = run_from_bytes(block.meta, parts)
-        if form_of(unpack(packed)) != self._run_form or packed.tokens != len(block.token_ids):
-            raise SnapshotMismatch("a stored run is of another form than this model's")
+        packed = self.run_of(block.meta, parts)
+        if packed.tokens != len(block.token_ids):
+            raise SnapshotMismatch("a stored run has another length than its tokens")
+        return packed
+
+    def run_of(self, meta: bytes, parts: Sequence[memoryview]) -> PackedRun:
+        """A run of this model out of its bytes. Raises SnapshotMismatch for what is none."""
+        packed = run_from_bytes(meta, parts)
+        if form_of(unpack(packed)) != self._run_form or any(array.shape[2] != packed.tokens for array in packed.arrays):
+            raise SnapshotMismatch("a run is of another form than this model's")
         return packed
 
     def _keep_run(self, tokens: array[int], run: KVRun, salt: str) -> None:
+        if min(run.start + run.tokens, len(tokens)) > run.start:
+            self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), salt=salt)
+
+    def keep_packed(self, tokens: array[int], run: PackedRun, *, salt: str) -> None:
+        """Take in what is not there yet of a run that begins at its `start` among `tokens`."""
         end = min(run.start + run.tokens, len(tokens))
-        if end <= run.start:
-            return
         start = max(run.start, self._library.missing(tokens[:end], salt=salt))
         if start >= end:
             return
-        packed = cut(pack(run, self._codec), offset=start - run.start, tokens=end - start)
+        packed = cut(run, offset=start - run.start, tokens=end - start)
         mx.eval(packed.arrays)
         addition = self._library.add_run(tokens[:end], start=start, payload=packed, salt=salt)
         if addition.is_new:

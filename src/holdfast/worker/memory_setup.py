@@ -16,6 +16,7 @@ from holdfast.store.block import StoreRefused
 from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.worker.memory import Memory
+from holdfast.worker.session_desk import SessionDesk
 
 RAM_SHARE = 4  # the automatic budget is this part of the KV budget
 
@@ -37,6 +38,11 @@ def open_memory(
     blocks = _open_store(store, fingerprint) if store.folder else None
     library = Library(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
     return Memory(library, store=blocks, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec)
+
+
+def open_sessions(memory: Memory, store: StoreSettings) -> SessionDesk:
+    """The sessions of a model; those of an earlier worker on the same store are there again."""
+    return SessionDesk(memory, most=store.max_sessions, ttl_seconds=store.session_seconds, pinned_percent=store.pinned_percent)
 
 
 def _computed_as(loaded: LoadedModel, codec: str) -> str:

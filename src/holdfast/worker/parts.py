@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
 from holdfast.messages import MemoryFigures, MemoryReport, RequestId, SequenceRequest
+from holdfast.session_messages import SessionAnswer, SessionCommand
 
 
 class Engine(Protocol):
@@ -119,4 +120,29 @@ class Memory(Protocol):
 
     def close(self) -> None:
         """Write what is queued and let go."""
+        ...
+
+
+class Sessions(Protocol):
+    """The worker's sessions. Device thread only; any method but `is_busy` may raise, which harms no request."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that `tend` has to go on with."""
+        ...
+
+    def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
+        """The answer to a command; None when it comes later, out of `tend`."""
+        ...
+
+    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+        """A request of a session has ended, and what it leaves is put away."""
+        ...
+
+    def tend(self) -> list[SessionAnswer]:
+        """Housekeeping; answers that are due."""
+        ...
+
+    def close(self) -> None:
+        """Write what is not written yet."""
         ...

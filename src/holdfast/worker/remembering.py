@@ -12,8 +12,9 @@ from holdfast.cache.reading import Readings
 from holdfast.engine.plan import KeepPolicy
 from holdfast.messages import MemoryFigures, MemoryOutcome, MemoryReport, RequestId, SequenceRequest
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
 from holdfast.worker.counters import MemoryCounters
-from holdfast.worker.parts import Engine, Memory
+from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.sequences import LiveSequence
 
 LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
@@ -28,9 +29,11 @@ class Remembering:
         *,
         engine: Engine,
         scheduler: Scheduler,
+        sessions: Sessions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._memory, self._engine, self._scheduler, self._clock = memory, engine, scheduler, clock
+        self._sessions = sessions
         self._counters = MemoryCounters()
         self._readings = Readings()
         self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
@@ -40,8 +43,8 @@ class Remembering:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether a request waits for the disk: the loop must not sleep then."""
-        return bool(self._fetching)
+        """Whether a request waits for the disk, or a session is on its way out or in: the loop must not sleep then."""
+        return bool(self._fetching) or (self._sessions is not None and self._sessions.is_busy)
 
     @property
     def has_work(self) -> bool:
@@ -181,6 +184,8 @@ class Remembering:
             rest = self._engine.keep_rest(sequence.request.request_id)
             if rest is not None:
                 self._left.append((sequence, rest))
+            else:
+                self._note_use(sequence)
 
     def take(self, pending: Any, sequences: tuple[LiveSequence, ...]) -> None:
         """A step was collected: put away what it has made, and what was left behind before it was dispatched."""
@@ -203,11 +208,31 @@ class Remembering:
         ready, self._ready = self._ready, []
         for sequence, kept in ready:
             self._put_away(sequence, kept)
+            self._note_use(sequence)
+
+    def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
+        """The answer to a session command; None when it comes later."""
+        if self._sessions is None:
+            message = "this worker keeps nothing of what it reads, so there are no sessions"
+            return SessionAnswer(call_id=command.call_id, failure=SessionFailure.OFF, message=message)
+        self.put_away_all()
+        return self._sessions.carry_out(command)
+
+    def tend_sessions(self) -> list[SessionAnswer]:
+        """Housekeeping of sessions; answers that are due."""
+        return [] if self._sessions is None else self._sessions.tend()
+
+    def _note_use(self, sequence: LiveSequence) -> None:
+        request = sequence.request
+        if self._sessions is not None and request.session_id:
+            self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
 
     def close(self) -> None:
         """Write what is queued and let the memory go."""
         if self._memory is not None:
             self.put_away_all()
+            if self._sessions is not None:
+                self._sessions.close()
             self._memory.close()
 
     def _begin_at(self, sequence: LiveSequence) -> None:

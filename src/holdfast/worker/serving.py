@@ -22,7 +22,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.memory_setup import open_memory
+from holdfast.worker.memory_setup import open_memory, open_sessions
 
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
@@ -52,12 +52,14 @@ def build_loop(
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
+    kept = open_memory(loaded, measured, folder=Path(folder), store=store, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,
         inbox=inbox,
         retry_chunk_tokens=scheduler.step_tokens,
-        memory=open_memory(loaded, measured, folder=Path(folder), store=store, kv_budget_bytes=budget_bytes),
+        memory=kept,
+        sessions=None if kept is None else open_sessions(kept, store),
         on_rest=_give_back_memory,
     )
     _give_back_memory()

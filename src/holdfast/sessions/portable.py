@@ -1,0 +1,193 @@
+"""The portable file of a session: what it has read, to be taken in by another server of the same model. No MLX.
+
+    18s   magic "HOLDFAST-SESSION-1"
+    u64   bytes of the header, then the header: msgpack, see `Header`
+    for each frame of the header: u64 bytes of its head, the head (msgpack, see `FrameHead`), its parts one after the other
+    16s   xxh3-128 of everything before
+
+All integers are little-endian. The checksum guards against damage, not against forgery: import only files that you trust.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+import xxhash
+
+MAGIC = b"HOLDFAST-SESSION-1"
+_LENGTH = struct.Struct("<Q")
+_SUM_BYTES = 16
+_MOST_HEAD_BYTES = 256 << 20
+_PIECE_BYTES = 8 << 20
+
+
+class BadSessionFile(ValueError):
+    """A file is not a session's, or is damaged."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A step of a branch: tokens of frame `frame` up to the chain's token `end`."""
+
+    frame: int
+    tokens: int  # of the frame's own
+    end: int
+
+
+class PortableBranch(msgspec.Struct, frozen=True, array_like=True):
+    """A branch: its parts, and the frame of its state."""
+
+    parts: tuple[Part, ...]
+    state: int | None
+    state_position: int
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file is about."""
+
+    fingerprint: str
+    session_id: str
+    created_at: float
+    metadata: dict[str, str]
+    ttl_seconds: float | None
+    requests: int
+    frames: int
+    branches: tuple[PortableBranch, ...]
+
+
+class FrameHead(msgspec.Struct, frozen=True, array_like=True):
+    """One block or state. Its own tokens begin at token `offset` of the block whose bytes follow."""
+
+    kind: Literal["kv", "state"]
+    offset: int
+    packed_tokens: bytes
+    meta: bytes
+    part_bytes: tuple[int, ...]
+
+
+_Head = TypeVar("_Head", Header, FrameHead)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame and its bytes."""
+
+    head: FrameHead
+    parts: tuple[memoryview | bytes, ...]
+
+
+def write_session(path: Path, header: Header, frames: Iterable[Frame]) -> None:
+    """Write a session's file: whole, or not at all. Raises OSError, and whatever `frames` raises."""
+    fresh = path.with_name(path.name + ".new")
+    digest = xxhash.xxh3_128()
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            for piece in _pieces(header, frames):
+                digest.update(piece)
+                file.write(piece)
+            file.write(digest.digest())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _pieces(header: Header, frames: Iterable[Frame]) -> Iterator[memoryview | bytes]:
+    encoded = msgspec.msgpack.encode(header)
+    yield MAGIC + _LENGTH.pack(len(encoded)) + encoded
+    for frame in frames:
+        head = msgspec.msgpack.encode(frame.head)
+        yield _LENGTH.pack(len(head)) + head
+        yield from frame.parts
+
+
+class SessionFile:
+    """A session's file that is whole: header, and frames in any order. Raises BadSessionFile and OSError."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads and checks all of it; only places are kept."""
+        self._file = open(path, "rb")  # noqa: SIM115 - for the life of this object
+        try:
+            self._check_sum()
+            self._file.seek(0)
+            if self._take(len(MAGIC)) != MAGIC:
+                raise BadSessionFile("the file is not a session's")
+            self.header = self._decoded(Header)
+            self._frames = [self._skip_frame() for _ in range(self.header.frames)]
+            self._check_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def frame(self, number: int) -> Frame:
+        """One frame."""
+        head, place = self._frames[number]
+        self._file.seek(place)
+        content = memoryview(self._take(sum(head.part_bytes)))
+        parts, at = [], 0
+        for length in head.part_bytes:
+            parts.append(content[at : at + length])
+            at += length
+        return Frame(head, tuple(parts))
+
+    def head(self, number: int) -> FrameHead:
+        """A frame without its bytes."""
+        return self._frames[number][0]
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def _check_sum(self) -> None:
+        self._end = os.fstat(self._file.fileno()).st_size - _SUM_BYTES
+        if self._end < len(MAGIC):
+            raise BadSessionFile("the file is too short for a session's")
+        digest = xxhash.xxh3_128()
+        left = self._end
+        while left:
+            piece = self._file.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise BadSessionFile("the file is cut off")
+            digest.update(piece)
+            left -= len(piece)
+        if self._file.read() != digest.digest():
+            raise BadSessionFile("the file is damaged or cut off: its checksum is another one")
+
+    def _skip_frame(self) -> tuple[FrameHead, int]:
+        head, place = self._decoded(FrameHead), self._file.tell()
+        end = place + sum(head.part_bytes)
+        if min((0, *head.part_bytes)) < 0 or end > self._end or len(head.packed_tokens) % 4:
+            raise BadSessionFile("a block of the file makes no sense")
+        self._file.seek(end)
+        return head, place
+
+    def _check_header(self) -> None:
+        for branch in self.header.branches:
+            end = 0
+            for part in branch.parts:
+                own = len(self.head(part.frame).packed_tokens) // 4 if 0 <= part.frame < len(self._frames) else 0
+                if not 0 < part.end - end == part.tokens <= own or self.head(part.frame).kind != "kv":
+                    raise BadSessionFile("a branch of the file makes no sense")
+                end = part.end
+            if branch.state is not None and not (
+                0 <= branch.state < len(self._frames) and self.head(branch.state).kind == "state" and branch.state_position <= end
+            ):
+                raise BadSessionFile("a state of the file makes no sense")
+
+    def _decoded(self, form: type[_Head]) -> _Head:
+        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
+        if length > _MOST_HEAD_BYTES:
+            raise BadSessionFile("a head of the file is too long")
+        try:
+            return msgspec.msgpack.decode(self._take(length), type=form)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise BadSessionFile(f"a head of the file cannot be read: {error}") from error
+
+    def _take(self, length: int) -> bytes:
+        if self._file.tell() + length > self._end:
+            raise BadSessionFile("the file ends too early")
+        return self._file.read(length)
