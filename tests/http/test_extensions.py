@@ -83,3 +83,34 @@ async def test_an_explanation_comes_when_body_or_header_ask_for_it(
     async with client_of(ScriptedGateway(script=answer("a"))) as client:
         response = await client.post(CHAT, json=chat_body(holdfast=options), headers=headers)
     assert ("holdfast" in response.json()) == explains
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_session_is_named_by_header_field_or_cache_key_in_this_order(path: str) -> None:
+    header = {"X-Session-ID": "from header"}
+    asked = [
+        await requests(header, path=path, session_id="from field", prompt_cache_key="from key"),
+        await requests({}, path=path, session_id="from field", prompt_cache_key="from key"),
+        await requests({}, path=path, prompt_cache_key="from key"),
+        await requests({}, path=path),
+        await requests({}, path=path, prompt_cache_key=""),
+    ]
+    assert [request.session_id for (request,) in asked] == ["from header", "from field", "from key", "", ""]
+
+
+async def test_any_cache_key_will_do_and_different_ones_stay_different() -> None:
+    odd = [await requests({}, prompt_cache_key=key) for key in ("a/b", "a/c", "x" * 300, "\n")]
+    assert len({request.session_id for (request,) in odd}) == len(odd)
+
+
+@pytest.mark.parametrize(("headers", "fields", "field"), [
+    ({"X-Session-ID": "a/b"}, {}, "X-Session-ID"),
+    ({"X-Session-ID": ""}, {}, "X-Session-ID"),
+    ({}, {"session_id": "x" * 257}, "session_id"),
+    ({}, {"session_id": "a\nb"}, "session_id"),
+])  # fmt: skip
+async def test_what_cannot_be_a_session_is_refused_by_name(headers: dict[str, str], fields: dict[str, str], field: str) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(**fields), headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field

@@ -84,7 +84,7 @@ async def _generation(
     body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
     fields = parse(kind, body)
     plan = fields.plan(services.limits, default_model=_first_model(services), version=services.version)
-    plan = extended(plan, request.headers, api_key=services.server.api_key, cache_salt=fields.cache_salt or "")
+    plan = extended(plan, request.headers, fields, api_key=services.server.api_key)
     return GenerationResponse(services, plan, watch)
 
 

@@ -93,7 +93,8 @@ class GenerationFields(BaseModel):
     store: bool | None = Field(None, description="Accepted, without effect.")
     service_tier: str | None = Field(None, description="Accepted, without effect.")
     safety_identifier: str | None = Field(None, description="Accepted, without effect.")
-    prompt_cache_key: str | None = Field(None, description="Accepted, without effect.")
+    prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
+    session_id: str | None = Field(None, description="The session that the request belongs to; one that is not there is opened.")
     cache_salt: Annotated[str, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
         None, description="What is read under a salt is remembered for requests with the same salt only."
     )

@@ -151,6 +151,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
         for index in range(request.choices)
     )
