@@ -117,6 +117,9 @@ class LimitsSettings:
     max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
     max_body_bytes: int = _setting(64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024))
+    max_import_bytes: int = _setting(
+        64 * 1024 * _MIB, "Largest file of a session that is taken in.", limits=Limits(at_least=1024)
+    )
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
 
 

@@ -1,5 +1,9 @@
 """Error types of all rooms. Each carries its numbers; `http/errors.py` alone turns them into statuses."""
 
+from __future__ import annotations
+
+from holdfast.session_messages import SessionFailure
+
 
 class HoldfastError(Exception):
     """Anything that Holdfast itself raises on purpose. The message is fit to be shown to a user."""
@@ -37,6 +41,14 @@ class TooLargeForMemory(InvalidRequest):
             f"the request needs {needed_bytes:,} bytes of KV memory, the budget is {budget_bytes:,}", field="max_tokens"
         )
         self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
+
+
+class SessionRefused(InvalidRequest):
+    """A session command cannot be carried out; `failure` says why, and which status it is."""
+
+    def __init__(self, failure: SessionFailure, message: str, *, field: str = "") -> None:
+        super().__init__(message, field=field)
+        self.failure = failure
 
 
 class QueueFull(HoldfastError):

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient, ChatFailed
+from holdfast.cli.chat_client import AnswerStatistics, ChatClient
+from holdfast.cli.server_client import ServerFailed
 from tests.fakes.openai_server import running_server
 
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
@@ -41,14 +42,14 @@ def test_health_is_read_even_while_the_server_starts() -> None:
 def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
     with running_server() as server:
         server.behaviour = behaviour
-        with pytest.raises(ChatFailed, match=message):
+        with pytest.raises(ServerFailed, match=message):
             list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
 
 
 def test_an_answer_without_an_end_is_an_error() -> None:
     with running_server() as server:
         server.behaviour = "break"
-        with pytest.raises(ChatFailed, match="broke off"):
+        with pytest.raises(ServerFailed, match="broke off"):
             list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
 
 
@@ -66,7 +67,7 @@ def test_leaving_an_answer_early_closes_its_connection() -> None:
 
 @pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])
 def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
-    with pytest.raises(ChatFailed):
+    with pytest.raises(ServerFailed):
         ChatClient(url=url).model_ids()
 
 
@@ -74,7 +75,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(ChatFailed, match=f"no answer from {url}"):
+        with pytest.raises(ServerFailed, match=f"no answer from {url}"):
             ChatClient(url=url).model_ids()
 
 

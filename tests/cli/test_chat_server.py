@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient, ChatFailed
+from holdfast.cli.chat_client import AnswerStatistics, ChatClient
 from holdfast.cli.chat_server import own_server
+from holdfast.cli.server_client import ServerFailed
 from holdfast.config import EffectiveSettings, load_settings
 from tests.fakes.tiny_models import write_tiny
 
@@ -34,13 +35,13 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         assert statistics.completion_tokens == 3
         started = children() - before
         assert len(started) >= 2  # the server and its worker
-        with pytest.raises(ChatFailed, match="401"):  # nobody else on the machine can use it
+        with pytest.raises(ServerFailed, match="401"):  # nobody else on the machine can use it
             ChatClient(url=client.url, use_proxies=False).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path) -> None:
     before = children()
-    with pytest.raises(ChatFailed, match="there is no model folder"), own_server(settings(tmp_path / "none"), tell=print):
+    with pytest.raises(ServerFailed, match="there is no model folder"), own_server(settings(tmp_path / "none"), tell=print):
         pass
     assert children() == before

@@ -13,7 +13,7 @@ import httpx
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.http.application import create_application
 from holdfast.http.serve import listen, server, url_of
-from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, scripted_services
+from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, ScriptedSessions, scripted_services
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -23,11 +23,12 @@ HELLO = [{"role": "user", "content": "hello"}]
 def client_of(
     gateway: ScriptedGateway,
     *,
+    sessions: ScriptedSessions | None = None,
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
 ) -> httpx.AsyncClient:
-    app = create_application(scripted_services(gateway, directory=directory, server=server, limits=limits))
+    app = create_application(scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321")
 
 

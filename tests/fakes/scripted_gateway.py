@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import UnknownModel
@@ -22,6 +23,7 @@ from holdfast.messages import (
     TokenText,
     WorkerStatistics,
 )
+from holdfast.session_messages import ExportSession, ImportSession, PinState, SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
 
 MODEL = "demo/tiny"
@@ -135,6 +137,45 @@ class ScriptedModel:
     created: int = 1_700_000_000
 
 
+SESSION = SessionInfo(
+    session_id="s",
+    created_at=1_700_000_000.0,
+    last_used_at=1_700_000_100.5,
+    expires_at=None,
+    pinned=True,
+    pin_state=PinState.KEPT,
+    requests=3,
+    branches=2,
+    tokens=120,
+    kept_tokens=100,
+    ram_tokens=60,
+    disk_tokens=40,
+    kept_bytes=4096,
+    metadata={"agent": "one"},
+)
+
+
+@dataclass
+class ScriptedSessions:
+    """Answers every session command with `found`, or refuses it; an export writes `exported`, an import is read."""
+
+    found: tuple[SessionInfo, ...] = (SESSION,)
+    refusal: Exception | None = None
+    exported: bytes = b"a portable session"
+    imported: bytes = b""
+    asked: list[tuple[str, SessionCommand]] = field(default_factory=list)
+
+    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+        self.asked.append((model, command))
+        if isinstance(command, ExportSession):
+            Path(command.path).write_bytes(self.exported)
+        elif isinstance(command, ImportSession):
+            self.imported = Path(command.path).read_bytes()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.found
+
+
 @dataclass
 class ScriptedDirectory:
     models: Sequence[ScriptedModel] = (ScriptedModel(),)
@@ -150,12 +191,14 @@ class ScriptedDirectory:
 def scripted_services(
     gateway: ScriptedGateway,
     *,
+    sessions: ScriptedSessions | None = None,
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
 ) -> Services:
     return Services(
         gateway=gateway,
+        sessions=sessions or ScriptedSessions(),
         models=directory or ScriptedDirectory(),
         server=server or ServerSettings(),
         limits=limits or LimitsSettings(),

@@ -25,6 +25,11 @@ async def test_every_path_is_described() -> None:
         COMPLETIONS,
         "/v1/models",
         "/v1/models/{model_id}",
+        "/v1/sessions",
+        "/v1/sessions/import",
+        "/v1/sessions/{session_id}",
+        "/v1/sessions/{session_id}/export",
+        "/v1/sessions/{session_id}/fork",
         "/health",
         "/metrics",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from holdfast.http.application import create_application
@@ -27,4 +28,4 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_path_is_documented() -> None:
     paths = create_application(scripted_services(ScriptedGateway())).openapi()["paths"]
-    assert [path for path in paths if path.replace("{model_id}", "{id}") not in TEXT] == []
+    assert [path for path in paths if re.sub(r"{\w+}", "{id}", path) not in TEXT] == []

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.cache.branch import Branch, Step
+from holdfast.errors import SessionRefused
 from holdfast.session_messages import SessionFailure
-from holdfast.sessions.registry import SessionRefused, SessionRegistry
+from holdfast.sessions.registry import SessionRegistry
 
 
 def registry(most: int = 10) -> SessionRegistry:

@@ -11,6 +11,7 @@ from holdfast.config import Settings
 from holdfast.http.application import create_application
 from holdfast.http.services import Services
 from holdfast.intake.gateway import Gateway
+from holdfast.intake.session_desk import SessionDesk
 from holdfast.intake.text_side import load_text_side
 from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
@@ -21,6 +22,7 @@ def build_application(settings: Settings, folders: dict[str, Path], residency: R
     text_sides = {model: load_text_side(folder) for model, folder in folders.items()}
     services = Services(
         gateway=Gateway(residency, text_sides, settings.limits),
+        sessions=SessionDesk(residency),
         models=residency,
         server=settings.server,
         limits=settings.limits,

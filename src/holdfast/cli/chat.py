@@ -63,14 +63,14 @@ def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterato
 
 
 def _model(client: ChatClient, wanted: str) -> str:
-    """The id to send: the wanted one, else the server's first. Raises ChatFailed."""
-    from holdfast.cli.chat_client import ChatFailed
+    """The id to send: the wanted one, else the server's first. Raises ServerFailed."""
+    from holdfast.cli.server_client import ServerFailed
 
     available = client.model_ids()
     if wanted and wanted not in available:
-        raise ChatFailed(f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}")
+        raise ServerFailed(f"{client.url} does not serve {wanted}; it serves: {', '.join(available) or 'nothing'}")
     if not available:
-        raise ChatFailed(f"{client.url} serves no model")
+        raise ServerFailed(f"{client.url} serves no model")
     return wanted or available[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,13 +9,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.errors import HoldfastError
-
-CONNECT_SECONDS = 10.0
-
-
-class ChatFailed(HoldfastError):
-    """The server cannot be reached, refused the conversation or ended an answer with an error."""
+from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,58 +31,26 @@ class AnswerStatistics:
         return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else 0.0
 
 
-class ChatClient:
+class ChatClient(ServerClient):
     """One server, spoken to in OpenAI's form. Blocking; closing an answer's iterator early stops the answer."""
 
-    def __init__(self, *, url: str, api_key: str = "", use_proxies: bool = True) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=use_proxies)
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ChatFailed(f"{url} is no URL: {error}") from None
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._http.close()
-
-    def model_ids(self) -> tuple[str, ...]:
-        """The models that the server serves. Raises ChatFailed."""
-        answer = self._get("/v1/models")
-        return tuple(str(model["id"]) for model in answer.get("data", ()))
-
-    def health(self) -> dict[str, Any]:
-        """The server's account of itself. Raises ChatFailed."""
-        return self._get("/health")
-
-    def _get(self, path: str) -> dict[str, Any]:
-        try:
-            response = self._http.get(path, timeout=CONNECT_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ChatFailed(f"no answer from {self.url}: {error}") from None
-        content = _json(response.text)
-        if response.is_error and not (path == "/health" and content):  # /health has an error status until a model is ready
-            raise ChatFailed(f"{self.url} answers {response.status_code}: {_error_text(response.text)}")
-        return content
-
     def stream(self, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
-        """The pieces of one answer; `statistics` is filled in on the way. Raises ChatFailed."""
+        """The pieces of one answer; `statistics` is filled in on the way. Raises ServerFailed."""
         began = time.monotonic()
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_error:
-                    raise ChatFailed(_error_text(response.read().decode(errors="replace")))
+                    raise ServerFailed(error_text(response.read().decode(errors="replace")))
                 for text in _pieces(response.iter_lines(), statistics):
                     now = time.monotonic() - began
                     statistics.first_token_seconds = statistics.first_token_seconds or now
                     statistics.total_seconds = now
                     yield text
             if not statistics.finish_reason:
-                raise ChatFailed("the answer broke off: the server closed the connection before its end")
+                raise ServerFailed("the answer broke off: the server closed the connection before its end")
         except httpx.HTTPError as error:
-            raise ChatFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
+            raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
 
 
 def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[str]:
@@ -97,9 +58,9 @@ def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[str]
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
             continue
-        chunk = _json(value)
+        chunk = json_object(value)
         if "error" in chunk:
-            raise ChatFailed(_error_text(value))
+            raise ServerFailed(error_text(value))
         if usage := chunk.get("usage"):
             _take_usage(usage, statistics)
         for choice in chunk.get("choices", ()):
@@ -115,18 +76,3 @@ def _take_usage(usage: dict[str, Any], statistics: AnswerStatistics) -> None:
     statistics.prompt_tokens = usage.get("prompt_tokens", 0)
     statistics.completion_tokens = usage.get("completion_tokens", 0)
     statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _error_text(text: str) -> str:
-    error = _json(text).get("error")
-    if isinstance(error, dict) and error.get("message"):
-        return str(error["message"])
-    return text.strip()[:300] or "an empty answer"

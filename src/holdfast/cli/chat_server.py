@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from holdfast.cli.chat_client import ChatClient, ChatFailed
+from holdfast.cli.chat_client import ChatClient
+from holdfast.cli.server_client import ServerFailed
 from holdfast.config import EffectiveSettings, shown_value
 
 _POLL_SECONDS = 0.05
@@ -25,7 +26,7 @@ _OF_ITS_OWN = ("server.host", "server.port", "server.api_key", "log.level")
 def own_server(effective: EffectiveSettings, *, tell: Callable[[str], None]) -> Iterator[ChatClient]:
     """A server with these settings on a free loopback port, with a key of its own, for as long as the context lasts.
 
-    tell: called with what the server is doing until it is ready. Raises ChatFailed when it ends before that.
+    tell: called with what the server is doing until it is ready. Raises ServerFailed when it ends before that.
     """
     port, key = _free_port(), secrets.token_urlsafe(24)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")} | {
@@ -70,14 +71,14 @@ def _await_ready(
     give_up_at = time.monotonic() + limit_seconds
     while server.poll() is None:
         if time.monotonic() > give_up_at:
-            raise ChatFailed(f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)")
-        with contextlib.suppress(ChatFailed):  # it does not listen yet
+            raise ServerFailed(f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)")
+        with contextlib.suppress(ServerFailed):  # it does not listen yet
             states = [str(model.get("state")) for model in client.health().get("models", ())]
             if "ready" in states:
                 return
             tell(", ".join(states) or "starting")
         time.sleep(_POLL_SECONDS)
-    raise ChatFailed(_last_words(log) or f"the server ended with code {server.returncode}")
+    raise ServerFailed(_last_words(log) or f"the server ended with code {server.returncode}")
 
 
 def _last_words(log: IO[bytes]) -> str:

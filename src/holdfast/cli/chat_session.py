@@ -6,8 +6,9 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient, ChatFailed
+from holdfast.cli.chat_client import AnswerStatistics, ChatClient
 from holdfast.cli.errors import complain
+from holdfast.cli.server_client import ServerFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ class ChatSession:
             for piece in self._client.stream(body, statistics):
                 said += piece
                 self._show(piece)
-        except ChatFailed as error:
+        except ServerFailed as error:
             self._messages.pop()
             if said:
                 self._console.print()

@@ -9,6 +9,7 @@ from holdfast.cli.chat import chat
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
 from holdfast.cli.serve import serve
+from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
 from holdfast.cli.version import version
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
 app.add_typer(store, name="store")
+app.add_typer(sessions, name="sessions")
 app.add_typer(bench, name="bench")
 
 if __name__ == "__main__":

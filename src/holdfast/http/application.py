@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from holdfast.http import errors, openapi, status_api
+from holdfast.http import errors, openapi, sessions_api, status_api
 from holdfast.http.body import parse, read_body
 from holdfast.http.extensions import extended
 from holdfast.http.generation import GenerationResponse
@@ -18,7 +18,7 @@ from holdfast.http.guard import Guard
 from holdfast.http.openai_chat import ChatCompletionRequest
 from holdfast.http.openai_completions import CompletionRequest
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
-from holdfast.http.services import Services
+from holdfast.http.services import Services, first_model
 from holdfast.telemetry.requests import RequestWatch
 
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -41,6 +41,7 @@ def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_s
         redirect_slashes=False,
     )
     _add_generating_paths(app, services)
+    sessions_api.install(app, services)
     _add_status_paths(app, services)
     errors.install(app)
     openapi.install(app)
@@ -50,7 +51,7 @@ def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_s
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
@@ -83,13 +84,9 @@ async def _generation(
     watch = RequestWatch(services.metrics)
     body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
     fields = parse(kind, body)
-    plan = fields.plan(services.limits, default_model=_first_model(services), version=services.version)
+    plan = fields.plan(services.limits, default_model=first_model(services), version=services.version)
     plan = extended(plan, request.headers, fields, api_key=services.server.api_key)
     return GenerationResponse(services, plan, watch)
-
-
-def _first_model(services: Services) -> str:
-    return next((model.id for model in services.models.statuses()), "")
 
 
 def _add_status_paths(app: FastAPI, services: Services) -> None:

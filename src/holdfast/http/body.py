@@ -20,7 +20,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int) -> byte
     """The whole body. Raises RequestRefused (413) as soon as it is known to be larger than the limit."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > limit_bytes:
-            raise _too_large(limit_bytes)
+            raise too_large(limit_bytes)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -30,7 +30,7 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int) -> byte
         part = message.get("body", b"")
         size += len(part)
         if size > limit_bytes:
-            raise _too_large(limit_bytes)
+            raise too_large(limit_bytes)
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -74,5 +74,6 @@ def _shown(given: Any) -> str:
     return ""
 
 
-def _too_large(limit_bytes: int) -> RequestRefused:
+def too_large(limit_bytes: int) -> RequestRefused:
+    """The refusal of a body beyond the limit."""
     return RequestRefused(f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large")

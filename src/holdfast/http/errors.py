@@ -20,15 +20,27 @@ from holdfast.errors import (
     InvalidRequest,
     PromptTooLong,
     QueueFull,
+    SessionRefused,
     TooLargeForMemory,
     UnknownModel,
     WorkerUnavailable,
 )
+from holdfast.session_messages import SessionFailure
 
 _log = logging.getLogger(__name__)
 _CLIENT_FAULT = "invalid_request_error"
 _SERVER_FAULT = "server_error"
 _RETRY_WHEN_UNAVAILABLE_SECONDS = 1
+_SESSION_FAILURES = {
+    SessionFailure.NOT_FOUND: (404, "session_not_found"),
+    SessionFailure.EXISTS: (409, "session_exists"),
+    SessionFailure.OVER_QUOTA: (409, "session_over_quota"),
+    SessionFailure.TOO_MANY: (409, "too_many_sessions"),
+    SessionFailure.OFF: (409, "sessions_off"),
+    SessionFailure.BAD_FILE: (400, "session_file_damaged"),
+    SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
+    SessionFailure.FAILED: (500, "session_failed"),
+}
 _FRAMEWORK_MESSAGES = {
     404: ("this server has no such path", "unknown_path"),
     405: ("this path does not know this method", "method_not_allowed"),
@@ -111,8 +123,11 @@ def _client_problem(error: InvalidRequest) -> Problem:
             code = "context_length_exceeded"
         case TooLargeForMemory():
             code = "request_too_large_for_memory"
+        case SessionRefused():
+            status, code = _SESSION_FAILURES[error.failure]
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
-    return _problem(status, str(error), _CLIENT_FAULT, code=code, param=error.field or None, headers=headers)
+    kind = _CLIENT_FAULT if status < 500 else _SERVER_FAULT
+    return _problem(status, str(error), kind, code=code, param=error.field or None, headers=headers)
 
 
 def _framework_problem(error: HTTPException) -> Problem:

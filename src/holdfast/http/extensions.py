@@ -67,20 +67,21 @@ def _session_id(headers: Mapping[str, str], fields: MemoryFields) -> str:
     if fields.session_id is not None:
         return checked_session_id(fields.session_id, field="session_id")
     key = fields.prompt_cache_key or ""
-    if not key or _is_session_id(key):
+    if not key or is_session_id(key):
         return key
     return "key-" + hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def checked_session_id(session_id: str, *, field: str) -> str:
     """The id, if it can be one. Raises RequestRefused."""
-    if not _is_session_id(session_id):
+    if not is_session_id(session_id):
         reason = f"`{field}`: a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
         raise RequestRefused(reason, field=field)
     return session_id
 
 
-def _is_session_id(text: str) -> bool:
+def is_session_id(text: str) -> bool:
+    """Whether a text can be the id of a session: it stands in paths, headers and logs."""
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
 
 

@@ -14,9 +14,23 @@ from holdfast.http.errors import ErrorBody
 from holdfast.http.openai_chat import ChatCompletionRequest
 from holdfast.http.openai_completions import CompletionRequest
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
+from holdfast.http.session_fields import (
+    SessionChange,
+    SessionDeleted,
+    SessionForking,
+    SessionList,
+    SessionObject,
+    SessionOpening,
+)
 
 _COMPONENTS = "#/components/schemas/{name}"
-_REQUESTS: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
+_REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    SessionOpening,
+    SessionChange,
+    SessionForking,
+)
 _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ChatCompletion,
     ChatCompletionChunk,
@@ -24,13 +38,46 @@ _ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ModelCard,
     ModelList,
     Health,
+    SessionObject,
+    SessionList,
+    SessionDeleted,
     ErrorBody,
 )
 
 
-def request_of(model: type[BaseModel]) -> dict[str, Any]:
+def _reference(model: type) -> dict[str, str]:
+    return {"$ref": _COMPONENTS.format(name=model.__name__)}
+
+
+_FAILURE = {"description": "An error", "content": {"application/json": {"schema": _reference(ErrorBody)}}}
+_FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_QUERY: dict[str, dict[str, Any]] = {
+    "id": {"description": "A name for the session.", "schema": {"type": "string"}},
+    "model": {"description": "The model whose sessions are meant; the first if not given.", "schema": {"type": "string"}},
+    "limit": {"description": "At most so many.", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
+    "forget": {"description": "Delete what was read in it.", "schema": {"type": "boolean"}},
+    "cache_salt": {"description": "The salt of the session's requests.", "schema": {"type": "string"}},
+}
+
+
+def request_of(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """OpenAPI extra for a route that reads its body itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(model)}}}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": _reference(model)}}}}
+
+
+def query_of(*names: str) -> dict[str, Any]:
+    """OpenAPI extra for a route that reads its query itself; all of it may be left out."""
+    return {"parameters": [_QUERY[name] | {"name": name, "in": "query", "required": False} for name in names]}
+
+
+def file_request() -> dict[str, Any]:
+    """OpenAPI extra for a route that takes a file."""
+    return {"requestBody": {"required": True, "content": _FILE}}
+
+
+def file_answer() -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of a route that gives a file."""
+    return {200: {"description": "The file", "content": _FILE}, "default": _FAILURE}
 
 
 def answers_of(whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | None = None) -> dict[int | str, dict[str, Any]]:
@@ -38,8 +85,7 @@ def answers_of(whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | Non
     content: dict[str, Any] = {"application/json": {"schema": _reference(whole)}}
     if chunk is not None:
         content["text/event-stream"] = {"schema": _reference(chunk)}
-    failure = {"application/json": {"schema": _reference(ErrorBody)}}
-    return {200: {"description": "The answer", "content": content}, "default": {"description": "An error", "content": failure}}
+    return {200: {"description": "The answer", "content": content}, "default": _FAILURE}
 
 
 def install(app: FastAPI) -> None:
@@ -64,7 +110,3 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     description["security"] = [{}, {"key": []}]
     return description
-
-
-def _reference(model: type) -> dict[str, str]:
-    return {"$ref": _COMPONENTS.format(name=model.__name__)}

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.messages import GenerationRequest, MemoryFigures, ModelInfo, OutputEvent, WorkerStatistics
+from holdfast.session_messages import SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -33,6 +34,14 @@ class Generator(Protocol):
 
     async def generate(self, request: GenerationRequest) -> OutputStream:
         """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
+        ...
+
+
+class Sessions(Protocol):
+    """Intake's session desk."""
+
+    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+        """Have the worker of a model carry out a command. Raises SessionRefused, UnknownModel and WorkerUnavailable."""
         ...
 
 
@@ -97,8 +106,14 @@ class Services:
     """Everything that the HTTP front works with."""
 
     gateway: Generator
+    sessions: Sessions
     models: ModelDirectory
     server: ServerSettings
     limits: LimitsSettings
     metrics: Metrics
     version: str
+
+
+def first_model(services: Services) -> str:
+    """The model of requests that name none; empty when there is none."""
+    return next((model.id for model in services.models.statuses()), "")

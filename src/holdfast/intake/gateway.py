@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.history import AnswerNotes
+from holdfast.intake.leases import Leases
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.text_side import TextSide
@@ -20,14 +20,6 @@ from holdfast.messages import ChatPrompt, GenerationRequest, ModelInfo
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
 _MANY_MESSAGES = 300  # about 4 ms of rendering
-
-
-class Leases(Protocol):
-    """Residency, as far as the gateway uses it."""
-
-    def lease(self, model: str) -> EngineClient:
-        """The running worker of a model. Raises UnknownModel and WorkerUnavailable."""
-        ...
 
 
 class Gateway:

@@ -6,17 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import SessionRefused
 from holdfast.session_messages import SessionFailure
 from holdfast.sessions.session import Session
-
-
-class SessionRefused(HoldfastError):
-    """A session command cannot be carried out."""
-
-    def __init__(self, failure: SessionFailure, message: str) -> None:
-        super().__init__(message)
-        self.failure = failure
 
 
 class SessionRegistry:

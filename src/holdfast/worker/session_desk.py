@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.cache.losses import LossCause
 from holdfast.cache.tiers import Residence
+from holdfast.errors import SessionRefused
 from holdfast.session_messages import (
     CloseSession,
     ExportSession,
@@ -26,7 +27,7 @@ from holdfast.session_messages import (
     UpdateSession,
 )
 from holdfast.sessions.record import BadRecord, decode_record, encode_record, record_name
-from holdfast.sessions.registry import SessionRefused, SessionRegistry
+from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.worker.memory import Memory
 from holdfast.worker.session_pins import SessionPins

@@ -13,6 +13,7 @@ from holdfast.cache.branch import Branch
 from holdfast.cache.codec import PackedRun, cut, run_to_bytes, state_from_bytes, state_to_bytes
 from holdfast.cache.hold import Hold
 from holdfast.cache.snapshot import SnapshotMismatch, StateSnapshot
+from holdfast.errors import SessionRefused
 from holdfast.session_messages import ExportSession, ImportSession, SessionFailure
 from holdfast.sessions.portable import (
     BadSessionFile,
@@ -24,7 +25,6 @@ from holdfast.sessions.portable import (
     SessionFile,
     write_session,
 )
-from holdfast.sessions.registry import SessionRefused
 from holdfast.sessions.session import Session
 from holdfast.store.block import Block, ReadFailed
 from holdfast.store.keys import BlockKey, pack_tokens, unpack_tokens

@@ -1,0 +1,103 @@
+"""A running server, as commands see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from holdfast.errors import HoldfastError
+
+CONNECT_SECONDS = 10.0
+
+
+class ServerFailed(HoldfastError):
+    """The server cannot be reached, refused a request or ended an answer with an error."""
+
+
+class ServerClient:
+    """One server, spoken to over HTTP. Blocking; use as a context manager or call `close`."""
+
+    def __init__(
+        self, *, url: str, api_key: str = "", headers: Mapping[str, str] | None = None, use_proxies: bool = True
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=sent, timeout=timeout, trust_env=use_proxies)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ServerFailed(f"{url} is no URL: {error}") from None
+
+    def __enter__(self) -> ServerClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def model_ids(self) -> tuple[str, ...]:
+        """The models that the server serves. Raises ServerFailed."""
+        answer = self.call("GET", "/v1/models", timeout=CONNECT_SECONDS)
+        return tuple(str(model["id"]) for model in answer.get("data", ()))
+
+    def health(self) -> dict[str, Any]:
+        """The server's account of itself. Raises ServerFailed."""
+        return self.call("GET", "/health", timeout=CONNECT_SECONDS)
+
+    def call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        """The JSON of one answer. `request`: as httpx takes it. Raises ServerFailed."""
+        try:
+            response = self._http.request(method, path, **request)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from None
+        content = json_object(response.text)
+        if response.is_error and not (path == "/health" and content):  # /health has an error status until a model is ready
+            raise self._refused(response.status_code, response.text)
+        return content
+
+    def download(self, path: str, target: Path, **request: Any) -> int:
+        """Write an answer into a file; returns its bytes. What is not whole does not stay. Raises ServerFailed and OSError."""
+        part = target.with_name(target.name + ".part")
+        try:
+            with self._http.stream("GET", path, **request) as response:
+                if response.is_error:
+                    raise self._refused(response.status_code, response.read().decode(errors="replace"))
+                with part.open("xb") as file:
+                    for piece in response.iter_bytes():
+                        file.write(piece)
+            part.rename(target)
+            return target.stat().st_size
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _unreachable(self, error: Exception) -> ServerFailed:
+        return ServerFailed(f"no answer from {self.url}: {str(error) or type(error).__name__}")
+
+    def _refused(self, status: int, text: str) -> ServerFailed:
+        return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; empty when the text is none."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def error_text(text: str) -> str:
+    """What an error's body says to people."""
+    error = json_object(text).get("error")
+    if isinstance(error, dict) and error.get("message"):
+        return str(error["message"])
+    return text.strip()[:300] or "an empty answer"

@@ -1,0 +1,85 @@
+"""Commands that speak to a running server: each gets options that say which, and for whom."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
+from holdfast.config import default_file, load_settings
+
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ServerClient
+
+_PANEL = "Server"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+
+Url: TypeAlias = Annotated[
+    str | None, typer.Option("--url", rich_help_panel=_PANEL, help="The server; else where the settings would start it.")
+]
+ApiKey: TypeAlias = Annotated[
+    str | None, typer.Option("--api-key", rich_help_panel=_PANEL, help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.")
+]
+Model: TypeAlias = Annotated[
+    str | None, typer.Option("--model", metavar="ID", rich_help_panel=_PANEL, help="The model; else the server's first.")
+]
+Tenant: TypeAlias = Annotated[
+    str | None, typer.Option("--tenant", metavar="NAME", rich_help_panel=_PANEL, help="As in the header X-Holdfast-Tenant.")
+]
+Salt: TypeAlias = Annotated[str | None, typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt.")]
+_OPTIONS = {"url": Url, "api_key": ApiKey, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server that a command is for."""
+
+    client: ServerClient
+    query: dict[str, str]
+
+    def call(self, method: str, path: str, *, query: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
+        """The JSON of one answer. Raises ServerFailed."""
+        return self.client.call(method, path, params={**self.query, **(query or {})}, **request)
+
+
+def server_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `(server, **own options)` the options that name the server, and plain errors."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + added
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        from holdfast.cli.server_client import ServerClient
+        from holdfast.http.extensions import TENANT_HEADER
+
+        named = {name: given.pop(name) for name in _OPTIONS}
+        with plain_errors():
+            url, key = _address(named["url"], named["api_key"])
+            headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
+            query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
+            with ServerClient(url=url, api_key=key, headers=headers) as client:
+                try:
+                    command(Server(client, query), **given)
+                except OSError as error:
+                    complain(str(error))
+                    raise typer.Exit(BAD_INPUT) from None
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _address(url: str | None, api_key: str | None) -> tuple[str, str]:
+    settings = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server
+    host = _WILDCARDS.get(settings.host, settings.host)
+    return url or f"http://{host}:{settings.port}", settings.api_key if api_key is None else api_key

@@ -1,0 +1,216 @@
+"""`holdfast sessions …`: named branches of what a running server keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+from urllib.parse import quote
+
+import typer
+
+from holdfast.cli.server_command import Server, server_command
+from holdfast.cli.sizes import size_text
+from holdfast.errors import ConfigError
+
+_PATH = "/v1/sessions"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_NEVER = "never"
+
+sessions = typer.Typer(help="Show, pin, fork, close and carry sessions of a running server.", no_args_is_help=True)
+
+Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]
+Ttl: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--ttl", metavar="TIME", help="How long it lives after its last use, such as 12h or 30d, or `never`."),
+]
+
+
+@sessions.command("ls")
+@server_command
+def list_sessions(server: Server, as_json: Json = False) -> None:
+    """List the sessions, the last used first."""
+    found = server.call("GET", _PATH)["data"]
+    if as_json:
+        _print_json(found)
+    elif found:
+        _print_table(found)
+    else:
+        typer.echo("there are no sessions")
+
+
+@sessions.command("show")
+@server_command
+def show(server: Server, session_id: Id, as_json: Json = False) -> None:
+    """Show one session."""
+    _print(server.call("GET", _path(session_id)), as_json=as_json)
+
+
+@sessions.command("open")
+@server_command
+def open_session(
+    server: Server,
+    session_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")] = None,
+    pin: Pin = False,
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Begin a session. Requests that name one that is not there do so by themselves."""
+    body = {"pinned": pin} | _named(session_id) | _ttl(ttl)
+    _print(server.call("POST", _PATH, json=body), as_json=as_json)
+
+
+@sessions.command("fork")
+@server_command
+def fork(
+    server: Server,
+    session_id: Id,
+    new_id: Annotated[str | None, typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up.")] = None,
+    pin: Pin = False,
+    ttl: Ttl = None,
+    as_json: Json = False,
+) -> None:
+    """Begin a session where another one is; both go on from there."""
+    body = {"pinned": pin} | _named(new_id) | _ttl(ttl)
+    _print(server.call("POST", _path(session_id, "fork"), json=body), as_json=as_json)
+
+
+@sessions.command("pin")
+@server_command
+def pin_session(server: Server, session_id: Id) -> None:
+    """Keep what a session has read from eviction."""
+    _print(server.call("PATCH", _path(session_id), json={"pinned": True}))
+
+
+@sessions.command("unpin")
+@server_command
+def unpin_session(server: Server, session_id: Id) -> None:
+    """Let a session's blocks be evicted like any others."""
+    _print(server.call("PATCH", _path(session_id), json={"pinned": False}))
+
+
+@sessions.command("close")
+@server_command
+def close_session(
+    server: Server,
+    session_id: Id,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it.")] = False,
+) -> None:
+    """End a session."""
+    server.call("DELETE", _path(session_id), query={"forget": "true"} if forget else {})
+    typer.echo(f"closed {session_id}")
+
+
+@sessions.command("export")
+@server_command
+def export_session(
+    server: Server,
+    session_id: Id,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a session with everything that is kept of it into a file."""
+    if file.exists() and not force:
+        raise ConfigError(f"{file} is there already; --force replaces it")
+    size = server.client.download(_path(session_id, "export"), file, params=server.query)
+    typer.echo(f"wrote {file}, {size_text(size)}")
+
+
+@sessions.command("import")
+@server_command
+def import_session(
+    server: Server,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` has written.")],
+    session_id: Annotated[str | None, typer.Option("--id", help="Its name here; else as in the file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take in a session from a file. Only of the same model, with the same weights, tokenizer and codec."""
+    with file.open("rb") as content:
+        found = server.call("POST", f"{_PATH}/import", query=_named(session_id), content=content)
+    _print(found, as_json=as_json)
+
+
+def _path(session_id: str, *more: str) -> str:
+    return "/".join((_PATH, quote(session_id, safe=""), *more))
+
+
+def _named(session_id: str | None) -> dict[str, Any]:
+    return {} if session_id is None else {"id": session_id}
+
+
+def _ttl(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    if text == _NEVER:
+        return {"ttl_seconds": None}
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd]?)", text)
+    if match is None:
+        raise ConfigError(f"--ttl {text}: a time such as 90s, 12h or 30d, or {_NEVER}")
+    return {"ttl_seconds": float(match[1]) * _SECONDS[match[2] or "s"]}
+
+
+def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
+    if as_json:
+        _print_json(session)
+        return
+    rows = [
+        ("session", session["id"]),
+        ("model", session["model"]),
+        ("tokens", f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept ({session['ram_tokens']:,} in RAM)"),
+        ("size", f"{size_text(session['kept_bytes'])} in {_count(session['branches'], 'branch', 'branches')}"),
+        ("requests", f"{session['requests']:,}"),
+        ("last used", _time(session["last_used_at"])),
+        ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
+        ("pinned", _pinned(session)),
+        ("forked from", session["forked_from"]),
+        ("metadata", ", ".join(f"{name}={value}" for name, value in session["metadata"].items())),
+    ]
+    for name, value in rows:
+        if value:
+            typer.echo(f"{name:<11}  {value}")
+
+
+def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("session", overflow="fold")
+    for column in ("tokens", "kept", "in RAM", "size", "requests"):
+        table.add_column(column, justify="right")
+    table.add_column("last used")
+    table.add_column("pinned")
+    for session in found:
+        counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens")]
+        table.add_row(
+            session["id"],
+            *counts,
+            size_text(session["kept_bytes"]),
+            f"{session['requests']:,}",
+            _time(session["last_used_at"]),
+            _pinned(session),
+        )
+    Console(markup=False, highlight=False).print(table)
+
+
+def _pinned(session: Mapping[str, Any]) -> str:
+    if not session["pinned"]:
+        return ""
+    return "in part: over the quota" if session["pin_state"] == "over_quota" else "yes"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,133 @@
+"""What the session endpoints take and give."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from holdfast.http.extensions import LONGEST_SESSION_ID, is_session_id
+from holdfast.session_messages import SessionInfo
+
+_MOST_PAIRS = 16  # as OpenAI's metadata
+_LONGEST_KEY, _LONGEST_VALUE = 64, 512
+_MOST_SECONDS = 10 * 365 * 86_400
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _session_id(text: str) -> str:
+    if not is_session_id(text):
+        raise ValueError(f"a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash")
+    return text
+
+
+SessionId = Annotated[str, AfterValidator(_session_id)]
+TtlSeconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=_LONGEST_KEY)], Annotated[str, Field(max_length=_LONGEST_VALUE)]],
+    Field(max_length=_MOST_PAIRS),
+]
+
+
+class SessionChange(BaseModel):
+    """What can be said of a session at any time; what is left out stays."""
+
+    model_config = _STRICT
+
+    ttl_seconds: TtlSeconds | None = Field(None, description="How long it lives after its last use; null: until it is closed.")
+    pinned: bool = Field(False, description="Keep what it has read from eviction.")
+    metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
+
+    def said(self, name: Literal["pinned", "metadata"]) -> bool:
+        """Whether the body has this field."""
+        return name in self.model_fields_set
+
+    @property
+    def ttl(self) -> float | msgspec.UnsetType | None:
+        """The time to live as the messages have it."""
+        return self.ttl_seconds if "ttl_seconds" in self.model_fields_set else msgspec.UNSET
+
+
+class SessionOpening(SessionChange):
+    """A new session."""
+
+    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Id of the model whose session it is; the first of /v1/models if not given."
+    )
+
+
+class SessionForking(BaseModel):
+    """A session that begins where another one is."""
+
+    model_config = _STRICT
+
+    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+    ttl_seconds: TtlSeconds | None = Field(None, description="As for a new session; if not given, as the other's.")
+    pinned: bool = Field(False, description="Keep what it has read from eviction.")
+
+    @property
+    def ttl(self) -> float | msgspec.UnsetType | None:
+        """The time to live as the messages have it."""
+        return self.ttl_seconds if "ttl_seconds" in self.model_fields_set else msgspec.UNSET
+
+
+class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A session. Times are seconds since the epoch; tokens are those of the branch that was used last."""
+
+    id: str
+    object: Literal["session"] = "session"
+    model: str
+    created_at: float
+    last_used_at: float
+    expires_at: float | None
+    pinned: bool
+    pin_state: Literal["none", "kept", "over_quota"]
+    requests: int
+    branches: int
+    tokens: int
+    kept_tokens: int
+    ram_tokens: int
+    disk_tokens: int
+    kept_bytes: int
+    metadata: dict[str, str]
+    forked_from: str | None
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, the last used first."""
+
+    object: Literal["list"] = "list"
+    data: list[SessionObject]
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a closed session."""
+
+    id: str
+    object: Literal["session.deleted"] = "session.deleted"
+    deleted: bool = True
+
+
+def session_object(info: SessionInfo, *, model: str) -> SessionObject:
+    """A session as clients see it."""
+    return SessionObject(
+        id=info.session_id,
+        model=model,
+        created_at=info.created_at,
+        last_used_at=info.last_used_at,
+        expires_at=info.expires_at,
+        pinned=info.pinned,
+        pin_state=info.pin_state.value,
+        requests=info.requests,
+        branches=info.branches,
+        tokens=info.tokens,
+        kept_tokens=info.kept_tokens,
+        ram_tokens=info.ram_tokens,
+        disk_tokens=info.disk_tokens,
+        kept_bytes=info.kept_bytes,
+        metadata=info.metadata,
+        forked_from=info.forked_from or None,
+    )

@@ -1,0 +1,215 @@
+"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from holdfast.http import openapi, session_files
+from holdfast.http.body import parse, read_body
+from holdfast.http.errors import RequestRefused
+from holdfast.http.extensions import TENANT_HEADER, checked_session_id, tenant_of
+from holdfast.http.services import Services, first_model
+from holdfast.http.session_fields import (
+    SessionChange,
+    SessionDeleted,
+    SessionForking,
+    SessionList,
+    SessionObject,
+    SessionOpening,
+    session_object,
+)
+from holdfast.session_messages import (
+    CloseSession,
+    ExportSession,
+    ForkSession,
+    GetSession,
+    ImportSession,
+    ListSessions,
+    OpenSession,
+    SessionCommand,
+    UpdateSession,
+)
+
+_MOST_LISTED = 1000
+_YES = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whose sessions a request is about."""
+
+    services: Services
+    model: str
+    tenant: str
+
+    async def one(self, command: SessionCommand) -> SessionObject:
+        """The session that a command is about."""
+        (info,) = await self.services.sessions.carry_out(self.model, command)
+        return session_object(info, model=self.model)
+
+
+def install(app: FastAPI, services: Services) -> None:
+    """Add the paths."""
+    _add_collection(app, services)
+    _add_files(app, services)
+    _add_members(app, services)
+
+
+def _add_collection(app: FastAPI, services: Services) -> None:
+    @app.get(
+        "/v1/sessions", responses=openapi.answers_of(SessionList), openapi_extra=openapi.query_of("model", "limit", "cache_salt")
+    )
+    async def list_sessions(request: Request) -> Response:
+        """The sessions of a model, the last used first."""
+        asked, limit = _asked(request, services), _limit(request.query_params)
+        found = await services.sessions.carry_out(asked.model, ListSessions(call_id=_call_id(), tenant=asked.tenant))
+        data = [session_object(info, model=asked.model) for info in found[:limit]]
+        return _json(SessionList(data=data, has_more=len(found) > limit))
+
+    @app.post(
+        "/v1/sessions",
+        responses=openapi.answers_of(SessionObject),
+        openapi_extra=openapi.request_of(SessionOpening, required=False),
+    )
+    async def open_session(request: Request) -> Response:
+        """Begin a session."""
+        fields = parse(SessionOpening, await _body(request, services))
+        asked = _asked(request, services, model=fields.model)
+        command = OpenSession(
+            call_id=_call_id(),
+            tenant=asked.tenant,
+            session_id=fields.id or _new_id(),
+            ttl_seconds=fields.ttl,
+            pinned=fields.pinned,
+            metadata=fields.metadata,
+        )
+        return _json(await asked.one(command))
+
+
+def _add_files(app: FastAPI, services: Services) -> None:
+    @app.post(
+        "/v1/sessions/import",
+        responses=openapi.answers_of(SessionObject),
+        openapi_extra=openapi.query_of("id", "model", "cache_salt") | openapi.file_request(),
+    )
+    async def import_session(request: Request) -> Response:
+        """Take in a session from a file that was exported; it keeps its name unless `id` gives another one."""
+        asked = _asked(request, services)
+        session_id = request.query_params.get("id")
+        if session_id is not None:
+            checked_session_id(session_id, field="id")
+        with session_files.private_path() as path:
+            await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
+            command = ImportSession(call_id=_call_id(), tenant=asked.tenant, path=str(path), session_id=session_id or "")
+            return _json(await asked.one(command))
+
+    @app.get(
+        "/v1/sessions/{session_id}/export", responses=openapi.file_answer(), openapi_extra=openapi.query_of("model", "cache_salt")
+    )
+    async def export_session(request: Request, session_id: str) -> Response:
+        """A session as one file, for another server with the same model, or to be kept."""
+        asked = _asked(request, services)
+        with session_files.private_path() as path:
+            await asked.one(ExportSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id, path=str(path)))
+            return session_files.sent(path, name=session_id)
+
+
+def _add_members(app: FastAPI, services: Services) -> None:
+    of_one = openapi.query_of("model", "cache_salt")
+
+    @app.get("/v1/sessions/{session_id}", responses=openapi.answers_of(SessionObject), openapi_extra=of_one)
+    async def get_session(request: Request, session_id: str) -> Response:
+        """One session."""
+        asked = _asked(request, services)
+        return _json(await asked.one(GetSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id)))
+
+    @app.patch(
+        "/v1/sessions/{session_id}",
+        responses=openapi.answers_of(SessionObject),
+        openapi_extra=of_one | openapi.request_of(SessionChange),
+    )
+    async def change_session(request: Request, session_id: str) -> Response:
+        """Pin or unpin a session, or change how long it lives or its metadata."""
+        fields = parse(SessionChange, await _body(request, services))
+        asked = _asked(request, services)
+        command = UpdateSession(
+            call_id=_call_id(),
+            tenant=asked.tenant,
+            session_id=session_id,
+            ttl_seconds=fields.ttl,
+            pinned=fields.pinned if fields.said("pinned") else msgspec.UNSET,
+            metadata=fields.metadata if fields.said("metadata") else msgspec.UNSET,
+        )
+        return _json(await asked.one(command))
+
+    @app.post(
+        "/v1/sessions/{session_id}/fork",
+        responses=openapi.answers_of(SessionObject),
+        openapi_extra=of_one | openapi.request_of(SessionForking, required=False),
+    )
+    async def fork_session(request: Request, session_id: str) -> Response:
+        """Begin a session where another one is; both go on from there, and share what they have in common."""
+        fields = parse(SessionForking, await _body(request, services))
+        asked = _asked(request, services)
+        command = ForkSession(
+            call_id=_call_id(),
+            tenant=asked.tenant,
+            session_id=session_id,
+            new_session_id=fields.id or _new_id(),
+            ttl_seconds=fields.ttl,
+            pinned=fields.pinned,
+        )
+        return _json(await asked.one(command))
+
+    @app.delete(
+        "/v1/sessions/{session_id}",
+        responses=openapi.answers_of(SessionDeleted),
+        openapi_extra=openapi.query_of("model", "forget", "cache_salt"),
+    )
+    async def close_session(request: Request, session_id: str) -> Response:
+        """End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted."""
+        asked, forget = _asked(request, services), _truth(request.query_params, "forget")
+        await asked.one(CloseSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id, forget=forget))
+        return _json(SessionDeleted(id=session_id))
+
+
+def _asked(request: Request, services: Services, *, model: str | None = None) -> _Asked:
+    salt = request.query_params.get("cache_salt", "")
+    tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
+    return _Asked(services, model or request.query_params.get("model") or first_model(services), tenant)
+
+
+async def _body(request: Request, services: Services) -> bytes:
+    return await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes) or b"{}"
+
+
+def _limit(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(_MOST_LISTED))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_LISTED):
+        raise RequestRefused(f"`limit`: a number from 1 to {_MOST_LISTED}", field="limit")
+    return int(text[:9])
+
+
+def _truth(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false")
+    if text.lower() not in _YES:
+        raise RequestRefused(f"`{name}`: true or false", field=name)
+    return _YES[text.lower()]
+
+
+def _call_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _new_id() -> str:
+    return f"sess_{uuid.uuid4().hex}"
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,24 @@
+"""Session commands on their way to the worker of the model whose sessions they are about."""
+
+from __future__ import annotations
+
+from holdfast.errors import SessionRefused
+from holdfast.intake.leases import Leases
+from holdfast.session_messages import SessionCommand, SessionInfo
+
+
+class SessionDesk:
+    """The sessions of all models. Loop's thread."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+
+    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+        """Have a command carried out; returns the session that it was about, or all.
+
+        Raises SessionRefused, UnknownModel, and WorkerUnavailable when the worker is not there or dies meanwhile.
+        """
+        answer = await self._leases.lease(model).ask_session(command)
+        if answer.failure is not None:
+            raise SessionRefused(answer.failure, answer.message)
+        return answer.sessions

@@ -1,0 +1,160 @@
+"""Sessions of a real server: over OpenAI's client, over HTTP and from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import httpx
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+from tests.fakes.server_process import ServerProcess, until
+
+STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 12
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    server = start(model_folder, tmp_path_factory.mktemp("sessions") / "store")
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+def start(model_folder: Path, folder: Path) -> ServerProcess:
+    server = ServerProcess(str(model_folder), "--name", "demo", "--store", str(folder))
+    server.wait_ready()
+    return server
+
+
+def complete(server: ServerProcess, prompt: str, *, tenant: str, session: str) -> Any:
+    headers = {"X-Holdfast-Tenant": tenant, "X-Session-ID": session}
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+    response = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def cached(answer: Any) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def ask(server: ServerProcess, method: str, path: str, *, tenant: str, status: int = 200, **more: Any) -> Any:
+    headers = {"X-Holdfast-Tenant": tenant}
+    response = httpx.request(method, f"{server.url}/v1/sessions{path}", headers=headers, timeout=60, **more)
+    assert response.status_code == status, response.text
+    return response
+
+
+def run(server: ServerProcess, *arguments: str, tenant: str, code: int = 0) -> click.testing.Result:
+    result = CliRunner().invoke(app, ["sessions", *arguments, "--url", server.url, "--tenant", tenant])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def shown(server: ServerProcess, *arguments: str, tenant: str) -> Any:
+    return json.loads(run(server, *arguments, "--json", tenant=tenant).stdout)
+
+
+def test_openais_client_names_its_session_by_header_field_or_cache_key(server: ServerProcess) -> None:
+    tenant = "sdk"
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", default_headers={"X-Holdfast-Tenant": tenant}) as client:
+        asks: dict[str, dict[str, Any]] = {
+            "by header": {"extra_headers": {"X-Session-ID": "by header"}},
+            "by field": {"extra_body": {"session_id": "by field"}},
+            "by key": {"prompt_cache_key": "by key"},
+        }
+        for more in asks.values():
+            client.chat.completions.create(model="demo", messages=[{"role": "user", "content": STORY}], max_tokens=4, **more)
+    found = {session["id"]: session for session in ask(server, "GET", "", tenant=tenant).json()["data"]}
+    assert set(found) == set(asks)
+    assert all(session["requests"] == 1 and session["kept_tokens"] == session["tokens"] > 200 for session in found.values())
+
+
+def test_a_session_grows_forks_and_closes(server: ServerProcess) -> None:
+    tenant = "life"
+    assert ask(server, "POST", "", tenant=tenant, json={"id": "a", "metadata": {"who": "me"}}).json()["tokens"] == 0
+    ask(server, "POST", "", tenant=tenant, json={"id": "a"}, status=409)
+    complete(server, STORY, tenant=tenant, session="a")
+    first = ask(server, "GET", "/a", tenant=tenant).json()
+    complete(server, STORY + "Then it rained.", tenant=tenant, session="a")
+    grown = ask(server, "GET", "/a", tenant=tenant).json()
+    assert (grown["requests"], grown["metadata"]) == (2, {"who": "me"})
+    assert grown["tokens"] > first["tokens"]
+
+    fork = ask(server, "POST", "/a/fork", tenant=tenant, json={"id": "b", "pinned": True}).json()
+    assert (fork["tokens"], fork["forked_from"], fork["pin_state"]) == (grown["tokens"], "a", "kept")
+    ask(server, "GET", "/a", tenant="somebody else", status=404)
+    assert ask(server, "DELETE", "/a?forget=true", tenant=tenant).json()["deleted"] is True
+    ask(server, "GET", "/a", tenant=tenant, status=404)
+    kept = ask(server, "GET", "/b", tenant=tenant).json()
+    assert kept["kept_tokens"] == kept["tokens"] == grown["tokens"]  # the fork stands on it
+    ask(server, "DELETE", "/b?forget=true", tenant=tenant)
+    assert cached(complete(server, STORY, tenant=tenant, session="c")) == 0
+
+
+def test_a_session_is_there_after_a_restart(model_folder: Path, tmp_path: Path) -> None:
+    first = start(model_folder, tmp_path / "store")
+    complete(first, STORY, tenant="t", session="long")
+    ask(first, "PATCH", "/long", tenant="t", json={"pinned": True, "ttl_seconds": None})
+    until(lambda: first.model()["memory"]["store"]["blocks"] > 0, "blocks on disk")
+    assert first.stop() == 0
+    second = start(model_folder, tmp_path / "store")
+    found = ask(second, "GET", "/long", tenant="t").json()
+    assert (found["pinned"], found["pin_state"], found["expires_at"], found["requests"]) == (True, "kept", None, 1)
+    assert found["kept_tokens"] == found["disk_tokens"] == found["tokens"] > 200
+    assert second.stop() == 0
+
+
+def test_a_session_goes_from_one_server_to_another_as_a_file(server: ServerProcess, model_folder: Path, tmp_path: Path) -> None:
+    before = complete(server, STORY, tenant="from", session="moving")
+    file = tmp_path / "moving.session"
+    assert "wrote" in run(server, "export", "moving", str(file), tenant="from").stdout
+    assert "is there already" in run(server, "export", "moving", str(file), tenant="from", code=2).stderr
+    other = start(model_folder, tmp_path / "other")
+    came = shown(other, "import", str(file), "--id", "moved", tenant="to")
+    assert (came["id"], came["kept_tokens"]) == ("moved", came["tokens"])
+    assert (
+        "taken" in (refused := run(other, "import", str(file), "--id", "moved", tenant="to", code=2).stderr)
+        or "already" in refused
+    )
+    after = complete(other, STORY, tenant="to", session="moved")
+    assert cached(after) == after["usage"]["prompt_tokens"] - 1
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]
+    assert cached(complete(other, STORY, tenant="nobody", session="x")) == 0
+
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    refusal = ask(other, "POST", "/import?id=bad", tenant="to", content=bytes(content), status=400).json()
+    assert refusal["error"]["code"] == "session_file_damaged"
+    assert ask(other, "POST", "/import?id=empty", tenant="to", content=b"", status=400).json()["error"]["code"]
+    assert other.stop() == 0
+
+
+def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:
+    tenant = "cli"
+    assert "no sessions" in run(server, "ls", tenant=tenant).stdout
+    opened = shown(server, "open", "one two", "--ttl", "12h", tenant=tenant)
+    assert opened["expires_at"] - opened["last_used_at"] == 12 * 3600
+    complete(server, STORY, tenant=tenant, session="one two")
+    assert "one two" in run(server, "ls", tenant=tenant).stdout
+    assert "pinned       yes" in run(server, "pin", "one two", tenant=tenant).stdout
+    assert "pinned" not in run(server, "unpin", "one two", tenant=tenant).stdout
+    fork = shown(server, "fork", "one two", "--ttl", "never", tenant=tenant)
+    assert (fork["forked_from"], fork["expires_at"]) == ("one two", None)
+    assert [session["id"] for session in shown(server, "ls", tenant=tenant)] == [fork["id"], "one two"]
+    assert "forked from  one two" in run(server, "show", fork["id"], tenant=tenant).stdout
+    assert "closed" in run(server, "close", fork["id"], "--forget", tenant=tenant).stdout
+    assert "no session" in run(server, "show", fork["id"], tenant=tenant, code=2).stderr
+    assert "--ttl" in run(server, "open", "x", "--ttl", "soon", tenant=tenant, code=2).stderr
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["sessions", "ls", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "no answer from http://127.0.0.1:9" in result.stderr
