@@ -88,6 +88,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     want_prompt_logprobs: bool = False
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id
+    partings: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
 
 
 class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):

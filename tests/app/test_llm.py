@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM
-from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, WorkerUnavailable
+from holdfast.app.llm import GenerationOptions
+from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, SessionRefused, WorkerUnavailable
+from holdfast.session_messages import SessionFailure
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
 
@@ -121,6 +123,7 @@ def test_a_closed_model_answers_no_more() -> None:
 def test_a_script_that_forgets_to_close_ends_all_the_same(end: str) -> None:
     script = f"""
 from holdfast import LLM
+from holdfast.app.llm import GenerationOptions
 llm = LLM({str(served_model_folder())!r})
 stream = llm.stream("Hello", max_tokens=4000, ignore_eos=True)
 next(stream)
@@ -130,3 +133,35 @@ next(stream)
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -> None:
+    sessions, text = llm.sessions(tenant="one"), "The ferry left at noon with two goats on deck. " * 10
+    first = llm.generate(text, max_tokens=4, temperature=0, session_id="a", tenant="one")
+    (found,) = sessions.list()
+    assert (found.session_id, found.requests, found.kept_tokens) == ("a", 1, found.tokens)
+    assert sessions.fork("a", "b").forked_from == "a"
+    assert sessions.update("b", metadata={"k": "v"}).metadata == {"k": "v"}
+    assert llm.sessions().list() == ()
+
+    sessions.export_to(tmp_path / "file", "b")
+    there = llm.sessions(tenant="two")
+    assert there.import_from(tmp_path / "file", "c").kept_tokens == found.tokens
+    again = llm.generate(text, max_tokens=4, temperature=0, session_id="c", tenant="two")
+    assert (again.text, again.cached_tokens) == (first.text, first.prompt_tokens - 1)
+    for name in ("a", "b"):
+        sessions.close(name, forget=True)
+    assert llm.generate(text, max_tokens=1, tenant="one").cached_tokens == 0
+    with pytest.raises(SessionRefused) as refused:
+        sessions.get("a")
+    assert refused.value.failure is SessionFailure.NOT_FOUND
+
+
+def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
+    """Whatever tokens the answer was made of: hot ones are seldom those that the tokenizer would take."""
+    for seed in range(12):
+        options = GenerationOptions(max_tokens=12, temperature=2.0, seed=seed, tenant=f"turn {seed}")
+        asked = llm.chat(HELLO, **options)
+        after = llm.chat([*HELLO, {"role": "assistant", "content": asked.text}, *HELLO], **options)
+        assert after.cached_tokens >= asked.prompt_tokens + len(asked.token_ids) - 1, asked.text
+    assert llm._text_side.history.statistics().spliced > 0

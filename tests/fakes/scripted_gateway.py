@@ -53,9 +53,9 @@ def answer(
 class ScriptedStream:
     """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
 
-    def __init__(self, script: Script, on_close: Callable[[], None]) -> None:
+    def __init__(self, script: Script, on_close: Callable[[], None], *, dropped_tokens: int = 0) -> None:
         self._script, self._on_close = iter(script), on_close
-        self.prompt_tokens = PROMPT_TOKENS
+        self.prompt_tokens, self.dropped_tokens = PROMPT_TOKENS, dropped_tokens
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
@@ -80,6 +80,7 @@ class ScriptedGateway:
 
     script: Script | Callable[[GenerationRequest], Script] = field(default_factory=lambda: answer("Hel", "lo"))
     refusal: Exception | None = None
+    dropped_tokens: int = 0
     accept_when: asyncio.Event | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
@@ -94,7 +95,7 @@ class ScriptedGateway:
         if self.accept_when is not None:
             await self.accept_when.wait()
         script = self.script(request) if callable(self.script) else self.script
-        return ScriptedStream(script, lambda: self._close(request.request_id))
+        return ScriptedStream(script, lambda: self._close(request.request_id), dropped_tokens=self.dropped_tokens)
 
     def _close(self, request_id: str) -> None:
         self.closed.append(request_id)

@@ -56,7 +56,8 @@ def check(explained: Any) -> None:
         "ram_tokens": 2,
         "disk_tokens": 3,
         "read_tokens": 2,
-        "unused_tokens": 0,
+        "dropped_tokens": 0,
+    "unused_tokens": 0,
         "reason": "diverged",
         "explanation": "The prompt differs from what is kept from token 5 on, behind 'It is ': "
         "kept is 'noon', the prompt has 'dusk'.",

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionRefused
-from holdfast.http.extensions import tenant_of
+from holdfast.intake.tenant import tenant_of
 from holdfast.session_messages import (
     CloseSession,
     ExportSession,

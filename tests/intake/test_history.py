@@ -32,7 +32,7 @@ def test_an_answer_comes_back_as_it_was_generated() -> None:
     history.remember("abba", singly("abba"), canonical=by_characters("abba", pair="bb").token_ids)
     whole = "|u|bb|a|abba|u|bb|"
     spliced = history.splice(whole, by_characters(whole, pair="bb"), [Said("u", False), Said("abba", True)])
-    assert spliced == [
+    assert spliced.token_ids == [
         *by_characters("|u|bb|a|", pair="bb").token_ids,
         *singly("abba"),
         *by_characters("|u|bb|", pair="bb").token_ids,
@@ -45,7 +45,7 @@ def test_a_user_who_said_the_same_before_keeps_his_tokens() -> None:
     history.remember("bb", [7, 8], canonical=by_characters("bb", pair="bb").token_ids)
     whole = "|bb|bb|"
     spliced = history.splice(whole, by_characters(whole, pair="bb"), [Said("bb", False), Said("bb", True)])
-    assert spliced == [ord("|"), 1_000_000, ord("|"), 7, 8, ord("|")]
+    assert spliced.token_ids == [ord("|"), 1_000_000, ord("|"), 7, 8, ord("|")]
 
 
 def test_what_the_tokenizer_gives_anyway_is_not_remembered() -> None:
@@ -60,7 +60,7 @@ def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
     history.remember("ba", [7, 8], canonical=[9])
     whole = "|bba|"
     tokenized = by_characters(whole, pair="bb")
-    assert history.splice(whole, tokenized, [Said("ba", True)]) == tokenized.token_ids
+    assert history.splice(whole, tokenized, [Said("ba", True)]).token_ids == tokenized.token_ids
 
 
 def test_another_tenants_answers_are_not_used() -> None:
@@ -68,7 +68,7 @@ def test_another_tenants_answers_are_not_used() -> None:
     history.remember("ab", [5], canonical=[6], tenant="one")
     assert history.knows_any([Said("ab", True)], tenant="one")
     assert not history.knows_any([Said("ab", True)], tenant="two")
-    assert history.splice("ab", by_characters("ab"), [Said("ab", True)], tenant="two") == singly("ab")
+    assert history.splice("ab", by_characters("ab"), [Said("ab", True)], tenant="two").token_ids == singly("ab")
 
 
 @given(
@@ -86,7 +86,10 @@ def test_splicing_changes_tokens_and_never_the_text(turns: list[tuple[str, bool]
         message for (text, _), other in zip(turns, said, strict=False) for message in (Said(text, True), Said(other, False))
     ]
     spliced = history.splice(whole, by_characters(whole), messages)
-    assert "".join(texts[token] if token < 0 else chr(token) for token in spliced) == whole
+    assert "".join(texts[token] if token < 0 else chr(token) for token in spliced.token_ids) == whole
+    tokens = by_characters(whole).token_ids
+    marks = [place for place, token in enumerate(tokens) if token == ord(MARK)]
+    assert [spliced.token_ids[spliced.place(mark)] for mark in marks] == [ord(MARK)] * len(marks)
 
 
 @given(lengths=st.lists(st.integers(1, 5), max_size=20))
@@ -96,3 +99,27 @@ def test_the_oldest_answers_go_first(lengths: list[int]) -> None:
         history.remember(f"answer {number}", [number] * length, canonical=[])
         history.check_invariants()
         assert history.knows_any([Said(f"answer {number}", True)])
+
+
+def test_an_answer_that_the_template_cuts_short_is_a_loss_and_counts_once() -> None:
+    history = AnswerHistory()
+    history.remember("<think>because</think>Yes", [1, 2, 3, 4], canonical=[1, 2, 3, 4])
+    history.remember("No \n", [5, 6], canonical=[5, 6])
+    messages = [Said("Is it?", False), Said("<think>because</think>Yes", True), Said("Is it?", False), Said("No \n", True)]
+    whole, cut = "|Is it?|<think>because</think>Yes|Is it?|No|", "|Is it?|Yes|Is it?|No|"
+    assert history.dropped(whole, messages) == 0
+    assert history.dropped(cut, messages, tenant="another") == 0
+    assert history.dropped(cut, messages) == 4
+    assert history.dropped(cut, messages) == 0
+    assert history.statistics().dropped_tokens == 4
+
+
+def test_what_others_wrote_into_a_history_is_no_loss() -> None:
+    assert AnswerHistory().dropped("|", [Said("I never said that", True)]) == 0
+
+
+def test_the_oldest_answers_are_no_longer_counted() -> None:
+    history = AnswerHistory(most_told=2)
+    for text in ("one", "two", "three"):
+        history.remember(text, [1], canonical=[1])
+    assert history.dropped("", [Said(text, True) for text in ("one", "two", "three")]) == 2

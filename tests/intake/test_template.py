@@ -167,3 +167,37 @@ def test_named_templates_may_lie_in_their_own_folder(tmp_path: Path) -> None:
     found = load_template(write(tmp_path, chat_template="plain"))
     assert found is not None
     assert found.render(chat(USER, tools=({},))) == "with tools"
+
+
+THINKING_DROPPED = (
+    "{% for t in tools or [] %}[{{ t | tojson }}]\n{% endfor %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> None:
+    system, tool = {"role": "system", "content": "Be brief."}, {"type": "function", "function": {"name": "f"}}
+    chats = template(THINKING_DROPPED)
+    prompt = chat(system, USER, {"role": "assistant", "content": "<think>a</think>b"}, USER, tools=(tool,))
+    rendered = chats.render(prompt)
+    first, last = chats.partings(prompt, rendered)
+    assert rendered[:first].endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
+    assert rendered[last:] == "<|im_start|>assistant\n<think>\n"
+    others = chat(system, {"role": "user", "content": "Other"}, tools=(tool,))
+    assert chats.render(others).startswith(rendered[:first])
+    after = chat(*prompt.messages, {"role": "assistant", "content": "<think>c</think>d"}, USER, tools=(tool,))
+    assert chats.render(after).startswith(rendered[:last])
+    assert not chats.render(after).startswith(rendered)
+
+
+def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
+    strict = template("{% if messages | length < 3 or not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}x")
+    prompt = chat(USER, {"role": "assistant", "content": "a"}, USER)
+    assert strict.partings(prompt, strict.render(prompt)) == ()
+
+
+def test_a_continued_message_has_no_end_to_part_at() -> None:
+    prompt = chat(USER, {"role": "assistant", "content": "I am"}, continue_last=True)
+    rendered = template(CHATML).render(prompt)
+    assert [rendered[:at] for at in template(CHATML).partings(prompt, rendered)] == ["<|im_start|>user\n"]

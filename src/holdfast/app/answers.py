@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from holdfast.intake.history import AnswerNotes
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, Rejected, TextDelta, Timings, TokenText
@@ -33,8 +34,10 @@ class Completion:
 class AnswerReader:
     """Reads the events of one sequence as text deltas. One consumer."""
 
-    def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int) -> None:
-        self._events, self._choice = events, choice
+    def __init__(
+        self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, notes: AnswerNotes | None = None
+    ) -> None:
+        self._events, self._choice, self._notes = events, choice, notes
         self._prompt_tokens = prompt_tokens
         self._deltas: list[TextDelta] = []
         self._finished: ChoiceFinished | None = None
@@ -45,6 +48,8 @@ class AnswerReader:
             if isinstance(event, Rejected):
                 raise refusal(event)
             for told in self._choice.feed(event):
+                if self._notes is not None:
+                    self._notes.see(told)
                 if isinstance(told, TextDelta):
                     self._deltas.append(told)
                     yield told

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 from holdfast.app.answers import AnswerReader, Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
 from holdfast.app.model_folder import local_folder
+from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
-from holdfast.intake.prepare import prepare
+from holdfast.intake.prepare import answer_notes, prepare
+from holdfast.intake.tenant import tenant_of
 from holdfast.intake.text_side import load_text_side
 from holdfast.link.in_process import InProcessClient, QueueInbox
 from holdfast.messages import (
@@ -53,6 +55,8 @@ class GenerationOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     top_logprobs: int  # given (0 too): log-probabilities of the drawn tokens, and of so many rivals
     ignore_eos: bool
+    session_id: str  # the session that it belongs to; one that is not there is opened
+    tenant: str  # nothing that one tenant has read is there for another
 
 
 class LLM:
@@ -131,6 +135,10 @@ class LLM:
         """Answer a conversation piece by piece; see `chat` and `stream`."""
         return TextStream(self._start_answer(_chat_prompt(messages, template_options), options))
 
+    def sessions(self, *, tenant: str = "") -> Sessions:
+        """The sessions of this model: named branches of what is kept."""
+        return Sessions(self._client, tenant=tenant_of(api_key="", name=tenant, cache_salt=""))
+
     def statistics(self) -> WorkerStatistics:
         """Counters of the engine since its start, and gauges of now."""
         return self._client.statistics_blocking()
@@ -159,7 +167,12 @@ class LLM:
         request = _request(prompt, options)
         prepared = prepare(request, self._text_side, info=self._client.info, limits=self._settings.limits)
         (sequence,) = prepared.sequences
-        return AnswerReader(self._client.submit_blocking(sequence), prepared.choice(0), prompt_tokens=prepared.prompt_tokens)
+        return AnswerReader(
+            self._client.submit_blocking(sequence),
+            prepared.choice(0),
+            prompt_tokens=prepared.prompt_tokens,
+            notes=answer_notes(request, self._text_side),
+        )
 
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
@@ -184,13 +197,15 @@ def _request(prompt: Prompt, options: GenerationOptions) -> GenerationRequest:
     stop = given.pop("stop", ())
     names = SamplingParams.__struct_fields__
     sampling = {name: given.pop(name) for name in names if name in given}
-    request = {name: given.pop(name) for name in ("max_tokens", "top_logprobs", "ignore_eos") if name in given}
+    request = {name: given.pop(name) for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id") if name in given}
+    tenant = tenant_of(api_key="", name=given.pop("tenant", ""), cache_salt="")
     if given:
         raise TypeError(f"unknown options: {', '.join(given)}; there are {', '.join(GenerationOptions.__annotations__)}")
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
         prompt=prompt,
+        tenant=tenant,
         sampling=SamplingParams(**sampling),
         unset_sampling=tuple(name for name in names if name not in sampling),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),

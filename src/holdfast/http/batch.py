@@ -70,6 +70,11 @@ class MergedStream:
         """Tokens of all prompts."""
         return sum(stream.prompt_tokens for stream in self._streams)
 
+    @property
+    def dropped_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(stream.dropped_tokens for stream in self._streams)
+
     def __aiter__(self) -> MergedStream:
         """Itself: it can be read once."""
         return self

@@ -44,6 +44,7 @@ class ChoiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int
     read_tokens: int
     unused_tokens: int  # further ones that are, or were, kept but could not be used
+    dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
     reason: str
     explanation: str
     difference: Difference | None
@@ -65,8 +66,10 @@ def explanation_of(choices: list[ChoiceExplanation]) -> Explanation | None:
     return Explanation(**fields, further_choices=further)
 
 
-def explain_choice(event: ChoiceFinished, *, accept_seconds: float, first_text_seconds: float | None) -> ChoiceExplanation:
-    """What one choice began from. The front's own times are given."""
+def explain_choice(
+    event: ChoiceFinished, *, dropped_tokens: int = 0, accept_seconds: float, first_text_seconds: float | None
+) -> ChoiceExplanation:
+    """What one choice began from. What the front itself knows is given."""
     memory, timings = event.memory, event.timings
     return ChoiceExplanation(
         index=event.index,
@@ -75,8 +78,9 @@ def explain_choice(event: ChoiceFinished, *, accept_seconds: float, first_text_s
         disk_tokens=memory.disk_tokens,
         read_tokens=event.prompt_tokens - memory.cached_tokens,
         unused_tokens=memory.unused_tokens,
+        dropped_tokens=dropped_tokens,
         reason=memory.outcome.value,
-        explanation=_in_words(event),
+        explanation=_in_words(event, dropped_tokens=dropped_tokens),
         difference=_difference(event),
         seconds=SecondsSpent(
             accept=accept_seconds,
@@ -115,7 +119,7 @@ _WORDS = {
 }
 
 
-def _in_words(event: ChoiceFinished) -> str:
+def _in_words(event: ChoiceFinished, *, dropped_tokens: int) -> str:
     memory = event.memory
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
     difference = _difference(event)
@@ -123,6 +127,11 @@ def _in_words(event: ChoiceFinished) -> str:
         said.append(
             f"The prompt differs from what is kept from token {difference.position:,} on, behind {difference.before!r}: "
             f"kept is {difference.stored.text!r}, the prompt has {difference.prompt.text!r}."
+        )
+    if dropped_tokens:
+        said.append(
+            f"The model's chat template leaves parts of earlier answers out, such as thinking: "
+            f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
         )
     if memory.waited_for_another:
         said.append("It waited until another request had read the same beginning.")

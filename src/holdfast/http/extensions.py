@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.http.answers import AnswerPlan
 from holdfast.http.errors import RequestRefused
+from holdfast.intake.tenant import tenant_of
 
 TENANT_HEADER = "x-holdfast-tenant"
 EXPLAIN_HEADER = "x-holdfast-explain"
@@ -83,15 +84,3 @@ def checked_session_id(session_id: str, *, field: str) -> str:
 def is_session_id(text: str) -> bool:
     """Whether a text can be the id of a session: it stands in paths, headers and logs."""
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
-
-
-def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
-    """One name for key, tenant and salt together, from which none of them can be told; empty when all are."""
-    parts = (api_key, name, cache_salt)
-    if not any(parts):
-        return ""
-    digest = hashlib.blake2b(digest_size=16, person=b"holdfast tenant")
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)  # "a" and "bc" are not "ab" and "c"
-    return digest.hexdigest()

@@ -45,9 +45,9 @@ class GenerationResponse(Response):
         plan, watch = self._plan, self._watch
         try:
             stream = await open_streams(self._services.gateway, plan.requests)
-            watch.accepted(plan.requests[0].model)
+            watch.accepted(plan.requests[0].model, dropped_tokens=stream.dropped_tokens)
             try:
-                account = _Account(plan, watch)
+                account = _Account(plan, watch, dropped_tokens=stream.dropped_tokens)
                 if isinstance(plan.form, StreamFormat):
                     await _write_stream(stream, plan.form, account, send)
                 else:
@@ -80,8 +80,8 @@ class _Output:
 class _Account:
     """What is told about an answer as a whole when its choices have ended."""
 
-    def __init__(self, plan: AnswerPlan, watch: RequestWatch) -> None:
-        self._explains, self._watch = plan.explains, watch
+    def __init__(self, plan: AnswerPlan, watch: RequestWatch, *, dropped_tokens: int) -> None:
+        self._explains, self._watch, self._dropped_tokens = plan.explains, watch, dropped_tokens
         self._tally = UsageTally(choices_per_prompt=plan.choices_per_prompt)
         self._explained: list[ChoiceExplanation] = []
 
@@ -95,7 +95,14 @@ class _Account:
         self._tally.add(event)
         if self._explains:
             first_text = watch.first_text_seconds(event.index)
-            self._explained.append(explain_choice(event, accept_seconds=watch.accept_seconds, first_text_seconds=first_text))
+            self._explained.append(
+                explain_choice(
+                    event,
+                    dropped_tokens=self._dropped_tokens,
+                    accept_seconds=watch.accept_seconds,
+                    first_text_seconds=first_text,
+                )
+            )
 
     def usage(self, *, prompt_tokens: int) -> Usage:
         return self._tally.usage(prompt_tokens=prompt_tokens)

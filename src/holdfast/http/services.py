@@ -24,6 +24,11 @@ class OutputStream(Protocol):
         """Tokens of the prompt, counted once however many choices there are."""
         ...
 
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of earlier answers that the chat template has left out of the prompt."""
+        ...
+
     async def aclose(self) -> None:
         """Cancel what still runs. Does nothing when everything has ended."""
         ...

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from holdfast.http import openapi, session_files
 from holdfast.http.body import parse, read_body
 from holdfast.http.errors import RequestRefused
-from holdfast.http.extensions import TENANT_HEADER, checked_session_id, tenant_of
+from holdfast.http.extensions import TENANT_HEADER, checked_session_id
 from holdfast.http.services import Services, first_model
 from holdfast.http.session_fields import (
     SessionChange,
@@ -24,6 +24,7 @@ from holdfast.http.session_fields import (
     SessionOpening,
     session_object,
 )
+from holdfast.intake.tenant import tenant_of
 from holdfast.session_messages import (
     CloseSession,
     ExportSession,

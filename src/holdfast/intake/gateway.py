@@ -10,7 +10,7 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.history import AnswerNotes
 from holdfast.intake.leases import Leases
-from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.prepare import Prepared, answer_notes, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.text_side import TextSide
 from holdfast.link.client import EngineClient
@@ -44,20 +44,20 @@ class Gateway:
         if side is None:
             raise UnknownModel(model=request.model, available=tuple(self._text_sides))
         prepared = await self._prepare(request, side, client.info)
-        notes = _notes(request, side)
+        notes = answer_notes(request, side)
         return await self._submit(request, client, prepared, notes, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, side: TextSide, info: ModelInfo) -> Prepared:
         request = with_defaults(request, side, info=info, limits=self._limits)
         if isinstance(request.prompt, ChatPrompt) and len(request.prompt.messages) > _MANY_MESSAGES:
-            prompt = await asyncio.to_thread(prompt_text, request, side)
+            prompt = await asyncio.to_thread(prompt_text, request, side, info=info)
         else:
-            prompt = prompt_text(request, side)
+            prompt = prompt_text(request, side, info=info)
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
-            token_ids = encode_prompt(request, side, prompt, info=info)
+            tokens = encode_prompt(request, side, prompt, info=info)
         else:
-            token_ids = await asyncio.to_thread(encode_prompt, request, side, prompt, info=info)
-        return assemble(request, side, prompt, token_ids, info=info)
+            tokens = await asyncio.to_thread(encode_prompt, request, side, prompt, info=info)
+        return assemble(request, side, prompt, tokens, info=info)
 
     async def _submit(
         self,
@@ -80,6 +80,7 @@ class Gateway:
                 prompt_tokens=prepared.prompt_tokens,
                 intake_seconds=intake_seconds,
                 notes=notes,
+                dropped_tokens=prepared.dropped_tokens,
             )
             await stream.accepted()
             is_accepted = True
@@ -88,10 +89,3 @@ class Gateway:
                 for source in sources:
                     await source.aclose()
         return stream
-
-
-def _notes(request: GenerationRequest, side: TextSide) -> AnswerNotes | None:
-    """Answers of a chat come back in its next turn; whoever continues a message gets back more than what is generated now."""
-    if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
-        return None
-    return AnswerNotes(side.history, side.tokenizer, tenant=request.tenant)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.history import Said
+from holdfast.intake.history import AnswerNotes, Said, Spliced
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer, well_formed
@@ -32,6 +35,16 @@ class PromptText:
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
     said: tuple[Said, ...] = ()  # the messages of a chat
+    partings: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """A prompt after tokenization."""
+
+    token_ids: tuple[int, ...]
+    partings: tuple[int, ...] = ()  # the same as tokens
+    dropped_tokens: int = 0  # of earlier answers, which the template left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,7 @@ class Prepared:
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
+    dropped_tokens: int = 0  # of earlier answers, which the template left out
 
     @property
     def prompt_tokens(self) -> int:
@@ -55,7 +69,7 @@ class Prepared:
 def prepare(request: GenerationRequest, side: TextSide, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, side, info=info, limits=limits)
-    prompt = prompt_text(request, side)
+    prompt = prompt_text(request, side, info=info)
     return assemble(request, side, prompt, encode_prompt(request, side, prompt, info=info), info=info)
 
 
@@ -67,7 +81,7 @@ def with_defaults(request: GenerationRequest, side: TextSide, *, info: ModelInfo
     return request
 
 
-def prompt_text(request: GenerationRequest, side: TextSide) -> PromptText:
+def prompt_text(request: GenerationRequest, side: TextSide, *, info: ModelInfo) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
     prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
@@ -78,8 +92,11 @@ def prompt_text(request: GenerationRequest, side: TextSide) -> PromptText:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if side.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
+    prompt = canonical(prompt, side.tool_orders, tenant=request.tenant)
     # The template writes the special tokens itself, BOS included.
-    return PromptText(text=well_formed(side.template.render(prompt, field=request.prompt_field)), said=_said(prompt))
+    text = well_formed(side.template.render(prompt, field=request.prompt_field))
+    partings = side.template.partings(prompt, text) if info.fixed_bytes_per_sequence else ()
+    return PromptText(text=text, said=_said(prompt), partings=partings)
 
 
 def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
@@ -87,37 +104,52 @@ def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
     return tuple(
         Said(text, is_answer=message.get("role") == "assistant")
         for message in prompt.messages
-        if isinstance(text := message.get("content"), str) and text
+        for text in _texts(message.get("content"))
+        if text
     )
 
 
-def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText, *, info: ModelInfo) -> tuple[int, ...]:
-    """Token ids of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
+def _texts(content: Any) -> Iterator[str]:
+    """Clients send a text back as it was, or as a part."""
+    for part in content if isinstance(content, list | tuple) else (content,):
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
+
+
+def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
+    """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
     field, tokenizer = request.prompt_field, side.tokenizer
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
-    token_ids = prompt.token_ids
+    tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
         _refuse_by_beginning(tokenizer, prompt, limit_tokens=limit_tokens, field=field)
-        token_ids = _encoded(prompt, side, tenant=request.tenant)
+        tokens = _encoded(prompt, side, tenant=request.tenant)
         bos = tokenizer.bos_token_id
-        if prompt.add_special_tokens and len(token_ids) > 1 and token_ids[0] == token_ids[1] == bos:
-            token_ids = token_ids[1:]  # the client wrote BOS itself
-    if not token_ids:
+        if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
+            tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
+    if not tokens.token_ids:
         if tokenizer.bos_token_id is None:
             raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
-        token_ids = (tokenizer.bos_token_id,)
-    if len(token_ids) > limit_tokens:
-        raise PromptTooLong(prompt_tokens=len(token_ids), limit_tokens=limit_tokens, field=field)
-    check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
-    return token_ids
+        tokens = PromptTokens(token_ids=(tokenizer.bos_token_id,))
+    if len(tokens.token_ids) > limit_tokens:
+        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), limit_tokens=limit_tokens, field=field)
+    check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=field)
+    return tokens
 
 
-def _encoded(prompt: PromptText, side: TextSide, *, tenant: str) -> tuple[int, ...]:
+def _encoded(prompt: PromptText, side: TextSide, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    if side.history.knows_any(prompt.said, tenant=tenant):
-        tokenized = side.tokenizer.encode_in_place(prompt.text)
-        return tuple(side.history.splice(prompt.text, tokenized, prompt.said, tenant=tenant))
-    return tuple(side.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens))
+    history, said = side.history, prompt.said
+    dropped = history.dropped(prompt.text, said, tenant=tenant) if any(each.is_answer for each in said) else 0
+    has_answers = history.knows_any(said, tenant=tenant)
+    if not has_answers and not prompt.partings:
+        token_ids = side.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+        return PromptTokens(token_ids=tuple(token_ids), dropped_tokens=dropped)
+    tokenized = side.tokenizer.encode_in_place(prompt.text)
+    spliced = history.splice(prompt.text, tokenized, said, tenant=tenant) if has_answers else Spliced(tokenized.token_ids, [])
+    partings = tuple(spliced.place(tokenized.tokens_before(at)) for at in prompt.partings)
+    return PromptTokens(token_ids=tuple(spliced.token_ids), partings=partings, dropped_tokens=dropped)
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, limit_tokens: int, field: str) -> None:
@@ -130,12 +162,13 @@ def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, limit_toke
 
 
 def assemble(
-    request: GenerationRequest, side: TextSide, prompt: PromptText, token_ids: tuple[int, ...], *, info: ModelInfo
+    request: GenerationRequest, side: TextSide, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
 ) -> Prepared:
     """The sequences of a request whose prompt is tokenized.
 
     max_tokens beyond what the window leaves is cut to that without a word: agents ask for fixed large numbers.
     """
+    token_ids = tokens.token_ids
     room = info.context_tokens - len(token_ids)
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
     stop_token_ids = _stop_token_ids(request, side, vocab_size=info.vocab_size)
@@ -151,6 +184,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            partings=tokens.partings,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
         for index in range(request.choices)
@@ -165,7 +199,7 @@ def assemble(
         echo=request.echo,
         echo_text=_echo_text(prompt, side.tokenizer) if request.echo else "",
     )
-    return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces)
+    return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
 
 
 def _stop_token_ids(request: GenerationRequest, side: TextSide, *, vocab_size: int) -> tuple[int, ...]:
@@ -185,3 +219,13 @@ def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: t
 
 def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
     return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+def answer_notes(request: GenerationRequest, side: TextSide) -> AnswerNotes | None:
+    """Takes down the answers of a chat, which come back in its next turn; None where nothing comes back.
+
+    Whoever continues a message gets back more than what is generated now.
+    """
+    if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
+        return None
+    return AnswerNotes(side.history, side.tokenizer, tenant=request.tenant)

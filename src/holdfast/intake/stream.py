@@ -29,10 +29,12 @@ class GenerationStream:
         prompt_tokens: int,
         intake_seconds: float = 0.0,
         notes: AnswerNotes | None = None,
+        dropped_tokens: int = 0,
     ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
+        self.dropped_tokens = dropped_tokens  # of earlier answers, which the template left out
         self._notes = notes
         self._choices = tuple(choices)
         self._sources = tuple(sources)

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -23,6 +24,7 @@ _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, At
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE = "probe7391"
+_SYSTEM = frozenset({"system", "developer"})
 
 
 class ChatTemplate:
@@ -47,23 +49,48 @@ class ChatTemplate:
         """The conversation as the model's text. Raises InvalidRequest when the template refuses it."""
         if clash := sorted(_RESERVED & prompt.template_options.keys()):
             raise InvalidRequest(f"chat template options may not be named {', '.join(clash)}", field="chat_template_kwargs")
-        messages = template_messages(
-            prompt.messages, keep_parts=self._keep_parts, arguments_as_text=self._arguments_as_text, field=field
-        )
+        messages = self._messages(prompt, field)
         if prompt.continue_last:
             self._mark_last(messages, field)
-        name = "tool_use" if prompt.tools and "tool_use" in self._templates else "default"
         try:
-            text = self._run(
-                name,
-                messages,
-                tools=[dict(tool) for tool in prompt.tools] or None,
-                options=prompt.template_options,
-                answer=not prompt.continue_last,
-            )
+            text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except _RENDER_ERRORS as error:
             raise InvalidRequest(f"the model's chat template refuses this conversation: {error}", field=field) from error
         return self._before_mark(text, field) if prompt.continue_last else text
+
+    def partings(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
+        """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
+
+        Behind system prompt and tools, where another conversation begins; and behind the last message, since what the template
+        writes to have it answered may not be what it writes in front of an answer of the past.
+        """
+        system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
+        probe = {"role": "user", "content": _PROBE}
+        beginning = msgspec.structs.replace(prompt, messages=(*system, probe), continue_last=False)
+        found = {self._common(beginning, text, upto=_PROBE)}
+        if not prompt.continue_last:
+            found.add(self._common(prompt, text, upto=""))
+        return tuple(sorted(found - {0, len(text)}))
+
+    def _common(self, prompt: ChatPrompt, text: str, *, upto: str) -> int:
+        """Characters of a conversation, up to `upto` in it, with which a text begins; 0 if it does not begin with all of them."""
+        try:
+            other = self._run_for(prompt, self._messages(prompt, ""), answer=False)
+        except (*_RENDER_ERRORS, InvalidRequest):
+            return 0
+        if upto:
+            other = other.partition(upto)[0]
+        return len(other) if text.startswith(other) else 0
+
+    def _messages(self, prompt: ChatPrompt, field: str) -> list[dict[str, Any]]:
+        return template_messages(
+            prompt.messages, keep_parts=self._keep_parts, arguments_as_text=self._arguments_as_text, field=field
+        )
+
+    def _run_for(self, prompt: ChatPrompt, messages: list[dict[str, Any]], *, answer: bool) -> str:
+        name = "tool_use" if prompt.tools and "tool_use" in self._templates else "default"
+        tools = [dict(tool) for tool in prompt.tools] or None
+        return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
 
     def behind_answer(self) -> str:
         """What the template writes behind an answer of the assistant; empty when it cannot be told."""

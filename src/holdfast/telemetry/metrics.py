@@ -52,6 +52,9 @@ class Metrics:
         self.prompt_tokens = self._counter("request_prompt_tokens", "Prompt tokens of ended choices.", "model")
         self.completion_tokens = self._counter("request_completion_tokens", "Tokens of ended choices.", "model")
         self.cached_tokens = self._counter("request_cached_tokens", "Prompt tokens that needed no prefill.", "model")
+        self.dropped_tokens = self._counter(
+            "request_dropped_tokens", "Tokens of answers that the chat template left out of a later turn.", "model"
+        )
         self.accept_seconds = self._histogram("accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT)
         self.queue_seconds = self._histogram("queue_seconds", "Waiting in the worker before the prompt was read.", _LONG)
         self.prefill_seconds = self._histogram("prefill_seconds", "Admission to first token.", _LONG)

@@ -23,11 +23,12 @@ class RequestWatch:
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
 
-    def accepted(self, model: str) -> None:
+    def accepted(self, model: str, *, dropped_tokens: int = 0) -> None:
         """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist."""
         self._model = model
         self.accept_seconds = self._clock() - self._began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
+        self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:

@@ -40,6 +40,7 @@ from holdfast.store.store import BlockStore
 from holdfast.worker.memory_report import figures_of, report_of
 
 RUN_TOKENS = 256
+MOST_PARTINGS = 8
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
@@ -102,19 +103,19 @@ class Memory:
         """The disk side, if a folder is set."""
         return self._store
 
-    def boundaries(self, prompt_tokens: int) -> tuple[int, ...]:
-        """Where spans of a prompt have to end so that a state can be taken: every so often, and before the last token.
+    def boundaries(self, prompt_tokens: int, partings: Sequence[int] = ()) -> tuple[int, ...]:
+        """Where spans of a prompt have to end so that a state can be taken: every so often, at partings, before the last token.
 
         The last token is read again in any case, so that a repeated prompt can begin right before it.
         """
         if self._resumes_anywhere:
             return ()
-        marks = {*range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS), prompt_tokens - 1}
-        return tuple(sorted(mark for mark in marks if mark > 0))
+        marks = {*range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS), *partings[:MOST_PARTINGS], prompt_tokens - 1}
+        return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
 
-    def policy(self, prompt_tokens: int) -> KeepPolicy:
+    def policy(self, prompt_tokens: int, partings: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt while it runs."""
-        marks = self.boundaries(prompt_tokens) or (prompt_tokens,)
+        marks = self.boundaries(prompt_tokens, partings) or (prompt_tokens,)
         return KeepPolicy(run_tokens=RUN_TOKENS, boundaries=frozenset(marks))
 
     def recall(self, tokens: array[int], *, salt: str = "") -> Recall:

@@ -86,11 +86,11 @@ class Recall(Protocol):
 class Memory(Protocol):
     """Keeps what sequences leave behind and finds what new ones can begin from."""
 
-    def boundaries(self, prompt_tokens: int) -> tuple[int, ...]:
+    def boundaries(self, prompt_tokens: int, partings: Sequence[int] = ()) -> tuple[int, ...]:
         """Positions in a prompt of that length at which spans have to end."""
         ...
 
-    def policy(self, prompt_tokens: int) -> KeepPolicy:
+    def policy(self, prompt_tokens: int, partings: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt."""
         ...
 

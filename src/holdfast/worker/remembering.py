@@ -53,7 +53,11 @@ class Remembering:
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """Where spans of the request's prompt have to end."""
-        return self._memory.boundaries(len(request.prompt_token_ids)) if self._memory and _takes_part(request) else ()
+        return (
+            self._memory.boundaries(len(request.prompt_token_ids), request.partings)
+            if self._memory and _takes_part(request)
+            else ()
+        )
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from, and tell the scheduler.
@@ -93,7 +97,7 @@ class Remembering:
     def _announce(self, sequence: LiveSequence) -> None:
         assert self._memory is not None
         request = sequence.request
-        boundaries = self._memory.boundaries(len(request.prompt_token_ids)) or None
+        boundaries = self.boundaries(request) or None
         self._readings.announce(
             request.request_id,
             sequence.chain,
@@ -126,7 +130,7 @@ class Remembering:
             report = msgspec.structs.replace(report, restore_seconds=report.restore_seconds + self._clock() - began_at)
             self.drop_recall(sequence)
         self._book(sequence, report)
-        return prefix, self._memory.policy(len(sequence.request.prompt_token_ids))
+        return prefix, self._memory.policy(len(sequence.request.prompt_token_ids), sequence.request.partings)
 
     def begin_again(self, sequence: LiveSequence) -> None:
         """A step failed and the sequence is read from its first token on: nothing was reused after all."""
