@@ -57,7 +57,7 @@ def check(explained: Any) -> None:
         "disk_tokens": 3,
         "read_tokens": 2,
         "dropped_tokens": 0,
-    "unused_tokens": 0,
+        "unused_tokens": 0,
         "reason": "diverged",
         "explanation": "The prompt differs from what is kept from token 5 on, behind 'It is ': "
         "kept is 'noon', the prompt has 'dusk'.",
