@@ -14,6 +14,7 @@ from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, Session
 from holdfast.session_messages import SessionFailure
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
+from tests.fakes.tiny_models import write_tiny
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -165,3 +166,24 @@ def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
         after = llm.chat([*HELLO, {"role": "assistant", "content": asked.text}, *HELLO], **options)
         assert after.cached_tokens >= asked.prompt_tokens + len(asked.token_ids) - 1, asked.text
     assert llm._text_side.history.statistics().spliced > 0
+
+
+def test_one_path_with_new_weights_finds_nothing_of_the_old_ones(tmp_path: Path) -> None:
+    """The path is the same, the geometry, the tokenizer and the prompt too: only numbers in the weights differ."""
+    folder = tmp_path / "model"
+    write_tiny(folder, "llama", seed=1)
+    prompt = list(range(3, 90))
+
+    def ask() -> tuple[tuple[int, ...], int]:
+        with LLM(folder, settings={"store.folder": str(tmp_path / "store")}) as llm:
+            answer = llm.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True)
+            return answer.token_ids, answer.cached_tokens
+
+    first, again = ask(), ask()
+    assert again == (first[0], len(prompt) - 1)
+    write_tiny(folder, "llama", seed=2)
+    other = ask()
+    assert other[1] == 0
+    assert other[0] != first[0]
+    write_tiny(folder, "llama", seed=1)
+    assert ask() == again

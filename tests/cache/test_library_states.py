@@ -43,6 +43,7 @@ class LibraryStates(RuleBasedStateMachine):
         self.disk = FakeDisk() if has_disk else None
         self.given: dict[BlockKey, Given] = {}
         self.holds: list[tuple[Hold, dict[BlockKey, bool]]] = []
+        self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []  # as sessions do, and what was in RAM then
         self.begin()
         for chain in chains:
             self.read(chain, "", 4)
@@ -159,8 +160,26 @@ class LibraryStates(RuleBasedStateMachine):
             assert not was_in_ram or self.library.payload(key) is not None
         hold.release()
 
+    @precondition(lambda self: self.given)
+    @rule(pick=picks, both=st.booleans())
+    def pin(self, pick: int, both: bool) -> None:
+        keys = tuple(dict.fromkeys(self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))))
+        keys = tuple(key for key in keys if self.library.residence(key) is not None)
+        in_ram = {key: self.library.payload(key) is not None for key in keys}
+        self.library.pin(keys)
+        self.pinned.append((keys, in_ram))
+
+    @precondition(lambda self: self.pinned)
+    @rule(pick=picks)
+    def unpin(self, pick: int) -> None:
+        keys, in_ram = self.pinned.pop(pick % len(self.pinned))
+        for key, was_in_ram in in_ram.items():
+            on_disk = self.disk is not None and key in self.disk.kept
+            assert on_disk or not was_in_ram or self.library.payload(key) is not None
+        self.library.unpin(keys)
+
     def lost_on_purpose(self, keys: tuple[BlockKey, ...]) -> None:
-        for _, held in self.holds:
+        for _, held in (*self.holds, *self.pinned):
             for key in keys:
                 held.pop(key, None)
 
@@ -218,6 +237,7 @@ class LibraryStates(RuleBasedStateMachine):
     def restart(self) -> None:
         assert self.disk is not None
         self.holds.clear()
+        self.pinned.clear()
         self.disk.queued.clear()
         self.disk.echoes.clear()
         self.library = Library(fingerprint="model", ram_budget_bytes=0)  # nothing in RAM: what the disk alone makes reachable
@@ -231,7 +251,7 @@ class LibraryStates(RuleBasedStateMachine):
         known = {key for key in self.given if self.library.residence(key) is not None}
         assert known == {key for key in self.given if self.is_alive(key)}
         assert known == self.reachable().keys()
-        if not self.holds:
+        if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
             assert self.library.statistics().ram.held <= sum(self.library.payload(key) is not None for key in saving)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.messages import CancelRequest
+from holdfast.cache.snapshot import SnapshotMismatch
+from holdfast.engine.keeping import Prefix
+from holdfast.messages import CancelRequest, MemoryOutcome
 from tests.equalities.test_batched_is_alone import probed
 from tests.equalities.test_restored_is_kept import KEEPABLE
 from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
@@ -131,3 +134,34 @@ def test_a_ram_budget_of_nothing_still_answers_and_the_disk_still_serves(tmp_pat
     inbox = worker("llama", tmp_path, ram_bytes=1).serve(one_after_the_other(greedy("a", prompt), greedy("b", prompt)))
     assert inbox.tokens("a") == inbox.tokens("b") == fresh("llama", prompt)
     assert worker("llama", ram_bytes=1).serve([[greedy("a", prompt)]]).tokens("a") == inbox.tokens("a")
+
+
+@pytest.mark.parametrize("where", ["engine", "memory"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_what_cannot_be_restored_is_read_again(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(f"{name} unfit")
+    prompt = random_prompt(rng, 100)
+    subject = worker(name)
+    whole_open = subject.engine.open
+
+    def unfit(*_: object, prefix: Prefix | None = None, **more: Any) -> int:
+        if prefix is not None:
+            raise SnapshotMismatch("it does not fit")
+        return whole_open(*_, **more)
+
+    def broken(_: object) -> Prefix:
+        raise SnapshotMismatch("it is not there")
+
+    if where == "engine":
+        monkeypatch.setattr(subject.engine, "open", unfit)
+    first, second = greedy("first", prompt), greedy("second", prompt)
+    busy = greedy("busy", random_prompt(rng, 50), max_tokens=60)
+    script = [[first], *[[]] * 30, [busy], [], [], [second], [], [greedy("third", prompt)]]
+    if where == "memory":
+        real = subject.memory.prefix
+        monkeypatch.setattr(subject.memory, "prefix", lambda recall: broken(recall) if recall.cached_tokens else real(recall))
+    inbox = subject.serve(script)
+    assert inbox.tokens("first") == inbox.tokens("second") == inbox.tokens("third") == fresh(name, prompt)
+    assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=60)
+    assert cached(inbox, "second", "third") == [0, 0]
+    assert inbox.finished("second").memory.outcome is MemoryOutcome.FAILED

@@ -173,10 +173,10 @@ class StoreFolder:
         while self._incoming is None:
             mine = self.path / "incoming" / f"{os.getpid()}-{secrets.token_hex(6)}"
             mine.mkdir(mode=0o700)
-            claim = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            if _locked(claim) and mine.is_dir():
+            claim = _lock_file(mine)
+            if claim is not None and _locked(claim) and mine.is_dir():
                 self._incoming, self._claim = mine, claim
-            else:  # another process took the new, still unlocked folder for an abandoned one
+            elif claim is not None:  # another process took the new, still unlocked folder for an abandoned one
                 os.close(claim)
         return self._incoming
 
@@ -199,7 +199,9 @@ class StoreFolder:
             for folder in _plain_folders(self.path / "incoming"):
                 if folder == self._incoming:
                     continue
-                claim = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                claim = _lock_file(folder)
+                if claim is None:  # its writer has just given it up
+                    continue
                 claims.append(claim)
                 if _locked(claim):
                     folders.append(folder)
@@ -252,6 +254,14 @@ def sync_folder(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _lock_file(folder: Path) -> int | None:
+    """The open file that is locked while the writer of an incoming folder lives; None when somebody has removed the folder."""
+    try:
+        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        return None
 
 
 def _locked(file: int) -> bool:

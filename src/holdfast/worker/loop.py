@@ -204,16 +204,19 @@ class WorkerLoop:
             ledger.reject(request, SHUTTING_DOWN)
             return
         try:
-            self._scheduler.submit(
-                request.request_id,
-                prompt_tokens=len(request.prompt_token_ids),
-                max_tokens=request.max_tokens,
-                boundaries=self._remembering.boundaries(request),
-            )
+            self._submit(request)
         except (QueueFull, InvalidRequest) as refusal:
             ledger.reject(request, refusal)
         else:
             self._look_up(ledger.accept(request))
+
+    def _submit(self, request: SequenceRequest) -> None:
+        self._scheduler.submit(
+            request.request_id,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
+            boundaries=self._remembering.boundaries(request),
+        )
 
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
@@ -243,7 +246,7 @@ class WorkerLoop:
             self._admit(ledger[admission.request_id], admission.capacity_tokens)
         if not decision.plan.spans:
             return None
-        spans = tuple(span for span in decision.plan.spans if span.request_id in ledger)
+        spans = tuple(span for span in decision.plan.spans if span.request_id in ledger and ledger[span.request_id].is_open)
         flight = _Flight(
             decided=decision.plan,
             plan=StepPlan(spans=spans),
@@ -334,7 +337,19 @@ class WorkerLoop:
             self._open(sequence)
         except Exception as error:  # see _begin
             logger.exception("request %s could not be opened", sequence.request.request_id)
-            self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {error}")
+            if not self._waits_again(sequence):
+                self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {error}")
+
+    def _waits_again(self, sequence: LiveSequence) -> bool:
+        """Put a request that could not begin from what is remembered back into the queue, to be read from its first token."""
+        if not self._remembering.begin_again(sequence) or sequence.generated:
+            return False
+        self._scheduler.cancel(sequence.request.request_id)
+        try:
+            self._submit(sequence.request)
+        except QueueFull:
+            return False
+        return True
 
     def _leave(self, sequence: LiveSequence) -> None:
         try:

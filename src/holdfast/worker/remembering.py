@@ -132,10 +132,15 @@ class Remembering:
         self._book(sequence, report)
         return prefix, self._memory.policy(len(sequence.request.prompt_token_ids), sequence.request.partings)
 
-    def begin_again(self, sequence: LiveSequence) -> None:
-        """A step failed and the sequence is read from its first token on: nothing was reused after all."""
-        if sequence.memory is not None and sequence.memory.cached_tokens and not sequence.generated:
+    def begin_again(self, sequence: LiveSequence) -> bool:
+        """The sequence is read from its first token on: nothing was reused after all. False if nothing was to be, anyway."""
+        had_recall = sequence.recall is not None
+        self.drop_recall(sequence)
+        if sequence.memory is None or not sequence.memory.cached_tokens:
+            return had_recall
+        if not sequence.generated:
             sequence.memory = MemoryReport(outcome=MemoryOutcome.FAILED)
+        return True
 
     def figures(self) -> MemoryFigures | None:
         """What is kept and what it was good for; None without a memory."""
