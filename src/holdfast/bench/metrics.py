@@ -54,6 +54,11 @@ METRICS = {
     "restored_gap_ratio": Metric(
         unit="x", better="lower", meaning="median gap beside restored contexts over that beside short requests"
     ),
+    "cold_over_restored": Metric(unit="x", better="higher", meaning="time to first text when cold over that when restored"),
+    "read_seconds": Metric(unit="s", better="neither", meaning="reading the bytes of a context's KV from a file"),
+    "copy_seconds": Metric(unit="s", better="neither", meaning="making arrays and caches of them"),
+    "forward_seconds": Metric(unit="s", better="neither", meaning="one forward pass over the prompt's last token"),
+    "kv_bytes": Metric(unit="bytes", better="neither", meaning="KV of the context"),
     "disk_bytes": Metric(unit="bytes", better="neither", meaning="what the store folder has grown by"),
     "disk_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of the contexts"),
 }

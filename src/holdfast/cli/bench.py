@@ -109,12 +109,48 @@ def engine(
     from holdfast.bench.results import write_results
 
     with plain_errors():
-        counts = _counts(streams)
+        counts = _counts(streams, "--streams")
         command = shlex.join(["holdfast", *sys.argv[1:]])
         results = engine_results(model, streams=counts, context_tokens=context, quick=quick, threads=threads, command=command)
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
         file.with_suffix(".md").write_text(markdown(results, title="The engine over a bare forward pass"))
+    for line in (*summary(results), "", f"results: {file}"):
+        typer.echo(line)
+
+
+@bench.command()
+def restore(
+    model: Model = "qwen3-120m",
+    contexts: Annotated[str, typer.Option(help="Tokens of the contexts, with commas.")] = "1000,4000,16000",
+    rounds: Annotated[int, typer.Option(min=1, help="Restarts for each context, besides two to see the noise.")] = 5,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the results (.json); a report (.md) comes beside it.")
+    ] = None,
+    request_seconds: Annotated[float, typer.Option(help="A request that takes longer failed.")] = 600.0,
+    threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
+) -> None:
+    """Measure a context that comes back after a restart over the least that it can take: its bytes and one forward pass."""
+    from holdfast.bench.publish import summary
+    from holdfast.bench.report import markdown
+    from holdfast.bench.restore_run import restore_results
+    from holdfast.bench.results import write_results
+
+    with plain_errors():
+        results = asyncio.run(
+            restore_results(
+                model,
+                contexts=_counts(contexts, "--contexts"),
+                rounds=rounds,
+                threads=threads,
+                request_seconds=request_seconds,
+                command=shlex.join(["holdfast", *sys.argv[1:]]),
+                say=typer.echo,
+            )
+        )
+        file = out or _folder(None) / "restore.json"
+        write_results(results, file)
+        file.with_suffix(".md").write_text(markdown(results, title="Restored contexts over the least that they can take"))
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 
@@ -153,10 +189,10 @@ def report(
     typer.echo(str(publish(results, folder)))
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _counts(text: str, option: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise HoldfastError(f"--streams takes numbers with commas between them, such as 1,4,8; not {text!r}")
+        raise HoldfastError(f"{option} takes numbers with commas between them, such as 1,4,8; not {text!r}")
     return tuple(int(part) for part in parts)
 
 
