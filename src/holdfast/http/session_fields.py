@@ -30,23 +30,34 @@ Metadata = Annotated[
 ]
 
 
-class SessionChange(BaseModel):
-    """What can be said of a session at any time; what is left out stays."""
+class SessionTerms(BaseModel):
+    """How long a session stays."""
 
     model_config = _STRICT
 
     ttl_seconds: TtlSeconds | None = Field(None, description="How long it lives after its last use; null: until it is closed.")
     pinned: bool = Field(False, description="Keep what it has read from eviction.")
-    metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
-
-    def said(self, name: Literal["pinned", "metadata"]) -> bool:
-        """Whether the body has this field."""
-        return name in self.model_fields_set
 
     @property
     def ttl(self) -> float | msgspec.UnsetType | None:
         """The time to live as the messages have it."""
         return self.ttl_seconds if "ttl_seconds" in self.model_fields_set else msgspec.UNSET
+
+
+class SessionForking(SessionTerms):
+    """A session that begins where another one is; how long it lives is as there, if nothing is said."""
+
+    id: SessionId | None = Field(None, description="Its name; made up if not given.")
+
+
+class SessionChange(SessionTerms):
+    """What can be said of a session at any time; what is left out stays."""
+
+    metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
+
+    def said(self, name: Literal["pinned", "metadata"]) -> bool:
+        """Whether the body has this field."""
+        return name in self.model_fields_set
 
 
 class SessionOpening(SessionChange):
@@ -56,21 +67,6 @@ class SessionOpening(SessionChange):
     model: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Id of the model whose session it is; the first of /v1/models if not given."
     )
-
-
-class SessionForking(BaseModel):
-    """A session that begins where another one is."""
-
-    model_config = _STRICT
-
-    id: SessionId | None = Field(None, description="Its name; made up if not given.")
-    ttl_seconds: TtlSeconds | None = Field(None, description="As for a new session; if not given, as the other's.")
-    pinned: bool = Field(False, description="Keep what it has read from eviction.")
-
-    @property
-    def ttl(self) -> float | msgspec.UnsetType | None:
-        """The time to live as the messages have it."""
-        return self.ttl_seconds if "ttl_seconds" in self.model_fields_set else msgspec.UNSET
 
 
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
