@@ -7,6 +7,11 @@ from typing import TypeAlias
 
 import msgspec
 
+LONGEST_SESSION_ID = 256
+MOST_METADATA_PAIRS = 16  # as OpenAI's metadata, and so are the lengths
+LONGEST_METADATA_KEY, LONGEST_METADATA_VALUE = 64, 512
+LONGEST_TTL_SECONDS = 10 * 365 * 86_400
+
 
 class OpenSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Begin a session. Command of the link, answered by one `SessionAnswer` like all that follow."""
@@ -20,10 +25,11 @@ class OpenSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ListSessions(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for all sessions of a tenant, the last used first."""
+    """Ask for the sessions of a tenant, the last used first."""
 
     call_id: str
     tenant: str
+    limit: int = 1000
 
 
 class GetSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -125,6 +131,7 @@ class SessionFailure(enum.Enum):
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"
     OTHER_MODEL = "other_model"
+    BUSY = "busy"  # too many exports and imports are under way
     OFF = "off"  # this worker keeps nothing
     FAILED = "failed"
 
@@ -136,3 +143,8 @@ class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sessions: tuple[SessionInfo, ...] = ()
     failure: SessionFailure | None = None
     message: str = ""
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a text can be the id of a session: it stands in paths, headers and logs."""
+    return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text

@@ -50,6 +50,7 @@ class RememberingWorker:
         fingerprint: str = "a model",
         codec: Codec = "native",
         budget_tokens: int | None = None,
+        most_sessions: int = 4,
         clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
@@ -61,7 +62,7 @@ class RememberingWorker:
         self.memory = Memory(
             self.library, store=self.store, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec
         )
-        self.sessions = SessionDesk(self.memory, most=4, ttl_seconds=100.0, clock=clock)
+        self.sessions = SessionDesk(self.memory, most=most_sessions, ttl_seconds=100.0, clock=clock)
         weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),

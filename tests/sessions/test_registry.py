@@ -57,10 +57,31 @@ def test_a_fork_goes_on_from_the_last_branch_and_shares_nothing_that_changes() -
 def test_who_was_used_longest_ago_makes_room_unless_it_is_pinned() -> None:
     subject = registry(most=2)
     pinned = subject.open("pinned", tenant="", now=0, pinned=True)
+    assert subject.victims("") == []
     loose = subject.open("loose", tenant="", now=1)
-    assert subject.victim() is loose
+    assert subject.victims("") == [loose]
+    assert refused(lambda: subject.victims("", but=loose)) is SessionFailure.TOO_MANY
     subject.close(loose)
     other = subject.open("other", tenant="", now=2)
     other.pinned = True
-    assert refused(subject.victim) is SessionFailure.TOO_MANY
+    assert refused(lambda: subject.victims("")) is SessionFailure.TOO_MANY
     assert pinned in list(subject)
+
+
+def test_a_tenant_ends_its_own_sessions_before_those_of_others() -> None:
+    subject = registry(most=3)
+    others = subject.open("o", tenant="other", now=0)
+    mine = [subject.open(name, tenant="me", now=now) for now, name in enumerate("ab", start=1)]
+    assert subject.victims("me") == [mine[0]]
+    assert subject.victims("me", but=mine[0]) == [mine[1]]
+    assert subject.victims("new") == [others]
+    assert subject.victims("me", sessions=3) == [*mine, others]
+
+
+def test_more_sessions_than_may_be_are_ended_as_far_as_they_can() -> None:
+    full = registry(most=9)
+    sessions = [full.open(str(number), tenant="", now=number, pinned=number == 0) for number in range(4)]
+    smaller = registry(most=1)
+    for session in sessions:
+        smaller.put(session)
+    assert smaller.victims("", sessions=0) == sessions[1:]

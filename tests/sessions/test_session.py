@@ -13,7 +13,7 @@ def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branc
     steps = [Step(name.encode(), 4, 4 * (index + 1)) for index, name in enumerate(blocks)]
     if steps:
         steps[-1] = Step(steps[-1].key, last, steps[-1].end - 4 + last)
-    return Branch(steps=tuple(steps), state=state)
+    return Branch(steps=tuple(steps), states=() if state is None else (state,))
 
 
 def session() -> Session:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.messages import Command
 from holdfast.session_messages import (
@@ -22,6 +24,7 @@ from holdfast.session_messages import (
     SessionInfo,
     UpdateSession,
 )
+from holdfast.sessions.portable import Frame, Header, SessionFile, write_session
 from tests.equalities.test_batched_is_alone import probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
@@ -207,3 +210,133 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
     missing = serve(worker(), ImportSession(call_id="i", tenant="", path=str(tmp_path / "nowhere")))
     assert answer(missing, "i").failure is SessionFailure.FAILED
+
+
+def written(folder: Path, name: str = "llama") -> tuple[Header, list[Frame]]:
+    """An exported session, taken apart."""
+    serve(
+        worker(name), greedy("1", prompt("first"), session_id="s"),
+        ExportSession(call_id="e", tenant="", session_id="s", path=str(folder / "whole")),
+    )  # fmt: skip
+    file = SessionFile(folder / "whole")
+    frames = [file.frame(number) for number in range(file.header.frames)]
+    file.close()
+    return file.header, frames
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) -> None:
+    """The checksum is right, the contents are not: what a hostile or broken writer would send."""
+    header, frames = written(tmp_path, name)
+
+    def with_meta(meta: bytes) -> list[Frame]:
+        return [Frame(replace(frame.head, meta=meta), frame.parts) for frame in frames]
+
+    def with_parts(change: Callable[[bytes], bytes]) -> list[Frame]:
+        changed = []
+        for frame in frames:
+            parts = tuple(change(bytes(part)) for part in frame.parts)
+            changed.append(Frame(replace(frame.head, part_bytes=tuple(map(len, parts))), parts))
+        return changed
+
+    metas = {bytes(frame.head.meta) for frame in frames}
+    made_up = [
+        with_meta(b""), with_meta(b"\xc1"), with_meta(b"\x80"), with_parts(lambda part: part[:-4]), with_parts(lambda part: b""),
+        with_parts(lambda part: part + part), *[with_meta(meta) for meta in metas if len(metas) > 1],
+        *[with_meta(meta.replace(b"\x02", b"\x7f").replace(b"\x10", b"\xff")) for meta in metas],
+        [Frame(replace(frame.head, offset=3), frame.parts) for frame in frames],
+    ]  # fmt: skip
+    imports: list[Command] = []
+    for number, each in enumerate(made_up):
+        path = tmp_path / f"{number}"
+        write_session(path, header, each)
+        imports.append(ImportSession(call_id=f"{number}", tenant="", path=str(path), session_id=f"made up {number}"))
+    inbox = serve(
+        worker(name), greedy("busy", prompt("busy"), max_tokens=30), *imports,
+        ImportSession(call_id="whole", tenant="", path=str(tmp_path / "whole")),
+        greedy("after", prompt("first")), ListSessions(call_id="l", tenant=""),
+    )  # fmt: skip
+    failures = [answer(inbox, str(number)).failure for number in range(len(made_up))]
+    assert set(failures) <= {SessionFailure.BAD_FILE, SessionFailure.FAILED}, failures
+    assert info(inbox, "whole").kept_tokens == info(inbox, "whole").tokens > 300
+    assert inbox.finished("after").cached_tokens == len(prompt("first")) - 1
+    assert inbox.tokens("after") == serve(worker(name), greedy("fresh", prompt("first"))).tokens("fresh")
+    assert [session.session_id for session in answer(inbox, "l").sessions] == ["s"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path: Path) -> None:
+    common = prompt("common", 280)
+    partings = (100, 270)
+    subject = worker(name, tmp_path)
+    inbox = serve(
+        subject, greedy("1", (*common, *prompt("a", 40)), session_id="a", partings=partings),
+        greedy("2", (*common, *prompt("b", 40)), session_id="b", partings=partings),
+        CloseSession(call_id="c", tenant="", session_id="a", forget=True), get("b", "b"),
+        CloseSession(call_id="d", tenant="", session_id="b", forget=True), greedy("again", common),
+    )  # fmt: skip
+    assert info(inbox, "b").kept_tokens == info(inbox, "b").tokens
+    assert inbox.finished("again").cached_tokens == 0
+
+
+def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp_path: Path) -> None:
+    """A template that drops thoughts lets the next turn part from the last one behind its last message."""
+    one = prompt("first")
+    parting = len(one) - 3
+    alone = worker("qwen3_next")
+    serve(alone, greedy("1", one, partings=(parting,)))
+    budget = 3 * alone.library.statistics().ram.resident_bytes
+    turn = (*one[:parting], *prompt("turn", 20))
+    others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
+    path = str(tmp_path / "file")
+    inbox = serve(
+        worker("qwen3_next", ram_bytes=budget), OpenSession(call_id="o", tenant="", session_id="s", pinned=True),
+        greedy("1", one, session_id="s", partings=(parting,)), *others, greedy("turn", turn),
+        ExportSession(call_id="e", tenant="", session_id="s", path=path),
+    )  # fmt: skip
+    assert inbox.finished("turn").cached_tokens == parting
+    there = serve(worker("qwen3_next"), ImportSession(call_id="i", tenant="", path=path), greedy("turn", turn))
+    assert there.finished("turn").cached_tokens == parting
+    assert there.tokens("turn") == inbox.tokens("turn")
+
+
+def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Path) -> None:
+    requests = [greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)]
+    serve(worker(folder=tmp_path), *requests)
+    inbox = serve(
+        worker(folder=tmp_path, most_sessions=2), ListSessions(call_id="l", tenant=""),
+        greedy("new", prompt("new", 40), session_id="n"),
+        OpenSession(call_id="o", tenant="", session_id="o"), ListSessions(call_id="m", tenant="", limit=1),
+    )  # fmt: skip
+    assert [session.session_id for session in answer(inbox, "l").sessions] == ["s3", "s2"]
+    assert info(inbox, "o").tokens == 0
+    assert [session.session_id for session in answer(inbox, "m").sessions] == ["o"]
+
+
+def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: Path) -> None:
+    now = [1000.0]
+    idle = worker(folder=tmp_path, clock=lambda: now[0])
+    idle.sessions.carry_out(OpenSession(call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
+    idle.sessions.tend()
+    assert idle.store is not None
+    idle.store.flush()
+    now[0] += 4
+    serve(worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s"))
+    now[0] += 4
+    found = idle.sessions.carry_out(get("a"))
+    assert found is not None
+    assert found.failure is None
+    now[0] += 2
+    gone = idle.sessions.carry_out(get("b"))
+    assert gone is not None
+    assert gone.failure is SessionFailure.NOT_FOUND
+    idle.memory.close()
+
+
+def test_more_transfers_than_may_be_are_put_off() -> None:
+    subject = worker()
+    subject.sessions.carry_out(OpenSession(call_id="o", tenant="", session_id="s"))
+    answers = [subject.sessions.carry_out(ImportSession(call_id=str(number), tenant="", path="/nowhere")) for number in range(6)]
+    assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
+    while subject.sessions.is_busy:
+        subject.sessions.tend()

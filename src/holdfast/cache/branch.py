@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from holdfast.cache.tree import PrefixMatch
 from holdfast.store.keys import BlockKey
 
+MOST_STATES = 3  # behind the last message, before the prompt's last token, at the end of the answer
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -27,10 +29,13 @@ class StateStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A chain as far as it was kept: its blocks from the first token on, and the last state on it, if there is one."""
+    """A chain as far as it was kept: its blocks from the first token on, and the last states on it, if there are any.
+
+    More than one state, because a next turn may part from the chain before its end: where the last message of the prompt ends.
+    """
 
     steps: tuple[Step, ...] = ()
-    state: StateStep | None = None
+    states: tuple[StateStep, ...] = ()  # the first of them first
 
     @property
     def tokens(self) -> int:
@@ -41,7 +46,7 @@ class Branch:
     def keys(self) -> tuple[BlockKey, ...]:
         """Everything that the branch stands on, parents before children."""
         blocks = tuple(step.key for step in self.steps)
-        return blocks if self.state is None else (*blocks, self.state.key)
+        return (*blocks, *(state.key for state in self.states))
 
     def goes_on_from(self, other: Branch) -> bool:
         """Whether this chain begins with the whole of another one."""
@@ -55,6 +60,6 @@ class Branch:
 
 def branch_of(match: PrefixMatch) -> Branch:
     """The branch that a match has found."""
-    state = StateStep(match.states[-1].key, match.states[-1].position) if match.states else None
+    states = tuple(StateStep(state.key, state.position) for state in match.states[-MOST_STATES:])
     steps = tuple(Step(piece.key, piece.offset + piece.tokens, piece.start + piece.tokens) for piece in match.pieces)
-    return Branch(steps=steps, state=state)
+    return Branch(steps=steps, states=states)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.cache.addition import Addition, Outcome
@@ -192,10 +192,8 @@ class Library:
         """What of a branch is still there: its beginning up to the first block that is gone."""
         steps = tuple(itertools.takewhile(lambda step: self._tree.has_node(step.key), branch.steps))
         end = steps[-1].end if steps else 0
-        state = branch.state
-        if state is not None and (state.position > end or not self._tree.has_node(state.key)):
-            state = None
-        return Branch(steps=steps, state=state)
+        states = tuple(state for state in branch.states if state.position <= end and self._tree.has_node(state.key))
+        return Branch(steps=steps, states=states)
 
     def chain_of(self, branch: Branch) -> array[int]:
         """The tokens of a branch that is there."""
@@ -210,9 +208,17 @@ class Library:
         """Bytes of a key's payload, or of its file; 0 when it is nowhere."""
         return self._sizes.get(key, 0)
 
-    def has_followers(self, key: BlockKey) -> bool:
-        """Whether something else stands on a key."""
-        return len(self._tree.subtree(key)) > 1
+    def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
+        """Remove a branch, from its end up to where something else stands on it or what is `needed`; returns what that was."""
+        last: BlockKey | None = None
+        for step in reversed(self.kept_part(branch).steps):
+            is_whole = last is not None or self._tree.standing(step.key).block_tokens == step.tokens
+            attached = self._tree.attached(step.key)
+            followers = set(self._tree.children(step.key)) - {last}
+            if not is_whole or followers or step.key in needed or any(key in needed for key in attached):
+                break
+            last = step.key
+        return () if last is None else self.forget((last,), cause=LossCause.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""

@@ -279,6 +279,16 @@ class PrefixTree:
         entry = self._entries[key]
         return tuple(children_first(entry.node)) if entry.node.key == key else (key,)
 
+    def children(self, key: BlockKey) -> tuple[BlockKey, ...]:
+        """The blocks that directly follow any token of a block."""
+        node = self._entries[key].node
+        return tuple(child.key for branches in node.branches.values() for child in branches.values())
+
+    def attached(self, key: BlockKey) -> tuple[BlockKey, ...]:
+        """The states within a block, and the keys that it covers."""
+        node = self._entries[key].node
+        return (*node.states.values(), *node.covered)
+
     def standing(self, key: BlockKey) -> Standing:
         """Where a block or state that has a node stands. Raises KeyError for an unknown key."""
         entry = self._entries[key]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,26 +66,33 @@ class ServerClient:
 
     def download(self, path: str, target: Path, **request: Any) -> int:
         """Write an answer into a file; returns its bytes. What is not whole does not stay. Raises ServerFailed and OSError."""
-        part = target.with_name(target.name + ".part")
         try:
             with self._http.stream("GET", path, **request) as response:
                 if response.is_error:
                     raise self._refused(response.status_code, response.read().decode(errors="replace"))
-                with part.open("xb") as file:
-                    for piece in response.iter_bytes():
-                        file.write(piece)
-            part.rename(target)
-            return target.stat().st_size
+                return _written(response.iter_bytes(), target)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
-        finally:
-            part.unlink(missing_ok=True)
 
     def _unreachable(self, error: Exception) -> ServerFailed:
         return ServerFailed(f"no answer from {self.url}: {str(error) or type(error).__name__}")
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
+
+
+def _written(pieces: Iterator[bytes], target: Path) -> int:
+    """Write a file that only its owner may read, as a whole or not at all; returns its bytes."""
+    handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(handle, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        os.replace(part, target)
+    except BaseException:
+        os.unlink(part)
+        raise
+    return target.stat().st_size
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ _SESSION_FAILURES = {
     SessionFailure.EXISTS: (409, "session_exists"),
     SessionFailure.OVER_QUOTA: (409, "session_over_quota"),
     SessionFailure.TOO_MANY: (409, "too_many_sessions"),
+    SessionFailure.BUSY: (503, "session_transfers_busy"),
     SessionFailure.OFF: (409, "sessions_off"),
     SessionFailure.BAD_FILE: (400, "session_file_damaged"),
     SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
@@ -125,7 +126,7 @@ def _client_problem(error: InvalidRequest) -> Problem:
             code = "request_too_large_for_memory"
         case SessionRefused():
             status, code = _SESSION_FAILURES[error.failure]
-    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    headers = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
     kind = _CLIENT_FAULT if status < 500 else _SERVER_FAULT
     return _problem(status, str(error), kind, code=code, param=error.field or None, headers=headers)
 

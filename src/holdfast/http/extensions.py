@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.http.answers import AnswerPlan
 from holdfast.http.errors import RequestRefused
 from holdfast.intake.tenant import tenant_of
+from holdfast.session_messages import LONGEST_SESSION_ID, is_session_id
 
 TENANT_HEADER = "x-holdfast-tenant"
 EXPLAIN_HEADER = "x-holdfast-explain"
 SESSION_HEADER = "x-session-id"
-LONGEST_SESSION_ID = 256
 _YES = frozenset({"1", "true", "yes", "on"})
 
 
@@ -79,8 +79,3 @@ def checked_session_id(session_id: str, *, field: str) -> str:
         reason = f"`{field}`: a session's id has 1 to {LONGEST_SESSION_ID} printable characters, and no slash"
         raise RequestRefused(reason, field=field)
     return session_id
-
-
-def is_session_id(text: str) -> bool:
-    """Whether a text can be the id of a session: it stands in paths, headers and logs."""
-    return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from holdfast.http.extensions import LONGEST_SESSION_ID, is_session_id
-from holdfast.session_messages import SessionInfo
+from holdfast.session_messages import (
+    LONGEST_METADATA_KEY,
+    LONGEST_METADATA_VALUE,
+    LONGEST_SESSION_ID,
+    LONGEST_TTL_SECONDS,
+    MOST_METADATA_PAIRS,
+    SessionInfo,
+    is_session_id,
+)
 
-_MOST_PAIRS = 16  # as OpenAI's metadata
-_LONGEST_KEY, _LONGEST_VALUE = 64, 512
-_MOST_SECONDS = 10 * 365 * 86_400
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -23,10 +27,10 @@ def _session_id(text: str) -> str:
 
 
 SessionId = Annotated[str, AfterValidator(_session_id)]
-TtlSeconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
+TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=_LONGEST_KEY)], Annotated[str, Field(max_length=_LONGEST_VALUE)]],
-    Field(max_length=_MOST_PAIRS),
+    dict[Annotated[str, Field(max_length=LONGEST_METADATA_KEY)], Annotated[str, Field(max_length=LONGEST_METADATA_VALUE)]],
+    Field(max_length=MOST_METADATA_PAIRS),
 ]
 
 

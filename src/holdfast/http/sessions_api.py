@@ -69,7 +69,9 @@ def _add_collection(app: FastAPI, services: Services) -> None:
     async def list_sessions(request: Request) -> Response:
         """The sessions of a model, the last used first."""
         asked, limit = _asked(request, services), _limit(request.query_params)
-        found = await services.sessions.carry_out(asked.model, ListSessions(call_id=_call_id(), tenant=asked.tenant))
+        found = await services.sessions.carry_out(
+            asked.model, ListSessions(call_id=_call_id(), tenant=asked.tenant, limit=limit + 1)
+        )
         data = [session_object(info, model=asked.model) for info in found[:limit]]
         return _json(SessionList(data=data, has_more=len(found) > limit))
 

@@ -20,10 +20,22 @@ from typing import Literal, TypeVar
 import msgspec
 import xxhash
 
+from holdfast.cache.tree import BLOCK_TOKENS
+from holdfast.session_messages import (
+    LONGEST_METADATA_KEY,
+    LONGEST_METADATA_VALUE,
+    LONGEST_TTL_SECONDS,
+    MOST_METADATA_PAIRS,
+    is_session_id,
+)
+from holdfast.sessions.session import MOST_BRANCHES
+
 MAGIC = b"HOLDFAST-SESSION-1"
 _LENGTH = struct.Struct("<Q")
 _SUM_BYTES = 16
-_MOST_HEAD_BYTES = 256 << 20
+_MOST_HEADER_BYTES = 4 << 20  # a million tokens in eight branches take a tenth of it
+_MOST_FRAME_HEAD_BYTES = 1 << 20
+_MOST_FRAME_BYTES = 512 << 20  # a block of the largest models
 _PIECE_BYTES = 8 << 20
 
 
@@ -40,11 +52,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PortableBranch(msgspec.Struct, frozen=True, array_like=True):
-    """A branch: its parts, and the frame of its state."""
+    """A branch: its parts, and frame and position of its states."""
 
     parts: tuple[Part, ...]
-    state: int | None
-    state_position: int
+    states: tuple[tuple[int, int], ...]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +127,7 @@ class SessionFile:
             self._file.seek(0)
             if self._take(len(MAGIC)) != MAGIC:
                 raise BadSessionFile("the file is not a session's")
-            self.header = self._decoded(Header)
+            self.header = self._decoded(Header, most_bytes=_MOST_HEADER_BYTES)
             self._frames = [self._skip_frame() for _ in range(self.header.frames)]
             self._check_header()
         except BaseException:
@@ -158,36 +169,54 @@ class SessionFile:
             raise BadSessionFile("the file is damaged or cut off: its checksum is another one")
 
     def _skip_frame(self) -> tuple[FrameHead, int]:
-        head, place = self._decoded(FrameHead), self._file.tell()
-        end = place + sum(head.part_bytes)
-        if min((0, *head.part_bytes)) < 0 or end > self._end or len(head.packed_tokens) % 4:
+        head, place = self._decoded(FrameHead, most_bytes=_MOST_FRAME_HEAD_BYTES), self._file.tell()
+        length, own = sum(head.part_bytes), len(head.packed_tokens)
+        end = place + length
+        if min((0, *head.part_bytes)) < 0 or length > _MOST_FRAME_BYTES or end > self._end or own % 4 or own > 4 * BLOCK_TOKENS:
             raise BadSessionFile("a block of the file makes no sense")
         self._file.seek(end)
         return head, place
 
     def _check_header(self) -> None:
-        for branch in self.header.branches:
-            end = 0
-            for part in branch.parts:
-                own = len(self.head(part.frame).packed_tokens) // 4 if 0 <= part.frame < len(self._frames) else 0
-                if not 0 < part.end - end == part.tokens <= own or self.head(part.frame).kind != "kv":
-                    raise BadSessionFile("a branch of the file makes no sense")
-                end = part.end
-            if branch.state is not None and not (
-                0 <= branch.state < len(self._frames) and self.head(branch.state).kind == "state" and branch.state_position <= end
-            ):
+        header = self.header
+        if not is_session_id(header.session_id) or not _is_fit_metadata(header.metadata) or not _is_fit_ttl(header.ttl_seconds):
+            raise BadSessionFile("the name, the metadata or the time to live in the file make no sense")
+        if len(header.branches) > MOST_BRANCHES:
+            raise BadSessionFile("the file has more branches than a session")
+        for branch in header.branches:
+            self._check_branch(branch)
+
+    def _check_branch(self, branch: PortableBranch) -> None:
+        end = 0
+        for part in branch.parts:
+            own = len(self.head(part.frame).packed_tokens) // 4 if 0 <= part.frame < len(self._frames) else 0
+            if not 0 < part.end - end == part.tokens <= own or self.head(part.frame).kind != "kv":
+                raise BadSessionFile("a branch of the file makes no sense")
+            end = part.end
+        for frame, position in branch.states:
+            if not (0 <= frame < len(self._frames) and self.head(frame).kind == "state" and 0 < position <= end):
                 raise BadSessionFile("a state of the file makes no sense")
 
-    def _decoded(self, form: type[_Head]) -> _Head:
+    def _decoded(self, form: type[_Head], *, most_bytes: int) -> _Head:
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
-        if length > _MOST_HEAD_BYTES:
+        if length > most_bytes:
             raise BadSessionFile("a head of the file is too long")
         try:
             return msgspec.msgpack.decode(self._take(length), type=form)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
             raise BadSessionFile(f"a head of the file cannot be read: {error}") from error
 
     def _take(self, length: int) -> bytes:
         if self._file.tell() + length > self._end:
             raise BadSessionFile("the file ends too early")
         return self._file.read(length)
+
+
+def _is_fit_metadata(metadata: dict[str, str]) -> bool:
+    return len(metadata) <= MOST_METADATA_PAIRS and all(
+        len(key) <= LONGEST_METADATA_KEY and len(value) <= LONGEST_METADATA_VALUE for key, value in metadata.items()
+    )
+
+
+def _is_fit_ttl(seconds: float | None) -> bool:
+    return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS

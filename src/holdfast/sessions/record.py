@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.sessions.session import Session
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class BadRecord(ValueError):
@@ -38,7 +38,7 @@ def decode_record(data: bytes) -> Session:
     """A session from its bytes. Raises BadRecord."""
     try:
         record = _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise BadRecord(f"not a session: {error}") from error
     if record.format != _FORMAT:
         raise BadRecord(f"a session of format {record.format}, this version reads {_FORMAT}")

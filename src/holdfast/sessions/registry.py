@@ -12,7 +12,7 @@ from holdfast.sessions.session import Session
 
 
 class SessionRegistry:
-    """All sessions. At most `most` of them: to open one more, the one that was used longest ago ends, if it is not pinned."""
+    """All sessions. At most `most` of them: before one more is opened, the caller ends the `victims`."""
 
     def __init__(self, *, most: int, ttl_seconds: float | None) -> None:
         """`ttl_seconds`: of sessions that say nothing of it."""
@@ -39,10 +39,9 @@ class SessionRegistry:
         pinned: bool = False,
         metadata: dict[str, str] | None = None,
     ) -> Session:
-        """A new session. Raises SessionRefused when the tenant has one of that id, or when there is room for no more."""
+        """A new session. Raises SessionRefused when the tenant has one of that id."""
         if (tenant, session_id) in self._sessions:
             raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
-        self._make_room()
         session = Session(
             session_id=session_id,
             tenant=tenant,
@@ -94,14 +93,17 @@ class SessionRegistry:
         """Sessions whose time is over; the caller closes them."""
         return [session for session in self._sessions.values() if (at := session.expires_at) is not None and at <= now]
 
-    def victim(self) -> Session | None:
-        """Who has to end before one more can be opened; None when there is room. Raises SessionRefused when all are pinned."""
-        if len(self._sessions) < self._most:
-            return None
-        loose = [session for session in self._sessions.values() if not session.pinned]
-        if not loose:
-            raise SessionRefused(SessionFailure.TOO_MANY, f"there are {self._most} sessions, all pinned: close or unpin one")
-        return min(loose, key=lambda session: session.last_used_at)
+    def victims(self, tenant: str, *, sessions: int = 1, but: Session | None = None) -> list[Session]:
+        """Who has to end before a tenant can open so many more: sessions that are not pinned, of that tenant before others'.
 
-    def _make_room(self) -> None:
-        assert self.victim() is None, "the caller has to close a session first"
+        Raises SessionRefused when too few of them can be ended.
+        """
+        excess = len(self._sessions) + sessions - self._most
+        if excess <= 0:
+            return []
+        loose = [session for session in self._sessions.values() if not session.pinned and session is not but]
+        if len(loose) < excess and sessions:
+            raise SessionRefused(
+                SessionFailure.TOO_MANY, f"there are {len(self._sessions)} sessions, all pinned: close or unpin one"
+            )
+        return sorted(loose, key=lambda session: (session.tenant != tenant, session.last_used_at))[:excess]

@@ -45,7 +45,11 @@ class Records:
         """All records that are whole; one that is damaged is deleted, with a warning."""
         found: dict[str, bytes] = {}
         for path in record_files(self._folder):
-            content = path.read_bytes()
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                _LOG.warning("a session's record cannot be read: %s", error)
+                continue
             data, name = content[:-_SUM_BYTES], path.stem
             if content[-_SUM_BYTES:] == self._sum(name, data):
                 found[name] = data

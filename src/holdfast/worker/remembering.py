@@ -213,9 +213,9 @@ class Remembering:
         self.put_away_ready()
 
     def put_away_ready(self) -> None:
-        """Put away what a collected step has surely computed."""
-        ready, self._ready = self._ready, []
-        for sequence, kept in ready:
+        """Put away what a collected step has surely computed. What one request raises leaves the others for the next time."""
+        while self._ready:
+            sequence, kept = self._ready.pop(0)
             self._put_away(sequence, kept)
             self._note_use(sequence)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.cache.losses import LossCause
 from holdfast.cache.tiers import Residence
 from holdfast.errors import SessionRefused
 from holdfast.session_messages import (
@@ -79,7 +78,7 @@ class SessionDesk:
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             try:
-                self._make_room()
+                self._make_room(tenant)
                 session = self._registry.open(session_id, tenant=tenant, now=now)
             except SessionRefused as refusal:
                 logger.warning("a request's session cannot be opened: %s", refusal)
@@ -106,7 +105,7 @@ class SessionDesk:
     def _carry_out(self, command: SessionCommand) -> SessionAnswer | None:
         registry, now = self._registry, self._clock()
         if isinstance(command, ListSessions):
-            found = tuple(self._info(session) for session in registry.of(command.tenant))
+            found = tuple(self._info(session) for session in registry.of(command.tenant)[: command.limit])
             return SessionAnswer(call_id=command.call_id, sessions=found)
         if isinstance(command, ImportSession):
             if command.session_id:
@@ -115,7 +114,7 @@ class SessionDesk:
             return None
         if isinstance(command, OpenSession):
             self._refuse_taken(command.session_id, tenant=command.tenant)
-            self._make_room()
+            self._make_room(command.tenant)
             session = registry.open(
                 command.session_id,
                 tenant=command.tenant,
@@ -145,7 +144,7 @@ class SessionDesk:
         self._refuse_taken(command.new_session_id, tenant=command.tenant)
         if command.pinned and not self._pins.fits(session):
             raise self._over_quota()
-        self._make_room(but=session)
+        self._make_room(command.tenant, but=session)
         fork = self._registry.fork(
             session,
             session_id=command.new_session_id,
@@ -179,33 +178,26 @@ class SessionDesk:
 
     def _forget(self, session: Session) -> None:
         """Delete the ends of a session's branches, up to where something else stands on them."""
-        others = {key for other in self._registry for branch in other.branches for key in branch.keys}
-        library = self._memory.library
+        needed = {key for other in self._registry for branch in other.branches for key in branch.keys}
         for branch in session.branches:
-            keys = library.kept_part(branch).keys
-            for key in reversed(keys):
-                if key in others or library.residence(key) is None:
-                    continue
-                if not library.has_followers(key):
-                    library.forget((key,), cause=LossCause.FORGOTTEN)
+            self._memory.library.forget_branch(branch, needed=needed)
 
     def _ended(self, transfer: Export | Import) -> SessionAnswer:
         call_id = transfer.command.call_id
-        failure = transfer.failure
         try:
-            if failure is not None:
-                raise failure
+            if transfer.failure is not None:
+                raise transfer.failure
             session = transfer.session if isinstance(transfer, Export) else self._taken_in(transfer)
         except SessionRefused as refusal:
             return SessionAnswer(call_id=call_id, failure=refusal.failure, message=str(refusal))
         return self._answer(call_id, session)
 
     def _taken_in(self, transfer: Import) -> Session:
-        assert transfer.file is not None
-        header, tenant = transfer.file.header, transfer.command.tenant
+        assert transfer.header is not None
+        header, tenant = transfer.header, transfer.command.tenant
         session_id = transfer.command.session_id or header.session_id
         self._refuse_taken(session_id, tenant=tenant)
-        self._make_room()
+        self._make_room(tenant)
         session = self._registry.open(
             session_id, tenant=tenant, now=self._clock(), ttl_seconds=header.ttl_seconds, metadata=header.metadata
         )
@@ -259,29 +251,42 @@ class SessionDesk:
 
     def _take_over(self) -> None:
         """Go on with the sessions that an earlier worker on this store has left."""
-        if self._memory.store is None:
-            return
-        for name, data in self._memory.store.records().items():
-            try:
-                session = decode_record(data)
-            except BadRecord as bad:
-                logger.warning("a session's record cannot be used: %s", bad)
-                self._memory.store.remove_record(name)
-                continue
+        for session in self._recorded(tells=True).values():
             self._registry.put(session)
+        for session in self._registry:
             self._pins.settle(session)
         self._expire()
+        self._make_room("", sessions=0)
+
+    def _recorded(self, *, tells: bool = False) -> dict[str, Session]:
+        """The sessions that the store has records of, by the records' names. Those of other versions are left alone."""
+        found: dict[str, Session] = {}
+        for name, data in ({} if self._memory.store is None else self._memory.store.records()).items():
+            try:
+                found[name] = decode_record(data)
+            except BadRecord as bad:
+                if tells:
+                    logger.warning("a session's record cannot be used: %s", bad)
+        return found
 
     def _expire(self) -> None:
+        over = self._registry.expired(self._clock())
+        if not over:
+            return
+        recorded = self._recorded()  # another worker of this model may have used them since
+        for session in over:
+            other = recorded.get(record_name(session))
+            if other is not None and other.last_used_at > session.last_used_at:
+                self._pins.drop(session)
+                self._registry.put(other)
+                self._pins.settle(other)
         for session in self._registry.expired(self._clock()):
             self._close(session)
 
-    def _make_room(self, *, but: Session | None = None) -> None:
-        victim = self._registry.victim()
-        if victim is not None and victim is not but:
+    def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
+        """End sessions until so many more can be opened. Raises SessionRefused when too many are pinned."""
+        for victim in self._registry.victims(tenant, sessions=sessions, but=but):
             self._close(victim)
-        elif victim is not None:
-            raise SessionRefused(SessionFailure.TOO_MANY, "there is room for no more sessions: close or unpin one")
 
     def _refuse_taken(self, session_id: str, *, tenant: str) -> None:
         if self._registry.find(session_id, tenant=tenant) is not None:

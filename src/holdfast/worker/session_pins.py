@@ -44,6 +44,8 @@ class SessionPins:
         for key in wanted:
             if key in before:
                 continue
+            if self._memory.library.residence(key) is None:
+                break  # gone, and what stands behind it with it
             size = self._wanted_bytes((key,))
             if size > room:
                 self._over.add(name)

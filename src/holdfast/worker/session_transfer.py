@@ -1,13 +1,20 @@
-"""Sessions out into portable files and in from them. Files are the business of a thread that never touches MLX."""
+"""Sessions out into portable files and in from them.
+
+Files are the business of a thread for each transfer, arrays that of the device thread; between them is a queue of a few blocks.
+The device thread does a little between two steps, so that streams hardly feel it. Whatever goes wrong ends the one transfer.
+"""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from holdfast.cache.branch import Branch
 from holdfast.cache.codec import PackedRun, cut, run_to_bytes, state_from_bytes, state_to_bytes
@@ -26,53 +33,69 @@ from holdfast.sessions.portable import (
     write_session,
 )
 from holdfast.sessions.session import Session
-from holdfast.store.block import Block, ReadFailed
+from holdfast.store.block import ReadFailed
 from holdfast.store.keys import BlockKey, pack_tokens, unpack_tokens
 from holdfast.worker.memory import Memory
 
-BLOCKS_AT_A_TIME = 4  # taken in between two steps: a few milliseconds
+SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
+QUEUED_FRAMES = 3
+MOST_TRANSFERS = 4
+_POLL_SECONDS = 0.05
+
+logger = logging.getLogger("holdfast.sessions")
+
+Content: TypeAlias = tuple[bytes, tuple[memoryview, ...]]  # meta and parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a frame of a file is made of."""
+
+    offset: int
+    packed_tokens: bytes
+    key: BlockKey
+
+
+class _Stopped(Exception):
+    """The worker ends, or the device's part of the transfer has failed."""
 
 
 @dataclass(slots=True)
 class Export:
-    """A session on its way out."""
+    """A session on its way out. The device thread puts contents into the queue; None: the store has it."""
 
     command: ExportSession
     session: Session
     hold: Hold
+    header: Header
+    sources: list[_Source]
+    given: int = 0
+    contents: queue.Queue[Content | None] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
+    stop: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
     failure: SessionRefused | None = None
 
 
 @dataclass(slots=True)
 class Import:
-    """A session on its way in; `branches` are the chains that have been taken in."""
+    """A session on its way in. The thread puts the frames into the queue, in the order of the branches that need them."""
 
     command: ImportSession
-    file: SessionFile | None = None
-    failure: SessionRefused | None = None
+    header: Header | None = None
     chains: list[array[int]] = field(default_factory=list)
-    steps: Iterator[None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a frame is made of: bytes that are there, or a key to be read from the store."""
-
-    offset: int
-    packed_tokens: bytes
-    key: BlockKey
-    block: Block | tuple[bytes, tuple[memoryview, ...]] | None  # meta and parts
+    frames: queue.Queue[Frame] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
+    taking: Generator[None, Frame, None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    failure: SessionRefused | None = None
 
 
 class Transfers:
-    """Exports and imports under way. Device thread, but for `_run`, which is a thread's."""
+    """Exports and imports under way. Device thread, but for `_write` and `_read`, which are threads'."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._done: queue.SimpleQueue[Export | Import] = queue.SimpleQueue()
-        self._under_way = 0
-        self._coming_in: list[Import] = []
-        self._threads: list[threading.Thread] = []
+        self._under_way: dict[int, tuple[Export | Import, threading.Thread]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -80,80 +103,104 @@ class Transfers:
         return bool(self._under_way)
 
     def begin_export(self, command: ExportSession, session: Session) -> None:
-        """Write what is kept of a session."""
+        """Write what is kept of a session. Raises SessionRefused when too much is under way."""
+        self._refuse_too_many()
         library = self._memory.library
         branches = [part for branch in session.branches if (part := library.kept_part(branch)).steps]
         sources, header = self._sources(session, branches)
-        export = Export(command, session, library.hold([key for branch in branches for key in branch.keys]))
-
-        def work() -> None:
-            write_session(Path(command.path), header, map(self._frame, sources))
-
-        self._start(export, work)
+        hold = library.hold([key for branch in branches for key in branch.keys])
+        export = Export(command=command, session=session, hold=hold, header=header, sources=sources)
+        self._start(export, lambda: self._write(export))
 
     def begin_import(self, command: ImportSession) -> None:
-        """Check a file, then take in what is in it."""
+        """Check a file, then take in what is in it. Raises SessionRefused when too much is under way."""
+        self._refuse_too_many()
         incoming = Import(command)
-
-        def work() -> None:
-            file = SessionFile(Path(command.path))
-            if file.header.fingerprint != self._memory.library.fingerprint:
-                file.close()
-                raise SessionRefused(
-                    SessionFailure.OTHER_MODEL, "the file is of another model, or of other weights or settings of it"
-                )
-            incoming.file = file
-
-        self._start(incoming, work)
+        self._start(incoming, lambda: self._read(incoming))
 
     def advance(self) -> list[Export | Import]:
         """Go on with what is under way, a little; returns what has come to its end."""
+        until = time.perf_counter() + SECONDS_AT_A_TIME
         ended: list[Export | Import] = []
-        while not self._done.empty():
-            transfer = self._done.get()
+        for number, (transfer, thread) in list(self._under_way.items()):
+            if not self._has_ended(transfer, until):
+                continue
+            transfer.stop.set()
+            thread.join()
             if isinstance(transfer, Export):
                 transfer.hold.release()
-                ended.append(transfer)
-            elif transfer.failure is not None:
-                ended.append(transfer)
-            else:
-                transfer.steps = self._take_in(transfer)
-                self._coming_in.append(transfer)
-        for transfer in self._coming_in[:]:
-            if self._is_in(transfer):
-                self._coming_in.remove(transfer)
-                ended.append(transfer)
-        self._under_way -= len(ended)
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+            del self._under_way[number]
+            ended.append(transfer)
         return ended
 
     def close(self) -> None:
-        """Wait for the threads; what is half in stays as ordinary memory."""
-        for thread in self._threads:
+        """Stop everything; what is half in stays as ordinary memory."""
+        for transfer, _ in self._under_way.values():
+            transfer.stop.set()
+        for transfer, thread in self._under_way.values():
             thread.join()
-        for transfer in self._coming_in:
-            if transfer.file is not None:
-                transfer.file.close()
+            if isinstance(transfer, Export):
+                transfer.hold.release()
+        self._under_way.clear()
+
+    def _refuse_too_many(self) -> None:
+        if len(self._under_way) >= MOST_TRANSFERS:
+            raise SessionRefused(SessionFailure.BUSY, f"{MOST_TRANSFERS} exports and imports are under way: try again later")
 
     def _start(self, transfer: Export | Import, work: Callable[[], None]) -> None:
-        self._under_way += 1
-        thread = threading.Thread(target=self._run, args=(transfer, work), name="holdfast-session")
-        self._threads.append(thread)
+        thread = threading.Thread(target=_run, args=(transfer, work), name="holdfast-session")
         thread.start()
+        self._under_way[id(transfer)] = transfer, thread
 
-    def _run(self, transfer: Export | Import, work: Callable[[], None]) -> None:
+    def _has_ended(self, transfer: Export | Import, until: float) -> bool:
+        """Do the device's part of a transfer until that time, but at least once."""
+        if transfer.failure is not None:
+            return True
         try:
-            work()
-        except SessionRefused as refusal:
-            transfer.failure = refusal
-        except BadSessionFile as bad:
-            transfer.failure = SessionRefused(SessionFailure.BAD_FILE, str(bad))
-        except (OSError, ReadFailed) as error:
-            transfer.failure = SessionRefused(SessionFailure.FAILED, f"the session's file: {error}")
-        finally:
-            self._done.put(transfer)
+            return self._give(transfer, until) if isinstance(transfer, Export) else self._take(transfer, until)
+        except SnapshotMismatch as error:
+            transfer.failure = SessionRefused(SessionFailure.BAD_FILE, f"the file does not fit this model: {error}")
+        except Exception as error:  # whatever a damaged block makes of MLX must cost nobody else anything
+            logger.exception("the transfer of a session failed")
+            transfer.failure = SessionRefused(SessionFailure.FAILED, f"the session could not be carried over: {error}")
+        return True
 
     # -- out
+
+    def _give(self, export: Export, until: float) -> bool:
+        while export.given < len(export.sources) and not export.contents.full():
+            export.contents.put_nowait(self._content(export.sources[export.given].key))
+            export.given += 1
+            if time.perf_counter() > until:
+                break
+        return export.ended.is_set()
+
+    def _content(self, key: BlockKey) -> Content | None:
+        payload = self._memory.library.payload(key)
+        if isinstance(payload, PackedRun):
+            return run_to_bytes(payload)
+        return state_to_bytes(payload) if isinstance(payload, StateSnapshot) else None
+
+    def _write(self, export: Export) -> None:
+        write_session(Path(export.command.path), export.header, self._frames(export))
+
+    def _frames(self, export: Export) -> Iterator[Frame]:
+        for source in export.sources:
+            content = _wait(lambda: export.contents.get(timeout=_POLL_SECONDS), export.stop)
+            if content is None:
+                if self._memory.store is None:
+                    raise ReadFailed(source.key, "it has left memory in the meantime")
+                block = self._memory.store.read(source.key).result()
+                content = block.meta, tuple(memoryview(part) for part in block.parts)
+            meta, parts = content
+            head = FrameHead(
+                kind="kv" if source.packed_tokens else "state",
+                offset=source.offset,
+                packed_tokens=source.packed_tokens,
+                meta=meta,
+                part_bytes=tuple(part.nbytes for part in parts),
+            )
+            yield Frame(head, parts)
 
     def _sources(self, session: Session, branches: list[Branch]) -> tuple[list[_Source], Header]:
         sources: dict[BlockKey, _Source] = {}
@@ -167,14 +214,14 @@ class Transfers:
                 number = numbers.setdefault(step.key, len(numbers))
                 known = sources.get(step.key)
                 if known is None or len(known.packed_tokens) < 4 * own:
-                    sources[step.key] = self._source(step.key, offset, pack_tokens(chain[at : step.end]))
+                    sources[step.key] = _Source(offset, pack_tokens(chain[at : step.end]), step.key)
                 parts.append(Part(number, own, step.end))
                 at = step.end
-            state = branch.state
-            if state is not None:
-                numbers.setdefault(state.key, len(numbers))
-                sources.setdefault(state.key, self._source(state.key, 0, b""))
-            portable.append(PortableBranch(tuple(parts), numbers[state.key] if state else None, state.position if state else 0))
+            states: list[tuple[int, int]] = []
+            for state in branch.states:
+                sources.setdefault(state.key, _Source(0, b"", state.key))
+                states.append((numbers.setdefault(state.key, len(numbers)), state.position))
+            portable.append(PortableBranch(tuple(parts), tuple(states)))
         header = Header(
             fingerprint=self._memory.library.fingerprint,
             session_id=session.session_id,
@@ -187,75 +234,105 @@ class Transfers:
         )
         return [sources[key] for key in numbers], header
 
-    def _source(self, key: BlockKey, offset: int, packed_tokens: bytes) -> _Source:
-        payload = self._memory.library.payload(key)
-        content = None
-        if isinstance(payload, PackedRun):
-            content = run_to_bytes(payload)
-        elif isinstance(payload, StateSnapshot):
-            content = state_to_bytes(payload)
-        return _Source(offset, packed_tokens, key, content)
-
-    def _frame(self, source: _Source) -> Frame:
-        content = source.block
-        if content is None:
-            assert self._memory.store is not None, "a block is neither in RAM nor on a disk"
-            block = self._memory.store.read(source.key).result()
-            content = block.meta, tuple(memoryview(part) for part in block.parts)
-        assert isinstance(content, tuple)
-        meta, parts = content
-        head = FrameHead(
-            kind="kv" if source.packed_tokens else "state",
-            offset=source.offset,
-            packed_tokens=source.packed_tokens,
-            meta=meta,
-            part_bytes=tuple(part.nbytes for part in parts),
-        )
-        return Frame(head, parts)
-
     # -- in
 
-    def _is_in(self, transfer: Import) -> bool:
-        assert transfer.steps is not None
-        assert transfer.file is not None
+    def _read(self, incoming: Import) -> None:
+        file = SessionFile(Path(incoming.command.path))
         try:
-            for _ in range(BLOCKS_AT_A_TIME):
-                next(transfer.steps)
-        except StopIteration:
-            transfer.file.close()
-            return True
-        except (SnapshotMismatch, OSError) as error:
-            transfer.failure = SessionRefused(SessionFailure.BAD_FILE, f"the file does not fit this model: {error}")
-            transfer.file.close()
-            return True
-        return False
+            if file.header.fingerprint != self._memory.library.fingerprint:
+                raise SessionRefused(
+                    SessionFailure.OTHER_MODEL, "the file is of another model, or of other weights or settings of it"
+                )
+            incoming.header = file.header
+            for number in _order(file.header):
+                frame = file.frame(number)
+                _wait(lambda frame=frame: incoming.frames.put(frame, timeout=_POLL_SECONDS), incoming.stop)  # type: ignore[misc]
+        finally:
+            file.close()
 
-    def _take_in(self, transfer: Import) -> Iterator[None]:
-        """One block per step."""
-        file, salt = transfer.file, transfer.command.tenant
-        assert file is not None
-        for branch in file.header.branches:
+    def _take(self, incoming: Import, until: float) -> bool:
+        has_all = incoming.ended.is_set()  # asked before the queue is looked into: nothing comes after it
+        if incoming.header is None:
+            return has_all
+        if incoming.taking is None:
+            incoming.taking = self._take_in(incoming, incoming.header)
+            if next(incoming.taking, self) is self:
+                return has_all  # a session that has read nothing
+        while not incoming.frames.empty():
+            try:
+                incoming.taking.send(incoming.frames.get_nowait())
+            except StopIteration:
+                return True
+            if time.perf_counter() > until:
+                break
+        return has_all and incoming.frames.empty()
+
+    def _take_in(self, incoming: Import, header: Header) -> Generator[None, Frame, None]:
+        """Is sent one frame after the other."""
+        salt = incoming.command.tenant
+        for branch in header.branches:
             chain, start = array("I"), 0
             for part in branch.parts:
-                frame = file.frame(part.frame)
-                head = frame.head
-                chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
-                whole = self._memory.run_of(head.meta, _views(frame))
-                if not 0 <= head.offset <= whole.tokens - part.tokens:
-                    raise SnapshotMismatch("a block is shorter than its tokens")
-                own = cut(whole, offset=head.offset, tokens=part.tokens)
-                run = PackedRun(start=start, tokens=own.tokens, codec=own.codec, dtype=own.dtype, arrays=own.arrays)
-                self._memory.keep_packed(chain, run, salt=salt)
+                frame = yield
+                self._take_run(chain, part, frame, start=start, salt=salt)
                 start = part.end
-                yield
-            if branch.state is not None:
-                frame = file.frame(branch.state)
+            for _, position in branch.states:
+                frame = yield
                 state = state_from_bytes(frame.head.meta, _views(frame))
-                if state.position != branch.state_position:
+                if state.position != position:
                     raise SnapshotMismatch("a state stands elsewhere than its branch says")
                 self._memory.keep_state(chain, state, salt=salt)
-                yield
-            transfer.chains.append(chain)
+            incoming.chains.append(chain)
+
+    def _take_run(self, chain: array[int], part: Part, frame: Frame, *, start: int, salt: str) -> None:
+        """Take in a part of a branch, and go on with its chain."""
+        head = frame.head
+        chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
+        whole = self._memory.run_of(head.meta, _views(frame))
+        if not 0 <= head.offset <= whole.tokens - part.tokens:
+            raise SnapshotMismatch("a block is shorter than its tokens")
+        own = cut(whole, offset=head.offset, tokens=part.tokens)
+        run = PackedRun(start=start, tokens=own.tokens, codec=own.codec, dtype=own.dtype, arrays=own.arrays)
+        self._memory.keep_packed(chain, run, salt=salt)
+
+
+def _run(transfer: Export | Import, work: Callable[[], None]) -> None:
+    """A thread's life. Whatever escapes is the transfer's failure."""
+    failure: SessionRefused | None = SessionRefused(SessionFailure.FAILED, "the session could not be carried over")
+    try:
+        work()
+        failure = None
+    except SessionRefused as refusal:
+        failure = refusal
+    except BadSessionFile as bad:
+        failure = SessionRefused(SessionFailure.BAD_FILE, str(bad))
+    except (OSError, ReadFailed) as error:
+        failure = SessionRefused(SessionFailure.FAILED, f"the session's file: {error}")
+    except _Stopped:
+        failure = transfer.failure or failure
+    except Exception:
+        logger.exception("the transfer of a session failed")
+    finally:
+        if transfer.failure is None:
+            transfer.failure = failure
+        transfer.ended.set()
+
+
+def _wait(attempt: Callable[[], Content | None], stop: threading.Event) -> Content | None:
+    """Try until the queue lets us. Raises _Stopped."""
+    while not stop.is_set():
+        try:
+            return attempt()
+        except (queue.Empty, queue.Full):
+            continue
+    raise _Stopped
+
+
+def _order(header: Header) -> Iterator[int]:
+    """The frames in the order in which they are taken in."""
+    for branch in header.branches:
+        yield from (part.frame for part in branch.parts)
+        yield from (frame for frame, _ in branch.states)
 
 
 def _views(frame: Frame) -> tuple[memoryview, ...]:
