@@ -131,6 +131,7 @@ class SessionFailure(enum.Enum):
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"
     OTHER_MODEL = "other_model"
+    INVALID = "invalid"  # not the id of a session, or what it is to have cannot be kept
     BUSY = "busy"  # too many exports and imports are under way
     OFF = "off"  # this worker keeps nothing
     FAILED = "failed"
@@ -148,3 +149,26 @@ class SessionAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 def is_session_id(text: str) -> bool:
     """Whether a text can be the id of a session: it stands in paths, headers and logs."""
     return 0 < len(text) <= LONGEST_SESSION_ID and text.isprintable() and "/" not in text
+
+
+def is_fit_metadata(metadata: dict[str, str]) -> bool:
+    """Whether metadata may be kept: not too much, and text that UTF-8 can carry."""
+    if len(metadata) > MOST_METADATA_PAIRS:
+        return False
+    return all(
+        len(key) <= LONGEST_METADATA_KEY and len(value) <= LONGEST_METADATA_VALUE and _is_text(key) and _is_text(value)
+        for key, value in metadata.items()
+    )
+
+
+def is_fit_ttl(seconds: float | None) -> bool:
+    """Whether a session may live so long after its last use; None: until it is closed."""
+    return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

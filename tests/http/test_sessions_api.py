@@ -151,6 +151,7 @@ async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: o
     (SessionFailure.EXISTS, 409, "session_exists"),
     (SessionFailure.OVER_QUOTA, 409, "session_over_quota"),
     (SessionFailure.TOO_MANY, 409, "too_many_sessions"),
+    (SessionFailure.INVALID, 400, "invalid_value"),
     (SessionFailure.BUSY, 503, "session_transfers_busy"),
     (SessionFailure.OFF, 409, "sessions_off"),
     (SessionFailure.BAD_FILE, 400, "session_file_damaged"),

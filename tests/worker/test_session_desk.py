@@ -323,14 +323,62 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     now[0] += 4
     serve(worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s"))
     now[0] += 4
+    tend(idle)
     found = idle.sessions.carry_out(get("a"))
     assert found is not None
     assert found.failure is None
     now[0] += 2
+    tend(idle)
     gone = idle.sessions.carry_out(get("b"))
     assert gone is not None
     assert gone.failure is SessionFailure.NOT_FOUND
     idle.memory.close()
+
+
+def tend(subject: RememberingWorker) -> None:
+    """Until the store has told what it was asked."""
+    for _ in range(20):
+        subject.sessions.tend()
+        assert subject.store is not None
+        subject.store.flush()
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    desk = worker().sessions
+    for command in (
+        OpenSession(call_id="a", tenant="", session_id=""),
+        OpenSession(call_id="a", tenant="", session_id="a/b"),
+        OpenSession(call_id="a", tenant="", session_id="a", metadata={"k": "\ud800"}),
+        OpenSession(call_id="a", tenant="", session_id="a", ttl_seconds=-1.0),
+        ImportSession(call_id="a", tenant="", path="/nowhere", session_id="a/b"),
+    ):
+        found = desk.carry_out(command)
+        assert found is not None
+        assert found.failure is SessionFailure.INVALID
+
+
+def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    subject = worker()
+    serve(
+        subject, greedy("1", prompt("first", 1000), session_id="s"),
+        ExportSession(call_id="e", tenant="", session_id="s", path=path),
+    )  # fmt: skip
+    small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
+    inbox = serve(small, ImportSession(call_id="i", tenant="", path=path), ListSessions(call_id="l", tenant=""))
+    assert answer(inbox, "i").failure is SessionFailure.FAILED
+    assert answer(inbox, "l").sessions == ()
+
+
+def test_a_request_that_was_preempted_counts_once() -> None:
+    requests = [greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s") for number in range(3)]
+    subject = worker(budget_tokens=240)
+    inbox = subject.serve([requests, [], [], [get("a")]])
+    assert subject.scheduler.statistics().preemptions > 0
+    after = subject.sessions.carry_out(get("b"))
+    assert after is not None
+    assert after.sessions[0].requests == 3
+    assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
 
 
 def test_more_transfers_than_may_be_are_put_off() -> None:

@@ -83,11 +83,23 @@ class Sessions:
             )
         )
 
-    def fork(self, session_id: str, new_session_id: str, *, pinned: bool = False) -> SessionInfo:
+    def fork(
+        self,
+        session_id: str,
+        new_session_id: str,
+        *,
+        ttl_seconds: float | msgspec.UnsetType | None = LEAVE,
+        pinned: bool = False,
+    ) -> SessionInfo:
         """Begin a session where another one is; both go on from there, and share what they have in common."""
         return self._one(
             ForkSession(
-                call_id=_call_id(), tenant=self._tenant, session_id=session_id, new_session_id=new_session_id, pinned=pinned
+                call_id=_call_id(),
+                tenant=self._tenant,
+                session_id=session_id,
+                new_session_id=new_session_id,
+                ttl_seconds=ttl_seconds,
+                pinned=pinned,
             )
         )
 

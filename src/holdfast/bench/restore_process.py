@@ -41,8 +41,8 @@ class _Context:
         with self._file.open("wb") as file:
             for cache in caches:
                 for array in (cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :]):
-                    content = np.array(array)
-                    self._shapes.append((content.shape, content.dtype))
+                    content = np.array(self._mx.contiguous(array).view(self._mx.uint8))  # numpy has no bfloat16
+                    self._shapes.append((content.shape, array.dtype))
                     file.write(content.tobytes())
         self._expected = self._drawn(caches)
 
@@ -53,9 +53,10 @@ class _Context:
         was_read = time.perf_counter()
         caches, arrays, at = self._caches(), [], 0
         for shape, dtype in self._shapes:
-            count = int(np.prod(shape))
-            arrays.append(self._mx.array(np.frombuffer(content, dtype=dtype, count=count, offset=at).reshape(shape)))
-            at += count * dtype.itemsize
+            length = int(np.prod(shape))
+            part = np.frombuffer(content, dtype=np.uint8, count=length, offset=at).reshape(shape)
+            arrays.append(self._mx.array(part).view(dtype))
+            at += length
         for number, cache in enumerate(caches):
             cache.update_and_fetch(arrays[2 * number], arrays[2 * number + 1])
         self._mx.eval([(cache.keys, cache.values) for cache in caches])

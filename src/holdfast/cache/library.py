@@ -224,6 +224,10 @@ class Library:
         """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""
         self._pins.pin(keys)
 
+    def limit_pins(self, most_bytes: int) -> None:
+        """How much of RAM pins may hold at most."""
+        self._pins.most_held_bytes = most_bytes
+
     def unpin(self, keys: Iterable[BlockKey]) -> None:
         """Take pins back."""
         self._pins.unpin(keys)
@@ -345,6 +349,7 @@ class Library:
 
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
         self._ram.add(key, payload, parent=self._tree.parent_of(key))
+        self._pins.settle(key)
         return True
 
     def _begin_saving(self, addition: Addition) -> None:

@@ -15,7 +15,9 @@ class Pins:
     def __init__(self, ram: RamTier, book: DiskBook) -> None:
         self._ram, self._book = ram, book
         self._pins: dict[BlockKey, int] = {}
-        self._held: set[BlockKey] = set()
+        self._held: dict[BlockKey, int] = {}  # with their bytes
+        self._held_bytes = 0
+        self.most_held_bytes = ram.budget_bytes
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Keep keys, until they are unpinned as often."""
@@ -32,15 +34,19 @@ class Pins:
             self.settle(key)
 
     def settle(self, key: BlockKey) -> None:
-        """The disk has got a key, or has lost it, or its pins have changed."""
+        """The disk has got a key, or has lost it, or its pins have changed. While the disk fails, RAM holds only so much."""
         wanted = key in self._pins and not self._book.is_stored(key)
         if wanted and key not in self._held:
-            self._held.add(key)
-            self._ram.hold((key,))
+            payload = self._ram.get(key)
+            if payload is not None and self._held_bytes + payload.nbytes <= self.most_held_bytes:
+                self._held[key] = payload.nbytes
+                self._held_bytes += payload.nbytes
+                self._ram.hold((key,))
         elif not wanted and key in self._held:
-            self._held.remove(key)
+            self._held_bytes -= self._held.pop(key)
             self._ram.release((key,))
 
     def check_invariants(self) -> None:
-        """Assert that what is held is what is pinned and not on disk."""
-        assert self._held == {key for key in self._pins if not self._book.is_stored(key)}, "held and pinned differ"
+        """Assert that what is held is pinned and not on disk, and within the bound."""
+        assert self._held.keys() <= {key for key in self._pins if not self._book.is_stored(key)}, "held and pinned differ"
+        assert self._held_bytes == sum(self._held.values()) <= self.most_held_bytes, "pins hold more than they may"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,13 +21,7 @@ import msgspec
 import xxhash
 
 from holdfast.cache.tree import BLOCK_TOKENS
-from holdfast.session_messages import (
-    LONGEST_METADATA_KEY,
-    LONGEST_METADATA_VALUE,
-    LONGEST_TTL_SECONDS,
-    MOST_METADATA_PAIRS,
-    is_session_id,
-)
+from holdfast.session_messages import is_fit_metadata, is_fit_ttl, is_session_id
 from holdfast.sessions.session import MOST_BRANCHES
 
 MAGIC = b"HOLDFAST-SESSION-1"
@@ -119,8 +113,9 @@ def _pieces(header: Header, frames: Iterable[Frame]) -> Iterator[memoryview | by
 class SessionFile:
     """A session's file that is whole: header, and frames in any order. Raises BadSessionFile and OSError."""
 
-    def __init__(self, path: Path) -> None:
-        """Reads and checks all of it; only places are kept."""
+    def __init__(self, path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means BadSessionFile."""
+        self._is_stopped = is_stopped
         self._file = open(path, "rb")  # noqa: SIM115 - for the life of this object
         try:
             self._check_sum()
@@ -160,7 +155,7 @@ class SessionFile:
         digest = xxhash.xxh3_128()
         left = self._end
         while left:
-            piece = self._file.read(min(left, _PIECE_BYTES))
+            piece = b"" if self._is_stopped() else self._file.read(min(left, _PIECE_BYTES))
             if not piece:
                 raise BadSessionFile("the file is cut off")
             digest.update(piece)
@@ -179,7 +174,7 @@ class SessionFile:
 
     def _check_header(self) -> None:
         header = self.header
-        if not is_session_id(header.session_id) or not _is_fit_metadata(header.metadata) or not _is_fit_ttl(header.ttl_seconds):
+        if not is_session_id(header.session_id) or not is_fit_metadata(header.metadata) or not is_fit_ttl(header.ttl_seconds):
             raise BadSessionFile("the name, the metadata or the time to live in the file make no sense")
         if len(header.branches) > MOST_BRANCHES:
             raise BadSessionFile("the file has more branches than a session")
@@ -210,13 +205,3 @@ class SessionFile:
         if self._file.tell() + length > self._end:
             raise BadSessionFile("the file ends too early")
         return self._file.read(length)
-
-
-def _is_fit_metadata(metadata: dict[str, str]) -> bool:
-    return len(metadata) <= MOST_METADATA_PAIRS and all(
-        len(key) <= LONGEST_METADATA_KEY and len(value) <= LONGEST_METADATA_VALUE for key, value in metadata.items()
-    )
-
-
-def _is_fit_ttl(seconds: float | None) -> bool:
-    return seconds is None or 0 < seconds <= LONGEST_TTL_SECONDS

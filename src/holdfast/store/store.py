@@ -124,6 +124,13 @@ class BlockStore:
         """All records of this model. Waits."""
         return self._ask(self._io.records, otherwise={})
 
+    def ask_records(self) -> Future[dict[str, bytes]]:
+        """The same without waiting. Cancelled when the store is closed."""
+        question = Question(self._io.records)
+        if not self._mailbox.send(question):
+            question.answer.cancel()
+        return cast("Future[dict[str, bytes]]", question.answer)
+
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:

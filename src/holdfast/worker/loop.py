@@ -97,6 +97,7 @@ class WorkerLoop:
                 self._inbox.send(self._ledger.take_outbox())
         except Exception as error:
             self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
+            self._remembering.abandon()
             raise
         self._finish_all(FinishReason.CANCELLED)
         self._settle()
@@ -238,7 +239,7 @@ class WorkerLoop:
     def _begin(self, decision: Decision) -> _Flight | None:
         ledger = self._ledger
         for request_id in decision.preempted:
-            self._close(ledger[request_id])
+            self._close(ledger[request_id], for_good=False)
             self._look_up(ledger[request_id])
         for growth in decision.grown:
             self._grow(ledger[growth.request_id], growth.capacity_tokens)
@@ -351,9 +352,9 @@ class WorkerLoop:
             return False
         return True
 
-    def _leave(self, sequence: LiveSequence) -> None:
+    def _leave(self, sequence: LiveSequence, *, for_good: bool) -> None:
         try:
-            self._remembering.leave(sequence)
+            self._remembering.leave(sequence, for_good=for_good)
         except Exception:  # as in _put_away_all
             logger.exception("what request %s has read could not be kept", sequence.request.request_id)
 
@@ -390,12 +391,12 @@ class WorkerLoop:
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
 
-    def _close(self, sequence: LiveSequence, *, is_healthy: bool = True) -> None:
+    def _close(self, sequence: LiveSequence, *, is_healthy: bool = True, for_good: bool = True) -> None:
         self._remembering.drop_recall(sequence)
         if sequence.is_open:
             sequence.is_open = False
             if is_healthy:
-                self._leave(sequence)
+                self._leave(sequence, for_good=for_good)
             self._engine.close(sequence.request.request_id)
         self._stop_reading(sequence)
 

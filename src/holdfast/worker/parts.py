@@ -146,3 +146,7 @@ class Sessions(Protocol):
     def close(self) -> None:
         """Write what is not written yet."""
         ...
+
+    def abandon(self) -> None:
+        """End the threads, and nothing else."""
+        ...

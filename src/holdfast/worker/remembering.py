@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,6 +19,15 @@ from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.sequences import LiveSequence
 
 LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a sequence has left behind."""
+
+    sequence: LiveSequence
+    kept: Any
+    for_good: bool
 
 
 class Remembering:
@@ -38,8 +48,9 @@ class Remembering:
         self._readings = Readings()
         self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
         self._fetching: list[LiveSequence] = []
-        self._left: list[tuple[LiveSequence, Any]] = []  # what was copied out and is being computed
-        self._ready: list[tuple[LiveSequence, Any]] = []
+        self._freed: list[LiveSequence] = []  # no longer wait for another one, and have to look again
+        self._left: list[_Left] = []  # what was copied out and is being computed
+        self._ready: list[_Left] = []
 
     @property
     def is_fetching(self) -> bool:
@@ -110,6 +121,7 @@ class Remembering:
         """See what has come from the disk, and do housekeeping."""
         if self._memory is None:
             return
+        self._look_again(())
         for sequence in self._fetching[:]:
             if sequence.recall is not None and self._memory.is_settled(sequence.recall):
                 self._fetching.remove(sequence)
@@ -168,8 +180,9 @@ class Remembering:
 
     def stop_fetching(self) -> None:
         """Let all that wait, for the disk or for another one, begin from their first token."""
-        waiting = (*self._fetching, *self._behind.values())
+        waiting = (*self._fetching, *self._behind.values(), *self._freed)
         self._behind.clear()
+        self._freed.clear()
         for sequence in waiting:
             self._readings.withdraw(sequence.request.request_id)
             self.begin_afresh(sequence)
@@ -177,6 +190,8 @@ class Remembering:
     def stop_reading(self, sequence: LiveSequence) -> None:
         """The sequence has ended or is preempted: who waits for it looks again."""
         self._behind.pop(sequence.request.request_id, None)
+        if sequence in self._freed:
+            self._freed.remove(sequence)
         self._look_again(self._readings.withdraw(sequence.request.request_id))
 
     def drop_recall(self, sequence: LiveSequence) -> None:
@@ -187,13 +202,13 @@ class Remembering:
             if sequence in self._fetching:
                 self._fetching.remove(sequence)
 
-    def leave(self, sequence: LiveSequence) -> None:
-        """Copy out the rest of an open sequence that is about to be closed."""
+    def leave(self, sequence: LiveSequence, *, for_good: bool) -> None:
+        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
         if self._memory is not None and _takes_part(sequence.request):
             rest = self._engine.keep_rest(sequence.request.request_id)
             if rest is not None:
-                self._left.append((sequence, rest))
-            else:
+                self._left.append(_Left(sequence, rest, for_good))
+            elif for_good:
                 self._note_use(sequence)
 
     def take(self, pending: Any, sequences: tuple[LiveSequence, ...]) -> None:
@@ -215,9 +230,10 @@ class Remembering:
     def put_away_ready(self) -> None:
         """Put away what a collected step has surely computed. What one request raises leaves the others for the next time."""
         while self._ready:
-            sequence, kept = self._ready.pop(0)
-            self._put_away(sequence, kept)
-            self._note_use(sequence)
+            left = self._ready.pop(0)
+            self._put_away(left.sequence, left.kept)
+            if left.for_good:
+                self._note_use(left.sequence)
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
         """The answer to a session command; None when it comes later."""
@@ -244,6 +260,13 @@ class Remembering:
                 self._sessions.close()
             self._memory.close()
 
+    def abandon(self) -> None:
+        """End all threads: the device is broken, and nothing more can be put away."""
+        if self._memory is not None:
+            if self._sessions is not None:
+                self._sessions.abandon()
+            self._memory.close()
+
     def _begin_at(self, sequence: LiveSequence) -> None:
         self._scheduler.set_cached(sequence.request.request_id, sequence.recall.cached_tokens)
 
@@ -254,8 +277,14 @@ class Remembering:
             self._look_again(self._readings.progress(sequence.request.request_id, kept.runs[-1].start + kept.runs[-1].tokens))
 
     def _look_again(self, freed: tuple[RequestId, ...]) -> None:
-        for request_id in freed:
-            self.look_up(self._behind.pop(request_id))
+        self._freed += [self._behind.pop(request_id) for request_id in freed]
+        while self._freed:
+            sequence = self._freed.pop(0)
+            try:
+                self.look_up(sequence)
+            except BaseException:
+                self.begin_afresh(sequence)  # the others look again the next time
+                raise
 
 
 def _stop_waiting(sequence: LiveSequence, *, now: float) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import msgspec
 
@@ -24,6 +25,9 @@ from holdfast.session_messages import (
     SessionFailure,
     SessionInfo,
     UpdateSession,
+    is_fit_metadata,
+    is_fit_ttl,
+    is_session_id,
 )
 from holdfast.sessions.record import BadRecord, decode_record, encode_record, record_name
 from holdfast.sessions.registry import SessionRegistry
@@ -54,8 +58,10 @@ class SessionDesk:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(memory, quota_bytes=self._quota_bytes)
+        memory.library.limit_pins(memory.library.ram_budget_bytes * pinned_percent // 100)
         self._transfers = Transfers(memory)
         self._dirty: dict[str, Session] = {}
+        self._asked_records: Future[dict[str, bytes]] | None = None
         self._recorded_at = self._looked_at = 0.0
         self._take_over()
 
@@ -89,6 +95,8 @@ class SessionDesk:
     def tend(self) -> list[SessionAnswer]:
         """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
         answers = [self._ended(transfer) for transfer in self._transfers.advance()] if self._transfers.is_busy else []
+        if answers:
+            return answers  # before anything else can go wrong
         now = self._clock()
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
@@ -99,10 +107,15 @@ class SessionDesk:
 
     def close(self) -> None:
         """Write what is not written yet."""
-        self._transfers.close()
         self._write_records()
+        self._transfers.close()
+
+    def abandon(self) -> None:
+        """End the threads; nothing else can be done any more."""
+        self._transfers.close()
 
     def _carry_out(self, command: SessionCommand) -> SessionAnswer | None:
+        _check(command)
         registry, now = self._registry, self._clock()
         if isinstance(command, ListSessions):
             found = tuple(self._info(session) for session in registry.of(command.tenant)[: command.limit])
@@ -178,7 +191,7 @@ class SessionDesk:
 
     def _forget(self, session: Session) -> None:
         """Delete the ends of a session's branches, up to where something else stands on them."""
-        needed = {key for other in self._registry for branch in other.branches for key in branch.keys}
+        needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
         for branch in session.branches:
             self._memory.library.forget_branch(branch, needed=needed)
 
@@ -197,11 +210,14 @@ class SessionDesk:
         header, tenant = transfer.header, transfer.command.tenant
         session_id = transfer.command.session_id or header.session_id
         self._refuse_taken(session_id, tenant=tenant)
+        branches = tuple(self._memory.library.branch(chain, salt=tenant) for chain in transfer.chains)
+        if any(branch.tokens < len(chain) for branch, chain in zip(branches, transfer.chains, strict=True)):
+            raise SessionRefused(SessionFailure.FAILED, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
             session_id, tenant=tenant, now=self._clock(), ttl_seconds=header.ttl_seconds, metadata=header.metadata
         )
-        session.branches = tuple(self._memory.library.branch(chain, salt=tenant) for chain in transfer.chains)
+        session.branches = branches
         self._changed(session)
         return session
 
@@ -237,31 +253,33 @@ class SessionDesk:
         )
 
     def _changed(self, session: Session) -> None:
-        self._pins.settle(session)
         self._dirty[record_name(session)] = session
-        if self._clock() - self._recorded_at >= RECORD_SECONDS:
-            self._write_records()
+        if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
+            self._write_records()  # before the pins, so that none is without a session that can take it back
+        self._pins.settle(session)
 
     def _write_records(self) -> None:
         self._recorded_at = self._clock()
-        dirty, self._dirty = self._dirty, {}
-        if self._memory.store is not None:
-            for name, session in dirty.items():
+        while self._dirty:
+            name, session = self._dirty.popitem()
+            if self._memory.store is not None:
                 self._memory.store.put_record(name, encode_record(session))
 
     def _take_over(self) -> None:
         """Go on with the sessions that an earlier worker on this store has left."""
-        for session in self._recorded(tells=True).values():
+        if self._memory.store is None:
+            return
+        for session in self._decoded(self._memory.store.records(), tells=True).values():
             self._registry.put(session)
         for session in self._registry:
             self._pins.settle(session)
         self._expire()
         self._make_room("", sessions=0)
 
-    def _recorded(self, *, tells: bool = False) -> dict[str, Session]:
-        """The sessions that the store has records of, by the records' names. Those of other versions are left alone."""
+    def _decoded(self, records: dict[str, bytes], *, tells: bool = False) -> dict[str, Session]:
+        """Sessions by the names of their records. Those of other versions are left alone."""
         found: dict[str, Session] = {}
-        for name, data in ({} if self._memory.store is None else self._memory.store.records()).items():
+        for name, data in records.items():
             try:
                 found[name] = decode_record(data)
             except BadRecord as bad:
@@ -270,18 +288,30 @@ class SessionDesk:
         return found
 
     def _expire(self) -> None:
+        """End sessions whose time is over. With a store only when it has told of another worker that may have used them since."""
         over = self._registry.expired(self._clock())
+        store = self._memory.store
         if not over:
+            self._asked_records = None
             return
-        recorded = self._recorded()  # another worker of this model may have used them since
+        recorded: dict[str, Session] = {}
+        if store is not None:
+            if self._asked_records is None:
+                self._asked_records = store.ask_records()
+            if not self._asked_records.done():
+                return
+            if not self._asked_records.cancelled() and self._asked_records.exception() is None:
+                recorded = self._decoded(self._asked_records.result())
+            self._asked_records = None
         for session in over:
             other = recorded.get(record_name(session))
             if other is not None and other.last_used_at > session.last_used_at:
                 self._pins.drop(session)
                 self._registry.put(other)
                 self._pins.settle(other)
-        for session in self._registry.expired(self._clock()):
-            self._close(session)
+        for session in over:
+            if self._registry.find(session.session_id, tenant=session.tenant) is session:
+                self._close(session)
 
     def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
         """End sessions until so many more can be opened. Raises SessionRefused when too many are pinned."""
@@ -302,3 +332,18 @@ class SessionDesk:
         store = self._memory.store
         budget = self._memory.library.ram_budget_bytes if store is None else store.statistics().allowed_bytes
         return budget * self._pinned_percent // 100
+
+
+def _check(command: SessionCommand) -> None:
+    """Refuse what could not be kept or named. The server has refused it before; the library's callers come here."""
+    opened = command.new_session_id if isinstance(command, ForkSession) else ""
+    if isinstance(command, OpenSession | ImportSession):
+        opened = command.session_id or (opened if isinstance(command, ImportSession) else " /")
+    if opened and not is_session_id(opened):
+        raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
+    metadata = command.metadata if isinstance(command, OpenSession | UpdateSession) else {}
+    if isinstance(metadata, dict) and not is_fit_metadata(metadata):
+        raise SessionRefused(SessionFailure.INVALID, "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters")
+    ttl = command.ttl_seconds if isinstance(command, OpenSession | UpdateSession | ForkSession) else None
+    if ttl is not msgspec.UNSET and not is_fit_ttl(ttl):
+        raise SessionRefused(SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years")

@@ -40,6 +40,7 @@ from holdfast.worker.memory import Memory
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
 QUEUED_FRAMES = 3
 MOST_TRANSFERS = 4
+MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which takes 512 MiB
 _POLL_SECONDS = 0.05
 
 logger = logging.getLogger("holdfast.sessions")
@@ -237,7 +238,7 @@ class Transfers:
     # -- in
 
     def _read(self, incoming: Import) -> None:
-        file = SessionFile(Path(incoming.command.path))
+        file = SessionFile(Path(incoming.command.path), is_stopped=incoming.stop.is_set)
         try:
             if file.header.fingerprint != self._memory.library.fingerprint:
                 raise SessionRefused(
@@ -258,7 +259,7 @@ class Transfers:
             incoming.taking = self._take_in(incoming, incoming.header)
             if next(incoming.taking, self) is self:
                 return has_all  # a session that has read nothing
-        while not incoming.frames.empty():
+        while not incoming.frames.empty() and not self._writes_too_much():
             try:
                 incoming.taking.send(incoming.frames.get_nowait())
             except StopIteration:
@@ -266,6 +267,10 @@ class Transfers:
             if time.perf_counter() > until:
                 break
         return has_all and incoming.frames.empty()
+
+    def _writes_too_much(self) -> bool:
+        """Whether the store has so much to write that it might drop what comes now."""
+        return self._memory.store is not None and self._memory.store.statistics().queued_bytes > MOST_QUEUED_BYTES
 
     def _take_in(self, incoming: Import, header: Header) -> Generator[None, Frame, None]:
         """Is sent one frame after the other."""
