@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from holdfast.cache.foreign import ForeignState
 from holdfast.cache.kinds import Composite, FullKV, LayerKV, RecurrentState, WindowKV
-from holdfast.engine.views import GatherView, MaskBook, RowsView, SpanView, StateView, attend_one, layer_view
+from holdfast.engine import host_attention
+from holdfast.engine.views import GatherView, LoneView, MaskBook, RowsView, SpanView, StateView, attend_one, layer_view
 
 HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
 
 windows = st.sampled_from([None, 1, 2, 5, 8])
+ways = st.sampled_from(["fused", "composed", "on the host"])
 chunk_lists = st.lists(st.sampled_from([1, 1, 1, 2, 4, 5, 6, 9, 17, 270]), min_size=1, max_size=6)
 
 
@@ -53,6 +56,13 @@ def rows_of(part: mx.array) -> mx.array:
     return part.swapaxes(0, 2)
 
 
+@contextmanager
+def host_attention_from(scores: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_attention, "_SCORES_WORTH_IT", scores)
+        yield
+
+
 def assert_close(got: mx.array, expected: mx.array) -> None:
     assert got.shape == expected.shape
     assert float(mx.abs(got - expected).max()) < 2e-5
@@ -62,9 +72,9 @@ def some_sinks(wanted: bool) -> mx.array | None:
     return mx.random.normal((HEADS,), key=mx.random.key(9)) if wanted else None
 
 
-@given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), composes=st.booleans(), settles=st.booleans())
+@given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), way=ways, settles=st.booleans())
 def test_rows_attend_as_plain_attention_does(
-    window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, composes: bool, settles: bool
+    window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, way: str, settles: bool
 ) -> None:
     sinks = some_sinks(with_sinks)
     story = Story.of(sum(chunks), window=narrower(window, asked), sinks=sinks, seed=len(chunks))
@@ -72,11 +82,12 @@ def test_rows_attend_as_plain_attention_does(
     for tokens in chunks:
         part = slice(start, start + tokens)
         masks = MaskBook()
-        masks.composes_attention = composes
+        masks.composes_attention = way != "fused"
         view = RowsView([layer], tokens=[tokens], offset=mx.arange(start, start + tokens), masks=masks)
         mask = view.make_mask(1, window_size=asked)
         keys, _ = view.update_and_fetch(rows_of(story.keys[:, :, part]), rows_of(story.values[:, :, part]))
-        got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
+        with host_attention_from(0 if way == "on the host" else 1 << 40):
+            got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
         assert_close(rows_of(got), story.expected[:, :, part])
         start += tokens
         if settles:
@@ -119,6 +130,31 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
         assert not as_array or isinstance(mask, mx.array)
         keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
         got = mx.fast.scaled_dot_product_attention(story.queries[:, :, part], keys, values, scale=SCALE, mask=mask)
+        assert_close(got, story.expected[:, :, part])
+        start += tokens
+
+
+@given(window=windows, asked=windows, chunks=chunk_lists, with_sinks=st.booleans(), way=ways)
+def test_a_span_of_its_own_attends_as_plain_attention_does(
+    window: int | None, asked: int | None, chunks: list[int], with_sinks: bool, way: str
+) -> None:
+    sinks = some_sinks(with_sinks)
+    story = Story.of(sum(chunks), window=narrower(window, asked), sinks=sinks, seed=len(chunks))
+    layer, start = fresh(window), 0
+    for tokens in chunks:
+        part = slice(start, start + tokens)
+        masks = MaskBook()
+        masks.composes_attention = way != "fused"
+        view = LoneView(layer, masks=masks)
+        mask = view.make_mask(tokens, window_size=asked)
+        keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
+        with host_attention_from(0 if way == "on the host" else 1 << 40):
+            queries = story.queries[:, :, part]
+            got = (
+                mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask=mask, sinks=sinks)
+                if isinstance(keys, mx.array)
+                else keys.attend(queries, scale=SCALE, mask=mask, sinks=sinks)
+            )
         assert_close(got, story.expected[:, :, part])
         start += tokens
 

@@ -120,7 +120,8 @@ class SplitRunner:
 
     def _read(self, span: SequenceSpan) -> mx.array | None:
         masks = MaskBook()
-        caches = _views([span], lambda layers: SpanView(layers[0], masks=masks), lambda states: states[0])
+        view = LoneView if self._gather is None else SpanView
+        caches = _views([span], lambda layers: view(layers[0], masks=masks), lambda states: states[0])
         return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
 
 

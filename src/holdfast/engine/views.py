@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.cache.kinds import Composite, FullKV, LayerKV, LayerState, RecurrentState, WindowKV
+from holdfast.engine import host_attention
+from holdfast.engine.host_attention import AttentionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,32 @@ def _narrower(*windows: int | None) -> int | None:
     return min(sizes) if sizes else None
 
 
+def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> AttentionSpan:
+    """queries: [1, heads, tokens, head_dim], of the tokens that the layer was given last; asked: the model's window."""
+    tokens = queries.shape[2]
+    window = _narrower(asked, layer.window)
+    keys, values = layer.last(layer.held() if window is None else min(layer.held(), window + tokens - 1))
+    return AttentionSpan(queries=queries, keys=keys, values=values, window=window)
+
+
+def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, masks: MaskBook) -> list[mx.array]:
+    """Attention of each span over its own sequence. scale: what is still to be applied; 1 where attention is composed."""
+    if masks.composes_attention and host_attention.pays(spans):
+        return host_attention.attend(spans, sinks=sinks)
+    return [_attend_alone(span, scale, sinks, masks) for span in spans]
+
+
+def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, masks: MaskBook) -> mx.array:
+    seen = span.keys.shape[2]
+    mask: mx.array | str | None = None
+    if span.tokens > 1:
+        hides = span.window is not None and seen > span.window
+        mask = masks.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
+    elif sinks is None and masks.composes_attention:
+        return attend_one(span.queries, span.keys, span.values)
+    return mx.fast.scaled_dot_product_attention(span.queries, span.keys, span.values, scale=scale, mask=mask, sinks=sinks)
+
+
 class RowsView:
     """One layer in the rows layout: every token is a row of its own; rows of a span are consecutive.
 
@@ -67,7 +95,6 @@ class RowsView:
     def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, masks: MaskBook) -> None:
         self._layers, self._tokens, self._masks = layers, tokens, masks
         self.offset = offset
-        self._composes = masks.composes_attention
         self._cuts = [sum(tokens[: index + 1]) for index in range(len(tokens) - 1)]
 
     def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> WindowMask:
@@ -83,28 +110,15 @@ class RowsView:
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        if self._composes:
+        if self._masks.composes_attention:
             queries, scale = queries * scale, 1.0  # once for all rows
-        spans = zip(self._layers, self._tokens, self._split(queries), strict=True)
-        parts = [self._attend_span(layer, tokens, part, scale, asked, sinks) for layer, tokens, part in spans]
+        spans = [_attention_span(layer, part, asked) for layer, part in zip(self._layers, self._split(queries), strict=True)]
+        parts = _attend(spans, scale=scale, sinks=sinks, masks=self._masks)
         return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
         spans = rows.swapaxes(0, 2)
         return list(mx.split(spans, self._cuts, axis=2)) if self._cuts else [spans]
-
-    def _attend_span(
-        self, layer: LayerKV, tokens: int, queries: mx.array, scale: float, asked: int | None, sinks: mx.array | None
-    ) -> mx.array:
-        window = _narrower(asked, layer.window)
-        seen = layer.held() if window is None else min(layer.held(), window + tokens - 1)
-        keys, values = layer.last(seen)
-        if tokens == 1 and sinks is None and self._composes:
-            return attend_one(queries, keys, values)
-        mask: mx.array | str | None = None
-        if tokens > 1:
-            mask = "causal" if window is None or seen <= window else self._masks.causal(tokens, held=seen, window=window)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
 class GatherView:
@@ -168,25 +182,29 @@ class SpanView:
 
 
 class LoneView(SpanView):
-    """One layer of a sequence that is alone in its step, for models whose attention goes through the seam.
+    """One layer of a sequence whose span is a forward pass of its own, for models whose attention goes through the seam.
 
-    As mlx-lm would run it, but that one query attends in two products where no kernel is fused.
+    As mlx-lm would run it, but that attention is done here where no kernel is fused.
     """
+
+    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """The window that the model asks for where attention is done here, else as the class above."""
+        if self._masks.composes_attention:
+            return WindowMask(window_size)
+        return super().make_mask(tokens, return_array, window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """keys, values: [1, kv_heads, tokens, head_dim]. Returns itself twice for the seam, or all that the span may see."""
-        fetched = super().update_and_fetch(keys, values)
-        if keys.shape[2] > 1 or not self._masks.composes_attention:
-            return fetched
-        self._fetched = fetched
+        if not self._masks.composes_attention:
+            return super().update_and_fetch(keys, values)
+        self._layer.append(keys, values)
         return self, self
 
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
-        """queries: [1, heads, 1, head_dim]; the same shape comes back."""
-        keys, values = self._fetched
-        if mask is None and sinks is None:
-            return attend_one(queries * scale, keys, values)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        """queries: [1, heads, tokens, head_dim]; the same shape comes back."""
+        asked = mask.window if isinstance(mask, WindowMask) else None
+        (attended,) = _attend([_attention_span(self._layer, queries * scale, asked)], scale=1.0, sinks=sinks, masks=self._masks)
+        return attended
 
 
 class StateView:

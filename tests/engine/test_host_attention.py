@@ -1,0 +1,114 @@
+"""Attention by numpy, against MLX's plain attention with plain masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.engine import host_attention
+from holdfast.engine.host_attention import AttentionSpan
+
+KEY_DIM, VALUE_DIM = 8, 6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One span: its last `tokens` of `held` positions ask."""
+
+    tokens: int
+    held: int
+    window: int | None
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    tokens = draw(st.sampled_from([1, 2, 3, 7, 33]))
+    return Shape(tokens, tokens + draw(st.sampled_from([0, 1, 5, 40])), draw(st.sampled_from([None, 1, 2, 6, 34, 100])))
+
+
+@contextmanager
+def blocks_of(scores: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_attention, "_BLOCK_SCORES", scores)
+        yield
+
+
+def made(shape: Shape, *, heads: int, kv_heads: int, seed: int, dtype: mx.Dtype = mx.float32) -> AttentionSpan:
+    keys = mx.random.split(mx.random.key(seed), 3)
+    sizes = ((heads, shape.tokens, KEY_DIM), (kv_heads, shape.held, KEY_DIM), (kv_heads, shape.held, VALUE_DIM))
+    q, k, v = (mx.random.normal((1, *size), key=keys[i]).astype(dtype) for i, size in enumerate(sizes))
+    return AttentionSpan(queries=q, keys=k, values=v, window=shape.window)
+
+
+def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
+    held = span.keys.shape[2]
+    distance = mx.arange(held - span.tokens, held)[:, None] - mx.arange(held)[None]
+    mask = (distance >= 0) & (distance < (span.window or held + 1))
+    return mx.fast.scaled_dot_product_attention(span.queries, span.keys, span.values, scale=1.0, mask=mask, sinks=sinks)
+
+
+@given(
+    wanted=st.lists(shapes(), min_size=1, max_size=4),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 1)]),
+    with_sinks=st.booleans(),
+    block=st.sampled_from([1, 64, 300, 1 << 18]),
+)
+def test_every_span_gets_what_plain_attention_gives_it(
+    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int
+) -> None:
+    spans = [made(shape, heads=heads[0], kv_heads=heads[1], seed=seed) for seed, shape in enumerate(wanted)]
+    sinks = mx.random.normal((heads[0],), key=mx.random.key(99)) if with_sinks else None
+    with blocks_of(block):
+        attended = host_attention.attend(spans, sinks=sinks)
+    for span, got in zip(spans, attended, strict=True):
+        expected = plain(span, sinks)
+        assert got.shape == expected.shape
+        assert float(mx.abs(got - expected).max()) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_half_precision_goes_in_and_comes_out(dtype: mx.Dtype) -> None:
+    span = made(Shape(20, 50, None), heads=4, kv_heads=2, seed=1, dtype=dtype)
+    (got,) = host_attention.attend([span], sinks=None)
+    assert got.dtype == dtype
+    assert float(mx.abs(got.astype(mx.float32) - plain(span, None).astype(mx.float32)).max()) <= mx.finfo(dtype).eps * 2
+
+
+def test_parts_of_a_larger_buffer_are_read_in_place() -> None:
+    whole = made(Shape(9, 90, None), heads=4, kv_heads=2, seed=2)
+    part = AttentionSpan(queries=whole.queries, keys=whole.keys[:, :, 30:70], values=whole.values[:, :, 30:70], window=None)
+    (got,) = host_attention.attend([part], sinks=None)
+    assert float(mx.abs(got - plain(part, None)).max()) < 2e-6
+
+
+def test_what_is_not_a_number_stays_with_the_span_that_has_it() -> None:
+    spans = [made(Shape(5, 40, None), heads=4, kv_heads=2, seed=seed) for seed in range(3)]
+    broken = spans[1].keys * float("nan")
+    spans[1] = AttentionSpan(queries=spans[1].queries, keys=broken, values=spans[1].values, window=None)
+    attended = host_attention.attend(spans, sinks=None)
+    assert [bool(mx.isfinite(part).all()) for part in attended] == [True, False, True]
+
+
+def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(host_attention, "_hidden", lambda rows, columns, window: "no mask")
+        with pytest.raises((AttributeError, TypeError)):
+            host_attention.attend([span], sinks=None)
+    (got,) = host_attention.attend([span], sinks=None)
+    assert float(mx.abs(got - plain(span, None)).max()) < 2e-6
+
+
+def test_decoding_and_little_work_are_left_to_mlx() -> None:
+    one = made(Shape(1, 5000, None), heads=16, kv_heads=2, seed=4)
+    chunk = made(Shape(64, 512, None), heads=4, kv_heads=2, seed=5)
+    little = made(Shape(4, 40, None), heads=4, kv_heads=2, seed=6)
+    assert not host_attention.pays([one, one])
+    assert not host_attention.pays([little])
+    assert host_attention.pays([one, chunk]) == host_attention.pays([chunk])
