@@ -11,7 +11,8 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TypeAlias
@@ -152,13 +153,39 @@ _scratch = _Scratch()
 
 
 @cache
+def _threads() -> int:
+    """As many as MLX's products use."""
+    return current_blas().threads or usable_cores()
+
+
+@cache
 def _helpers() -> ThreadPoolExecutor | None:
-    """The threads that work beside the one that asks; None with one core. numpy's products get one thread each from here on."""
-    for library in threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers:
-        if library.filepath != current_blas().file:
+    """The threads that work beside the one that asks; None with one core."""
+    return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention") if _threads() > 1 else None
+
+
+@cache
+def _blas_of_numpy() -> tuple[threadpoolctl.LibController, ...]:
+    """What numpy multiplies with: a library of its own, or the one that MLX uses."""
+    libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
+    own = [library for library in libraries if library.filepath != current_blas().file]
+    return tuple(own or libraries)
+
+
+@contextmanager
+def _products_on_one_thread() -> Iterator[None]:
+    """Our threads share the work out: a product that did too would wait for the others'.
+
+    Set and undone each time, which takes 2 µs: as a library, Holdfast runs in a process where others may use numpy.
+    """
+    before = [(library, library.get_num_threads()) for library in _blas_of_numpy()]
+    try:
+        for library, _ in before:
             library.set_num_threads(1)
-    threads = current_blas().threads or usable_cores()
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="attention") if threads > 1 else None
+        yield
+    finally:
+        for library, threads in before:
+            library.set_num_threads(threads)
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
@@ -171,7 +198,11 @@ def _run_all(work: Sequence[Callable[[], None]]) -> None:
                 piece()
 
     helpers = _helpers()
-    others = [] if helpers is None else [helpers.submit(take) for _ in range(min(len(work) - 1, helpers._max_workers))]
-    take()
+    with _products_on_one_thread():
+        others = [] if helpers is None else [helpers.submit(take) for _ in range(min(len(work), _threads()) - 1)]
+        try:
+            take()
+        finally:
+            wait(others)
     for other in others:
         other.result()
