@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -56,13 +55,6 @@ def rows_of(part: mx.array) -> mx.array:
     return part.swapaxes(0, 2)
 
 
-@contextmanager
-def host_attention_from(scores: int) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_attention, "_SCORES_WORTH_IT", scores)
-        yield
-
-
 def assert_close(got: mx.array, expected: mx.array) -> None:
     assert got.shape == expected.shape
     assert float(mx.abs(got - expected).max()) < 2e-5
@@ -86,7 +78,7 @@ def test_rows_attend_as_plain_attention_does(
         view = RowsView([layer], tokens=[tokens], offset=mx.arange(start, start + tokens), masks=masks)
         mask = view.make_mask(1, window_size=asked)
         keys, _ = view.update_and_fetch(rows_of(story.keys[:, :, part]), rows_of(story.values[:, :, part]))
-        with host_attention_from(0 if way == "on the host" else 1 << 40):
+        with host_attention.paying_from(0 if way == "on the host" else 1 << 40):
             got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
         assert_close(rows_of(got), story.expected[:, :, part])
         start += tokens
@@ -148,7 +140,7 @@ def test_a_span_of_its_own_attends_as_plain_attention_does(
         view = LoneView(layer, masks=masks)
         mask = view.make_mask(tokens, window_size=asked)
         keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
-        with host_attention_from(0 if way == "on the host" else 1 << 40):
+        with host_attention.paying_from(0 if way == "on the host" else 1 << 40):
             queries = story.queries[:, :, part]
             got = (
                 mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask=mask, sinks=sinks)

@@ -9,8 +9,7 @@ import pytest
 from holdfast.engine import host_attention
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def larger_spans_attend_on_the_host() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_attention, "_SCORES_WORTH_IT", 600)
+    with host_attention.paying_from(600):
         yield

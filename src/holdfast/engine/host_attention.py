@@ -2,7 +2,7 @@
 
 There most of the time of reading a long prompt goes into exponentials, one at a time, on one core. numpy computes them with
 vector instructions and lets go of the interpreter, so the heads of all spans are shared out over threads, in blocks that fit a
-core's cache. Measured against mx.fast on 4 cores: 12 to 14 times as fast for long contexts.
+core's cache. Measured against mx.fast on 4 cores: 7 to 15 times as fast, see docs/lab-log.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -20,12 +20,12 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-import threadpoolctl
 
-from holdfast.models.blas import current_blas
+from holdfast.models.blas import blas_of_numpy, current_blas
 from holdfast.models.cores import usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
+_MIN_ROWS = 32  # of a block: keys are read once for so many queries, however many keys there are
 _SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -52,11 +52,41 @@ class AttentionSpan:
         return self.queries.shape[1] * self.tokens * self.keys.shape[2]
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …], [columns, …], [rows, value_dim].
+
+    Or all heads of a span, with the heads as one dimension more in front.
+    """
+
+    queries: _Array
+    keys: _Array
+    values: _Array
+    result: _Array
+
+
+class _Limit(threading.local):
+    scores = _SCORES_WORTH_IT
+
+
+_limit = _Limit()
+
+
+@contextmanager
+def paying_from(scores: int) -> Iterator[None]:
+    """For this thread, the amount of work from which on `pays` says yes, whatever is faster. For probes and tests."""
+    before, _limit.scores = _limit.scores, scores
+    try:
+        yield
+    finally:
+        _limit.scores = before
+
+
 def pays(spans: Sequence[AttentionSpan]) -> bool:
     """Whether `attend` is faster than MLX here: where prompts are read. Decoding waits for memory, not for exponentials."""
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
-    return sum(span.scores for span in spans) >= _SCORES_WORTH_IT
+    return sum(span.scores for span in spans) >= _limit.scores
 
 
 def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
@@ -71,10 +101,9 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        queries, keys, values = (np.array(array, copy=False)[0] for array in arrays)
-        result = np.empty((*queries.shape[:2], values.shape[2]), np.float32)
-        work.extend(_pieces(queries, keys, values, result, span.window, extra))
-        results.append(result)
+        queries, keys, values = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
+        results.append(np.empty((*queries.shape[:2], values.shape[2]), np.float32))
+        work.extend(_pieces(_Block(queries, keys, values, results[-1]), window=span.window, sinks=extra))
     _run_all(work)
     return [mx.array(result[None]).astype(span.queries.dtype) for span, result in zip(spans, results, strict=True)]
 
@@ -83,29 +112,25 @@ def _as_float32(array: mx.array) -> mx.array:
     return array if array.dtype == mx.float32 else array.astype(mx.float32)
 
 
-def _pieces(
-    queries: _Array, keys: _Array, values: _Array, result: _Array, window: int | None, sinks: _Array | None
-) -> Iterator[Callable[[], None]]:
+def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
     """Pieces of work that write different parts of the result: a key head with the queries that share it, or rows of one head."""
-    heads, tokens, _ = queries.shape
-    kv_heads, held, _ = keys.shape
-    shared = heads // kv_heads
+    tokens, held = heads.queries.shape[1], heads.keys.shape[1]
+    shared = len(heads.queries) // len(heads.keys)
     if tokens == 1:
-        first = 0 if window is None else max(0, held - window)
-        for head in range(kv_heads):
+        seen = slice(0 if window is None else max(0, held - window), held)
+        for head in range(len(heads.keys)):
             group = slice(head * shared, (head + 1) * shared)
-            sink = None if sinks is None else sinks[group, None]
-            yield partial(_attend, queries[group, 0], keys[head, first:], values[head, first:], result[group, 0], None, sink)
+            block = _Block(heads.queries[group, 0], heads.keys[head, seen], heads.values[head, seen], heads.result[group, 0])
+            yield partial(_attend, block, hidden=None, sinks=None if sinks is None else sinks[group, None])
         return
-    rows = max(1, min(tokens, _BLOCK_SCORES // held))
-    for head, start in itertools.product(range(heads), range(0, tokens, rows)):
-        end = min(start + rows, tokens)
-        first = 0 if window is None else max(0, held - tokens + start + 1 - window)
-        last = held - tokens + end
-        seen_keys, seen_values = keys[head // shared, first:last], values[head // shared, first:last]
-        hidden = _hidden(end - start, last - first, window)
-        sink = None if sinks is None else sinks[head, None, None]
-        yield partial(_attend, queries[head, start:end], seen_keys, seen_values, result[head, start:end], hidden, sink)
+    rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
+    for head, start in itertools.product(range(len(heads.queries)), range(0, tokens, rows)):
+        asking = slice(start, min(start + rows, tokens))
+        seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
+        keys, values = heads.keys[head // shared, seen], heads.values[head // shared, seen]
+        block = _Block(heads.queries[head, asking], keys, values, heads.result[head, asking])
+        hidden = _hidden(asking.stop - start, len(keys), window)
+        yield partial(_attend, block, hidden=hidden, sinks=None if sinks is None else sinks[head, None, None])
 
 
 @lru_cache(maxsize=8)
@@ -118,13 +143,10 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
     return None if rows == 1 else np.triu(np.ones((rows, rows), bool), 1)
 
 
-def _attend(queries: _Array, keys: _Array, values: _Array, result: _Array, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """One block, written to `result`, [rows, value_dim].
-
-    queries: [rows, head_dim]; keys: [columns, head_dim]; values: [columns, value_dim]; sinks: [rows or 1, 1].
-    """
-    scores = _scratch.scores(len(queries), len(keys))
-    np.matmul(queries, keys.T, out=scores)
+def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
+    """Write the result of one block. sinks: [rows or 1, 1]."""
+    scores = _scratch.scores(len(block.queries), len(block.keys))
+    np.matmul(block.queries, block.keys.T, out=scores)
     if hidden is not None:
         np.copyto(scores[:, scores.shape[1] - hidden.shape[1] :], -np.inf, where=hidden)
     top = scores.max(axis=1, keepdims=True)
@@ -135,7 +157,7 @@ def _attend(queries: _Array, keys: _Array, values: _Array, result: _Array, hidde
     total = scores.sum(axis=1, keepdims=True)
     if sinks is not None:
         total += np.exp(sinks - top)
-    np.divide(scores @ values, total, out=result)
+    np.divide(scores @ block.values, total, out=block.result)
 
 
 class _Scratch(threading.local):
@@ -150,6 +172,7 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+_one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
 
 
 @cache
@@ -164,45 +187,50 @@ def _helpers() -> ThreadPoolExecutor | None:
     return ThreadPoolExecutor(_threads() - 1, thread_name_prefix="attention") if _threads() > 1 else None
 
 
-@cache
-def _blas_of_numpy() -> tuple[threadpoolctl.LibController, ...]:
-    """What numpy multiplies with: a library of its own, or the one that MLX uses."""
-    libraries = threadpoolctl.ThreadpoolController().select(user_api="blas").lib_controllers
-    own = [library for library in libraries if library.filepath != current_blas().file]
-    return tuple(own or libraries)
-
-
 @contextmanager
 def _products_on_one_thread() -> Iterator[None]:
     """Our threads share the work out: a product that did too would wait for the others'.
 
-    Set and undone each time, which takes 2 µs: as a library, Holdfast runs in a process where others may use numpy.
+    Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process where others may use numpy.
     """
-    before = [(library, library.get_num_threads()) for library in _blas_of_numpy()]
+    before = [(library, library.get()) for library in _numpys()]
     try:
         for library, _ in before:
-            library.set_num_threads(1)
+            library.set(1)
         yield
     finally:
         for library, threads in before:
-            library.set_num_threads(threads)
+            library.set(threads)
+
+
+_numpys = cache(blas_of_numpy)
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:
     """Do all pieces of work, each thread taking the next one as it becomes free. Raises what a piece raised."""
-    left = iter(work)  # a list's iterator gives each item to one thread only
+    left = iter(work)  # gives each piece to one thread only
 
     def take() -> None:
         with np.errstate(all="ignore"):  # what is not a number is found in the logits
             for piece in left:
                 piece()
 
-    helpers = _helpers()
-    with _products_on_one_thread():
-        others = [] if helpers is None else [helpers.submit(take) for _ in range(min(len(work), _threads()) - 1)]
+    with _one_at_a_time, _products_on_one_thread():
+        others = list(_started(take, min(len(work), _threads()) - 1))
         try:
             take()
         finally:
             wait(others)
     for other in others:
         other.result()
+
+
+def _started(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
+    helpers = _helpers()
+    if helpers is None:
+        return
+    for _ in range(count):
+        try:
+            yield helpers.submit(task)
+        except RuntimeError:  # the interpreter is ending and takes no more tasks: the one who asks does it all
+            return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.cache.kinds import Composite, LayerState, WindowKV
+from holdfast.engine import host_attention
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.engine.plan import Span
 from holdfast.engine.sampling import row_state
@@ -215,7 +217,9 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
-        logits = runner.forward(spans)
+        # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it gets every other step
+        with host_attention.paying_from(0) if step % 2 == 0 else nullcontext():
+            logits = runner.forward(spans)
         mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):

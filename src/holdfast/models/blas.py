@@ -7,9 +7,10 @@ the first import of `mlx.core`; this module imports no MLX. Measured: float32 pr
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class BlasReport:
     in_front: bool
     name: str = "built in"
     version: str = ""
-    threads: int = 0
+    threads: int = 0  # that products may use; MLX's own BLAS uses one whatever it says
     file: str = ""
     reason: str = ""
 
@@ -49,18 +50,54 @@ def prepare_blas(threads: int = 0) -> BlasReport:
     global _current
     if _current.in_front:
         return _current
+    threads = threads or _wanted_threads()
     if sys.platform != "linux":
-        _current = BlasReport(in_front=False, reason="only needed on Linux")
+        _current = BlasReport(in_front=False, threads=threads, reason="only needed on Linux")
     elif "mlx.core" in sys.modules:
-        _current = BlasReport(in_front=False, reason="MLX was imported before a faster one could be loaded")
+        _current = BlasReport(in_front=False, threads=threads, reason="MLX was imported before a faster one could be loaded")
     else:
-        _current = _load_first(_candidates(), threads=threads or _wanted_threads())
+        _current = _load_first(_candidates(), threads=threads)
     return _current
 
 
 def current_blas() -> BlasReport:
     """What `prepare_blas` found."""
     return _current
+
+
+@dataclass(frozen=True, slots=True)
+class BlasThreads:
+    """The number of threads that one loaded library multiplies with, for the whole process."""
+
+    get: Callable[[], int]
+    set: Callable[[int], None]
+
+
+def blas_of_numpy() -> tuple[BlasThreads, ...]:
+    """What numpy, once imported, multiplies with: a library of its own, or the one in front of MLX. Linux; empty when unknown."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return ()
+    files = {
+        os.path.realpath(line[line.index("/") :]) for line in lines if "/" in line and ("openblas" in line or "mkl_rt" in line)
+    }
+    own = files - {_current.file}
+    return tuple(threads for file in sorted(own or files) if (threads := _threads_of(file)) is not None)
+
+
+def _threads_of(file: str) -> BlasThreads | None:
+    try:
+        library = ctypes.CDLL(file)
+    except OSError:
+        return None
+    for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
+        get, put = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
+        if hasattr(library, put):
+            return BlasThreads(getattr(library, get), getattr(library, put))
+    if hasattr(library, "MKL_Set_Num_Threads"):
+        return BlasThreads(library.MKL_Get_Max_Threads, library.MKL_Set_Num_Threads)
+    return None
 
 
 def _wanted_threads() -> int:
@@ -94,7 +131,7 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
             continue
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)  # the same library, now before all that come later
         return _described(library, candidate, threads)
-    return BlasReport(in_front=False, reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found")
+    return BlasReport(in_front=False, threads=threads, reason="; ".join(refusals) or "neither OpenBLAS nor MKL was found")
 
 
 def _refusal(library: ctypes.CDLL) -> str:
@@ -107,7 +144,7 @@ def _refusal(library: ctypes.CDLL) -> str:
 def _described(library: ctypes.CDLL, candidate: str, threads: int) -> BlasReport:
     file = _file_of_symbol("cblas_sgemm")
     if file != _file_of_symbol("cblas_sgemm", library):
-        return BlasReport(in_front=False, reason=f"{file} comes before {candidate}")
+        return BlasReport(in_front=False, threads=threads, reason=f"{file} comes before {candidate}")
     config = _openblas_config(library)
     if config:
         library.openblas_set_num_threads(threads)
