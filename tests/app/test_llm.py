@@ -136,21 +136,6 @@ next(stream)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_script_may_end_while_a_prompt_is_read() -> None:
-    script = f"""
-import threading, time
-from holdfast import LLM
-llm = LLM({str(served_model_folder())!r})
-stream = llm.stream("a number of words " * 1500, max_tokens=9)
-threading.Thread(target=list, args=(stream,), daemon=True).start()
-time.sleep(0.2)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_sessions_are_kept_forked_carried_and_closed(llm: LLM, tmp_path: Path) -> None:
     sessions, text = llm.sessions(tenant="one"), "The ferry left at noon with two goats on deck. " * 10
     first = llm.generate(text, max_tokens=4, temperature=0, session_id="a", tenant="one")

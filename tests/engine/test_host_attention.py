@@ -115,6 +115,15 @@ def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeyp
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
 
 
+def test_an_interpreter_that_ends_takes_no_more_tasks_and_the_work_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = ThreadPoolExecutor(2)
+    ended.shutdown()
+    monkeypatch.setattr(host_attention, "_helpers", lambda: ended)
+    span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
+    (got,) = host_attention.attend([span], sinks=None)
+    assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
+
+
 def test_decoding_and_little_work_are_left_to_mlx() -> None:
     one = made(Shape(1, 5000, None), heads=16, kv_heads=2, seed=4)
     chunk = made(Shape(64, 512, None), heads=4, kv_heads=2, seed=5)
