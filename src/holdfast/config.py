@@ -79,7 +79,11 @@ class ModelSettings:
     )
     trust_remote_code: bool = _setting(False, "Whether Python files that come with a model may be run.")
     threads: int = _setting(
-        0, "Threads for products and attention on a CPU; `auto`: one per core.", flag="--threads", limits=Limits(at_least=0), auto=True
+        0,
+        "Threads that compute on a CPU; `auto`: one per core.",
+        flag="--threads",
+        limits=Limits(at_least=0),
+        auto=True,
     )
     memory_bytes: int = _setting(
         0,

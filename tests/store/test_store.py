@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,15 @@ def test_put_does_not_wait_for_the_disk(store: BlockStore) -> None:
         assert store.flush(timeout_seconds=0.0) is False
         assert store.read(CHAIN[0].key).result() is CHAIN[0]
     assert store.flush()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is the process's")
+def test_the_writing_thread_gives_way_to_those_that_compute(store: BlockStore) -> None:
+    found: list[int] = []
+    store._mailbox.send(lambda: found.append(os.getpriority(os.PRIO_PROCESS, 0)))
+    assert store.flush()
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert found == [max(mine, 10)]
 
 
 def test_what_became_durable_and_what_was_lost_is_told_once(store: BlockStore) -> None:

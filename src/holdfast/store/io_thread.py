@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from holdfast.store.upkeep import Upkeep
 
 _LOG = logging.getLogger(__name__)
 
+_NICENESS = 10  # of 19: a tenth of the share that a computing thread gets on a busy core
 GROUP_SECONDS = 0.05  # a group is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or this large
 GROUP_BLOCKS = 64  # … or of so many
@@ -64,6 +67,7 @@ class IoThread:
 
     def run(self) -> None:
         """Serve the mailbox until it is closed and empty."""
+        _give_way()
         try:
             self._try_to_open()
             while True:
@@ -375,3 +379,13 @@ class IoThread:
         except OSError as error:
             if self._retry_at is None:
                 _LOG.warning("the store could not %s: %s", what, error)
+
+
+def _give_way() -> None:
+    """Compute (checksums, copies) only when nobody else wants the core: decoding streams wait for the slowest core.
+
+    On Linux a thread has a niceness of its own; elsewhere the process has one, and nothing is done.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))  # 0: this thread
