@@ -25,7 +25,7 @@ from holdfast.models.blas import blas_of_numpy, current_blas
 from holdfast.models.cores import usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
-_MIN_ROWS = 32  # of a block: keys are read once for so many queries, however many keys there are
+_MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
 _SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
