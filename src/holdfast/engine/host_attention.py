@@ -172,6 +172,7 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
+_libraries = cache(blas_of_numpy)
 _one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
 
 
@@ -193,7 +194,7 @@ def _products_on_one_thread() -> Iterator[None]:
 
     Set and undone each time, which takes a microsecond: as a library, Holdfast runs in a process where others may use numpy.
     """
-    before = [(library, library.get()) for library in _numpys()]
+    before = [(library, library.get()) for library in _libraries()]
     try:
         for library, _ in before:
             library.set(1)
@@ -201,9 +202,6 @@ def _products_on_one_thread() -> Iterator[None]:
     finally:
         for library, threads in before:
             library.set(threads)
-
-
-_numpys = cache(blas_of_numpy)
 
 
 def _run_all(work: Sequence[Callable[[], None]]) -> None:

@@ -1,4 +1,4 @@
-"""Puts a fast BLAS in front of the reference BLAS that the Linux CPU wheel of MLX is linked against.
+"""Puts a fast BLAS in front of the reference BLAS that the Linux CPU wheel of MLX is linked against; finds numpy's.
 
 Symbols of a library that is loaded globally come before those of libraries loaded later. So OpenBLAS or MKL must be loaded before
 the first import of `mlx.core`; this module imports no MLX. Measured: float32 products become 13 times faster.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,16 @@ FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without o
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 logger = logging.getLogger("holdfast.worker")
+
+
+@contextmanager
+def _costing_no_answer(message: str, *names: str, otherwise: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Log whatever is raised, and do `otherwise`: what is not remembered is read again, and nobody's answer depends on it."""
+    try:
+        yield
+    except Exception:
+        logger.exception(message, *names)
+        otherwise()
 
 
 class DeviceBroken(Exception):
@@ -112,24 +123,20 @@ class WorkerLoop:
         return FETCHING_SECONDS if self._remembering.is_fetching else IDLE_SECONDS
 
     def _look_up(self, sequence: LiveSequence) -> None:
-        try:
+        with _costing_no_answer(
+            "request %s is read from its beginning",
+            sequence.request.request_id,
+            otherwise=lambda: self._remembering.begin_afresh(sequence),
+        ):
             self._remembering.look_up(sequence)
-        except Exception:  # as in _put_away_all
-            logger.exception("request %s is read from its beginning", sequence.request.request_id)
-            self._remembering.begin_afresh(sequence)
 
     def _settle_recalls(self) -> None:
-        try:
+        with _costing_no_answer("what was to be restored is read again", otherwise=self._remembering.stop_fetching):
             self._remembering.settle()
-        except Exception:  # as in _put_away_all
-            logger.exception("what was to be restored is read again")
-            self._remembering.stop_fetching()
 
     def _put_away_all(self) -> None:
-        try:
+        with _costing_no_answer("what a request has left behind could not be kept"):
             self._remembering.put_away_all()
-        except Exception:  # what is not remembered is read again; nobody's answer depends on it
-            logger.exception("what a request has left behind could not be kept")
 
     def _settle(self) -> None:
         """Let the step under way end before its arrays are dropped."""
@@ -186,18 +193,16 @@ class WorkerLoop:
     def _carry_out(self, command: SessionCommand) -> None:
         try:
             answer = self._remembering.carry_out(command)
-        except Exception as error:  # as in _put_away_all
+        except Exception as error:  # as in _costing_no_answer
             logger.exception("a session command failed")
             answer = SessionAnswer(call_id=command.call_id, failure=SessionFailure.FAILED, message=str(error))
         if answer is not None:
             self._ledger.tell(answer)
 
     def _tend_sessions(self) -> None:
-        try:
+        with _costing_no_answer("sessions could not be tended"):
             for answer in self._remembering.tend_sessions():
                 self._ledger.tell(answer)
-        except Exception:  # as in _put_away_all
-            logger.exception("sessions could not be tended")
 
     def _accept(self, request: SequenceRequest) -> None:
         ledger = self._ledger
@@ -309,10 +314,8 @@ class WorkerLoop:
     def _take_kept(self, flight: _Flight) -> None:
         if not flight.sequences:
             return
-        try:
+        with _costing_no_answer("what a step has read could not be kept"):
             self._remembering.take(flight.pending, flight.sequences)
-        except Exception:  # as in _put_away_all
-            logger.exception("what a step has read could not be kept")
 
     def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
@@ -353,17 +356,14 @@ class WorkerLoop:
         return True
 
     def _leave(self, sequence: LiveSequence, *, for_good: bool) -> None:
-        try:
+        with _costing_no_answer("what request %s has read could not be kept", sequence.request.request_id):
             self._remembering.leave(sequence, for_good=for_good)
-        except Exception:  # as in _put_away_all
-            logger.exception("what request %s has read could not be kept", sequence.request.request_id)
 
     def _stop_reading(self, sequence: LiveSequence) -> None:
-        try:
+        with _costing_no_answer(
+            "requests that waited for %s begin afresh", sequence.request.request_id, otherwise=self._remembering.stop_fetching
+        ):
             self._remembering.stop_reading(sequence)
-        except Exception:  # as in _put_away_all
-            logger.exception("requests that waited for %s begin afresh", sequence.request.request_id)
-            self._remembering.stop_fetching()
 
     def _grow(self, sequence: LiveSequence, capacity_tokens: int) -> None:
         sequence.capacity_tokens = capacity_tokens
