@@ -351,6 +351,7 @@ def test_what_cannot_be_kept_is_refused() -> None:
         OpenSession(call_id="a", tenant="", session_id="a", metadata={"k": "\ud800"}),
         OpenSession(call_id="a", tenant="", session_id="a", ttl_seconds=-1.0),
         ImportSession(call_id="a", tenant="", path="/nowhere", session_id="a/b"),
+        ForkSession(call_id="a", tenant="", session_id="a", new_session_id=""),
     ):
         found = desk.carry_out(command)
         assert found is not None

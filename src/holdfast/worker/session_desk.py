@@ -336,10 +336,11 @@ class SessionDesk:
 
 def _check(command: SessionCommand) -> None:
     """Refuse what could not be kept or named. The server has refused it before; the library's callers come here."""
-    opened = command.new_session_id if isinstance(command, ForkSession) else ""
+    opened = command.new_session_id if isinstance(command, ForkSession) else None
     if isinstance(command, OpenSession | ImportSession):
-        opened = command.session_id or (opened if isinstance(command, ImportSession) else " /")
-    if opened and not is_session_id(opened):
+        opened = command.session_id
+    is_named_by_file = isinstance(command, ImportSession) and not opened
+    if opened is not None and not is_named_by_file and not is_session_id(opened):
         raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
     metadata = command.metadata if isinstance(command, OpenSession | UpdateSession) else {}
     if isinstance(metadata, dict) and not is_fit_metadata(metadata):
