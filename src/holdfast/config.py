@@ -35,6 +35,7 @@ LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _MIB = 1 << 20
+LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
 
 
 def _setting(default: T, doc: str, *, flag: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False) -> T:
@@ -93,6 +94,18 @@ class ModelSettings:
         auto=True,
     )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencySettings:
+    """How the front looks after its workers."""
+
+    heartbeat_seconds: float = _setting(1.0, "How often a worker says that it is alive.", limits=Limits(above=0))
+    hang_seconds: float = _setting(
+        7.0,
+        "A worker that is silent for so long, or whose step takes so long and 20 times what such steps take, is replaced.",
+        limits=Limits(above=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +190,7 @@ class Settings:
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
+    residency: ResidencySettings = ResidencySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
     store: StoreSettings = StoreSettings()
@@ -263,3 +277,10 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
             )
+    residency = settings.residency
+    if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:
+        raise ConfigError(
+            f"residency.hang_seconds = {residency.hang_seconds} ({origins['residency.hang_seconds']}) must be at least "
+            f"{LEAST_BEATS} times residency.heartbeat_seconds = {residency.heartbeat_seconds} "
+            f"({origins['residency.heartbeat_seconds']})"
+        )

@@ -344,6 +344,22 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory: MemoryFigures | None = None  # None: this worker keeps nothing
 
 
+class Activity(enum.Enum):
+    """What a worker's device thread is at."""
+
+    LOADING = "loading"
+    RESTING = "resting"  # it waits for commands
+    WORKING = "working"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Said now and then by a thread beside the device thread, on a socket of its own."""
+
+    activity: Activity
+    lasting_seconds: float  # since it began; time in which the process did not run, or waited for its own pages, does not count
+    expected_seconds: float | None = None  # what such work takes at most, as far as was measured; None: nothing like it was
+
+
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How far the start of a worker is, for progress bars."""
 

@@ -136,6 +136,7 @@ class ScriptedModel:
     info: ModelInfo | None = INFO
     memory: MemoryFigures | None = None
     created: int = 1_700_000_000
+    restarts: Mapping[str, int] = field(default_factory=lambda: {"died": 0, "hung": 2})
 
 
 SESSION = SessionInfo(

@@ -93,6 +93,11 @@ class ServedModel(Protocol):
         """Unix time since when the model is served."""
         ...
 
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often its worker was replaced since the start, by the cause: died or hung."""
+        ...
+
 
 class ModelDirectory(Protocol):
     """Residency, as far as /v1/models, /health and /metrics use it."""

@@ -14,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.link.heartbeats import Heartbeats
 from holdfast.messages import (
     CancelRequest,
     Command,
@@ -59,6 +60,7 @@ class ZmqEngineClient:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
+        self.heartbeats = Heartbeats(self._context, f"ipc://{self._folder}/beat")
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(self.endpoint)
         self._fd = int(self._socket.getsockopt(zmq.FD))
@@ -153,6 +155,7 @@ class ZmqEngineClient:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
+        self.heartbeats.close()
         self._context.term()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -13,6 +13,7 @@ from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerStati
 from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+RestartCause: TypeAlias = Literal["died", "hung"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
@@ -35,9 +36,10 @@ class WorkerKeeper:
         self.model = model
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
-        self.restarts = 0
+        self.restarts: dict[RestartCause, int] = {"died": 0, "hung": 0}
         self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
         self._worker: WorkerProcess | None = None
+        self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
 
@@ -98,7 +100,7 @@ class WorkerKeeper:
             if failure.fatal_input or (not first_start.done() and failures >= FAILED_FIRST_STARTS):
                 self._give_up(failure, first_start)
                 return
-            self.restarts += 1
+            self.restarts["hung" if self._has_hung else "died"] += 1
             self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
@@ -121,19 +123,22 @@ class WorkerKeeper:
             try:
                 self._worker = await self._launch()
             except OSError as error:  # no memory, no process or no descriptor to be had at this moment
+                self._has_hung = False
                 return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
         outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
         if isinstance(outcome, WorkerFailed):
-            self._worker = None
+            self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome
         self.info, self._state = outcome.model, "ready"
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
-        if self.restarts:
+        if any(self.restarts.values()):
             logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)
         return None
 
     async def _wait_for_death(self) -> WorkerFailed:
         assert self._worker is not None
         code = await self._worker.wait_death()
-        self._worker = None
-        return WorkerFailed(message=f"the worker process ended unexpectedly ({describe_exit(code)})", fatal_input=False)
+        hang, self._worker = self._worker.hang, None
+        self._has_hung = hang is not None
+        how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
+        return WorkerFailed(message=f"the worker process {how}", fatal_input=False)

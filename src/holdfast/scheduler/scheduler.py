@@ -24,6 +24,7 @@ from holdfast.scheduler.queue import PlaceEstimate, WaitingQueue
 from holdfast.scheduler.sequence import Sequence
 
 _NOTHING_TO_DO = Decision()
+_COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
 
 
 @dataclass(slots=True)
@@ -141,14 +142,27 @@ class Scheduler:
         if not needy and not self._reading and not self._queue:
             if not self._decoding:
                 return _NOTHING_TO_DO
-            return Decision(plan=self._plan())
+            return self._decision(RoomMade(), ())
         room = make_room(needy, self._running, self._ledger, preempt=self._preempt) if needy else RoomMade()
         self._growths += len(room.grown)
         admitted = () if room.someone_waits or room.preempted else self._admit()
+        return self._decision(room, admitted)
+
+    def _decision(self, room: RoomMade, admitted: tuple[Admission, ...]) -> Decision:
         plan = self._plan()
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
-        return Decision(admitted=admitted, preempted=tuple(room.preempted), grown=tuple(room.grown), plan=plan)
+        expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
+        if expected is not None:
+            copied = sum(self._ledger.bytes_for(made.capacity_tokens) for made in (*admitted, *room.grown))
+            expected += copied / _COPIED_BYTES_PER_SECOND
+        return Decision(
+            admitted=admitted,
+            preempted=tuple(room.preempted),
+            grown=tuple(room.grown),
+            plan=plan,
+            expected_seconds=expected,
+        )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
         """Take in what a step gave. Returns the sequences that ended because all their tokens are drawn."""

@@ -9,12 +9,18 @@ from holdfast.worker.device import serve_model
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import WorkerEnd
 from holdfast.worker.process import run_process
+from holdfast.worker.pulse import Pulse
 
 
-def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
+def serve(inbox: Inbox, assignment: Assignment, pulse: Pulse) -> WorkerEnd:
     """Serve the assigned model on the calling thread."""
     return serve_model(
-        inbox, folder=assignment.folder, model=assignment.model, scheduler=assignment.scheduler, store=assignment.store
+        inbox,
+        folder=assignment.folder,
+        model=assignment.model,
+        scheduler=assignment.scheduler,
+        store=assignment.store,
+        pulse=pulse,
     )
 
 

@@ -12,6 +12,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     endpoint: str
+    heartbeat_endpoint: str
+    heartbeat_seconds: float
     parent_pid: int
     model: ModelSettings
     scheduler: SchedulerSettings

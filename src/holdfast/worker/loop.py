@@ -23,6 +23,7 @@ from holdfast.worker.counters import resident_bytes
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.parts import Engine, Memory, Sessions
+from holdfast.worker.pulse import Pulse
 from holdfast.worker.remembering import Remembering
 from holdfast.worker.retry import read_alone
 from holdfast.worker.sequences import LiveSequence
@@ -59,8 +60,16 @@ class _Flight:
     plan: StepPlan  # what of it was dispatched: without sequences that could not be opened
     sequences: tuple[LiveSequence, ...]
     started_at: float
+    expected_seconds: float | None  # None: nothing like it was measured
     pending: Any = None
     is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
+
+
+def _together(expected_seconds: float | None, ahead: _Flight | None) -> float | None:
+    """What a step takes at most that is dispatched behind another one; None when one of them is of a kind not measured yet."""
+    if ahead is None or expected_seconds is None:
+        return expected_seconds
+    return None if ahead.expected_seconds is None else ahead.expected_seconds + expected_seconds
 
 
 class WorkerLoop:
@@ -76,9 +85,11 @@ class WorkerLoop:
         memory: Memory | None = None,
         sessions: Sessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
+        pulse: Pulse | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_rest` is called once whenever there has been nothing to do for a while."""
+        """`on_rest` is called once whenever there has been nothing to do for a while. `pulse`: where to show what is done."""
+        self._pulse = pulse or Pulse()
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
@@ -97,7 +108,7 @@ class WorkerLoop:
             self._tell_statistics(is_busy=False)
             self._inbox.send(self._ledger.take_outbox())
             while not self._is_closing:
-                commands = self._inbox.receive(timeout_seconds=self._patience(is_busy=is_busy))
+                commands = self._receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
                 is_resting = not commands and not is_busy
@@ -111,14 +122,22 @@ class WorkerLoop:
             self._remembering.abandon()
             raise
         self._finish_all(FinishReason.CANCELLED)
+        self._pulse.rest()  # how long the end may take is bounded by who has asked for it
         self._settle()
         self._remembering.close()
+
+    def _receive(self, *, timeout_seconds: float) -> list[Command]:
+        self._pulse.rest()
+        commands = self._inbox.receive(timeout_seconds=timeout_seconds)
+        self._pulse.work()
+        return commands
 
     def _patience(self, *, is_busy: bool) -> float:
         """How long to wait for commands."""
         if is_busy:
             return 0.0
         if self._remembering.has_work:
+            self._pulse.work()
             self._put_away_all()
         return FETCHING_SECONDS if self._remembering.is_fetching else IDLE_SECONDS
 
@@ -232,7 +251,9 @@ class WorkerLoop:
         if previous is not None and not self._engine.runs_ahead:
             self._complete(previous)
             self._inbox.send(self._ledger.take_outbox())
-        self._flight = self._begin(self._scheduler.next_step())
+        decision = self._scheduler.next_step()
+        self._pulse.work(_together(decision.expected_seconds, previous))
+        self._flight = self._begin(decision)
         if previous is not None and self._engine.runs_ahead:
             self._complete(previous)
         if self._flight is not None and self._flight.is_suspect:
@@ -258,6 +279,7 @@ class WorkerLoop:
             plan=StepPlan(spans=spans),
             sequences=tuple(ledger[span.request_id] for span in spans),
             started_at=self._clock(),
+            expected_seconds=decision.expected_seconds,
         )
         if spans:
             try:
@@ -268,6 +290,7 @@ class WorkerLoop:
         return flight
 
     def _complete(self, flight: _Flight) -> None:
+        self._pulse.work(flight.expected_seconds)
         result = StepResult(spans=()) if not flight.sequences else None
         if result is None and not flight.is_suspect:
             try:
@@ -321,6 +344,7 @@ class WorkerLoop:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
         if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
             return SpanResult(request_id=span.request_id)
+        self._pulse.work()
         try:
             self._close(sequence, is_healthy=False)
             sequence.prompt_logprobs.clear()

@@ -23,6 +23,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
 from holdfast.worker.memory_setup import open_memory, open_sessions
+from holdfast.worker.pulse import Pulse
 
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
@@ -36,6 +37,7 @@ def build_loop(
     model: ModelSettings,
     scheduler: SchedulerSettings,
     store: StoreSettings,
+    pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault."""
     started_at = time.perf_counter()
@@ -61,6 +63,7 @@ def build_loop(
         memory=kept,
         sessions=None if kept is None else open_sessions(kept, store),
         on_rest=_give_back_memory,
+        pulse=pulse,
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
