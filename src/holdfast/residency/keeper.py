@@ -13,7 +13,6 @@ from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerStati
 from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
-RestartCause: TypeAlias = Literal["died", "hung"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
@@ -36,7 +35,7 @@ class WorkerKeeper:
         self.model = model
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
-        self.restarts: dict[RestartCause, int] = {"died": 0, "hung": 0}
+        self.restarts = {"died": 0, "hung": 0}  # by cause
         self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
         self._worker: WorkerProcess | None = None
         self._has_hung = False  # the last worker that has ended

@@ -10,7 +10,7 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.link.client import EngineClient
 from holdfast.messages import LoadProgress, MemoryFigures, ModelInfo, WorkerStatistics
 from holdfast.residency.catalog import Catalog
-from holdfast.residency.keeper import ModelState, RestartCause, WorkerKeeper
+from holdfast.residency.keeper import ModelState, WorkerKeeper
 from holdfast.residency.worker_process import WorkerOrder
 
 
@@ -27,7 +27,7 @@ class ModelStatus:
     info: ModelInfo | None
     memory: MemoryFigures | None
     created: int
-    restarts: Mapping[RestartCause, int]
+    restarts: Mapping[str, int]  # by cause: died or hung
 
 
 class Residency:
