@@ -100,6 +100,9 @@ class ModelSettings:
 class ResidencySettings:
     """How the front looks after its workers."""
 
+    load_seconds: float = _setting(
+        60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+    )
     heartbeat_seconds: float = _setting(1.0, "How often a worker says that it is alive.", limits=Limits(above=0))
     hang_seconds: float = _setting(
         7.0,

@@ -25,7 +25,7 @@ async def main() -> None:
     say(residency.statuses()[0].pid)
     await asyncio.to_thread(sys.stdin.readline)
     await asyncio.sleep(2 * IMPATIENT.hang_seconds)  # long enough for a wrong verdict
-    *_, last = [event async for event in residency.lease("m").submit(a_request())]
+    *_, last = [event async for event in (await residency.lease("m")).submit(a_request())]
     assert isinstance(last, Finished)
     said = "answers" if last.reason is FinishReason.LENGTH else last.error
     say(residency.statuses()[0].pid, said)

@@ -62,7 +62,7 @@ async def last_of(stream: EventStream) -> Finished:
 
 
 async def assert_answers(made: Residency) -> None:
-    events = [event async for event in made.lease("m").submit(a_request("next"))]
+    events = [event async for event in (await made.lease("m")).submit(a_request("next"))]
     tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
     assert tokens == expected_tokens(a_request("next"))
 
@@ -83,12 +83,12 @@ async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        streams = [made.lease("m").submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+        streams = [(await made.lease("m")).submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
         for stream in streams:
             while not isinstance(await anext(stream), TokensGenerated):
                 continue
         os.kill(old, signal.SIGSTOP)
-        streams.append(made.lease("m").submit(a_request("never accepted")))
+        streams.append((await made.lease("m")).submit(a_request("never accepted")))
         for end in await asyncio.gather(*map(last_of, streams)):
             assert end.reason is FinishReason.FAILED
             assert "no sign of life" in end.error
@@ -117,10 +117,10 @@ async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_re
         await made.wait_ready()
         old = pid_of(made)
         await assert_answers(made)  # such steps are measured from now on
-        bystander = made.lease("m").submit(a_request("bystander", max_tokens=ENDLESS))
+        bystander = (await made.lease("m")).submit(a_request("bystander", max_tokens=ENDLESS))
         while not isinstance(await anext(bystander), TokensGenerated):
             continue
-        hanging = made.lease("m").submit(a_request("hanging", prompt=(1, HANGS)))
+        hanging = (await made.lease("m")).submit(a_request("hanging", prompt=(1, HANGS)))
         for end in await asyncio.gather(last_of(bystander), last_of(hanging)):
             assert end.reason is FinishReason.FAILED
             assert "in one and the same step" in end.error
@@ -134,7 +134,7 @@ async def test_a_worker_that_only_works_is_left_alone() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        stream = made.lease("m").submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
+        stream = (await made.lease("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
         assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert pid_of(made) == old
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -12,10 +11,11 @@ from starlette.types import Message, Receive, Scope, Send
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.answers import AnswerPlan, StreamFormat, UsageTally, WholeAnswer, refuse_broken_end
 from holdfast.http.batch import open_streams
+from holdfast.http.disconnect import unless_disconnected
 from holdfast.http.errors import problem_of
 from holdfast.http.explanation import ChoiceExplanation, Explanation, explain_choice, explanation_of
 from holdfast.http.openai_shapes import Usage
-from holdfast.http.services import OutputStream, Services
+from holdfast.http.services import OutputStream, Services, is_loading
 from holdfast.http.sse import DONE, EventWriter, error_event
 from holdfast.messages import OutputEvent, TextDelta
 from holdfast.telemetry.requests import RequestWatch
@@ -34,7 +34,7 @@ class GenerationResponse(Response):
         """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
         out = _Output(send)
         try:
-            answered = await _unless_disconnected(receive, self._answer(out.send))
+            answered = await unless_disconnected(receive, self._answer(out.send))
         except asyncio.CancelledError:
             await out.break_off(WorkerUnavailable("the server stopped before the answer was done"))
             return
@@ -42,20 +42,20 @@ class GenerationResponse(Response):
             _log.debug("client gone before the end of %s", self._plan.requests[0].request_id)
 
     async def _answer(self, send: Send) -> None:
-        plan, watch = self._plan, self._watch
+        form = self._plan.form
+        opened = _Opened(self._services, self._plan, self._watch)
         try:
-            stream = await open_streams(self._services.gateway, plan.requests)
-            watch.accepted(plan.requests[0].model, dropped_tokens=stream.dropped_tokens)
-            try:
-                account = _Account(plan, watch, dropped_tokens=stream.dropped_tokens)
-                if isinstance(plan.form, StreamFormat):
-                    await _write_stream(stream, plan.form, account, send)
-                else:
-                    await _write_whole(stream, plan.form, account, send)
-            finally:
-                await stream.aclose()
+            if isinstance(form, WholeAnswer):
+                await _write_whole(await opened.stream(), form, opened.account, send)
+                return
+            # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
+            # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
+            if not is_loading(self._services, self._plan.requests[0].model):
+                await opened.stream()
+            await _write_stream(opened, form, send)
         finally:
-            watch.close()
+            await opened.aclose()
+            self._watch.close()
 
 
 class _Output:
@@ -75,6 +75,32 @@ class _Output:
             raise error
         if not self._ended:  # so it is a stream
             await self._send({"type": "http.response.body", "body": error_event(problem_of(error)), "more_body": False})
+
+
+class _Opened:
+    """The answer's events, from the moment at which the worker has taken the request."""
+
+    def __init__(self, services: Services, plan: AnswerPlan, watch: RequestWatch) -> None:
+        self._services, self._plan, self._watch = services, plan, watch
+        self._stream: OutputStream | None = None
+
+    async def stream(self) -> OutputStream:
+        """The events; opens them the first time, which waits for a model that is being loaded."""
+        if self._stream is None:
+            self._stream = await open_streams(self._services.gateway, self._plan.requests)
+            self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
+        return self._stream
+
+    @property
+    def account(self) -> _Account:
+        """An account of the opened stream."""
+        assert self._stream is not None, "stream() comes first"
+        return _Account(self._plan, self._watch, dropped_tokens=self._stream.dropped_tokens)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        if self._stream is not None:
+            await self._stream.aclose()
 
 
 class _Account:
@@ -111,10 +137,12 @@ class _Account:
         return explanation_of(self._explained)
 
 
-async def _write_stream(stream: OutputStream, form: StreamFormat, account: _Account, send: Send) -> None:
+async def _write_stream(opened: _Opened, form: StreamFormat, send: Send) -> None:
     writer = EventWriter(send, opening=form.opening())
 
     async def produce() -> None:
+        stream = await opened.stream()
+        account = opened.account
         async for event in stream:
             account.observe(event)
             writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
@@ -141,24 +169,3 @@ async def _write_whole(stream: OutputStream, form: WholeAnswer, account: _Accoun
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> bool:
-    """Run `work` to its end, or cancel it when the client goes away first. Returns whether it ended; raises its error."""
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            return True
-        return False
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.wait((working, watching))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

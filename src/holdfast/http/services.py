@@ -124,6 +124,14 @@ class Services:
     version: str
 
 
+_LOADING = frozenset({"loading", "restarting"})
+
+
+def is_loading(services: Services, model_id: str) -> bool:
+    """Whether requests for that model have to wait until it is loaded."""
+    return any(model.id == model_id and model.state in _LOADING for model in services.models.statuses())
+
+
 def first_model(services: Services) -> str:
     """The model of requests that name none; empty when there is none."""
     return next((model.id for model in services.models.statuses()), "")

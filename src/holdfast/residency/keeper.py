@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -10,6 +11,7 @@ from typing import Literal, TypeAlias
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerStatistics
+from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
@@ -41,6 +43,7 @@ class WorkerKeeper:
         self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
+        self._room = WaitingRoom(places=order.scheduler.max_queued + order.scheduler.max_running)
 
     @property
     def state(self) -> ModelState:
@@ -52,6 +55,24 @@ class WorkerKeeper:
         """The link while the model serves, else None."""
         worker = self._worker if self._state == "ready" else None
         return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
+
+    async def lease(self, *, sequences: int) -> ZmqEngineClient:
+        """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
+
+        Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._order.residency.load_seconds
+        give_up_at = loop.time() + seconds
+        while (client := self.client) is None:
+            if self._state in ("failed", "stopped"):
+                raise WorkerUnavailable(f"model {self.model!r} has {self._state}")
+            if loop.time() >= give_up_at:
+                waited = f" after {seconds:.0f} s" if seconds else ""
+                raise WorkerUnavailable(f"model {self.model!r} is still {self.state}{waited}; please try again")
+            with contextlib.suppress(TimeoutError):
+                await self._room.wait(sequences=sequences, seconds=give_up_at - loop.time())
+        return client
 
     @property
     def pid(self) -> int | None:
@@ -77,12 +98,13 @@ class WorkerKeeper:
 
     async def stop(self) -> None:
         """End the worker in order and keep it no longer."""
+        self._state = "stopped"
+        self._room.turn_away(WorkerUnavailable("the server is shutting down"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._worker is not None:
             await self._worker.stop()
-        self._state = "stopped"
 
     async def _keep(self, first_start: asyncio.Future[None]) -> None:
         failures = 0
@@ -107,6 +129,7 @@ class WorkerKeeper:
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
         self._state = "failed"
+        self._room.turn_away(WorkerUnavailable(f"model {self.model!r} cannot be served: {failure.message}"))
         if first_start.done():
             logger.error("model %s cannot be served any more: %s", self.model, failure.message)
         elif failure.fatal_input:
@@ -129,6 +152,7 @@ class WorkerKeeper:
             self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome
         self.info, self._state = outcome.model, "ready"
+        self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
         if any(self.restarts.values()):
             logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)

@@ -154,7 +154,8 @@ class Scheduler:
             return _NOTHING_TO_DO
         expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
         if expected is not None:
-            copied = sum(self._ledger.bytes_for(made.capacity_tokens) for made in (*admitted, *room.grown))
+            capacities = [*(each.capacity_tokens for each in admitted), *(each.capacity_tokens for each in room.grown)]
+            copied = sum(map(self._ledger.bytes_for, capacities))
             expected += copied / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,
