@@ -97,6 +97,18 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
 
 
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Draw no more for one sequence until it is resumed: nobody reads what it says. Command of the link; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Go on with a paused sequence. Command of the link; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
 class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask the worker for its `WorkerStatistics`. Command of the link."""
 
@@ -105,7 +117,9 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the worker in order: running requests are finished as cancelled. Command of the link."""
 
 
-Command: TypeAlias = SequenceRequest | CancelRequest | StatisticsRequest | SessionCommand | Shutdown
+Command: TypeAlias = (
+    SequenceRequest | CancelRequest | PauseRequest | ResumeRequest | StatisticsRequest | SessionCommand | Shutdown
+)
 
 
 class FinishReason(enum.Enum):

@@ -15,7 +15,18 @@ from typing import Any
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
-from holdfast.messages import CancelRequest, Command, FinishReason, SequenceRequest, Shutdown, StatisticsRequest, WorkerStatistics
+from holdfast.messages import (
+    CancelRequest,
+    Command,
+    FinishReason,
+    PauseRequest,
+    RequestId,
+    ResumeRequest,
+    SequenceRequest,
+    Shutdown,
+    StatisticsRequest,
+    WorkerStatistics,
+)
 from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
@@ -202,12 +213,33 @@ class WorkerLoop:
                 sequence = self._ledger.find(command.request_id)
                 if sequence is not None:
                     self._drop(sequence, FinishReason.CANCELLED)
+            elif isinstance(command, PauseRequest):
+                self._pause(command.request_id)
+            elif isinstance(command, ResumeRequest):
+                self._resume(command.request_id)
             elif isinstance(command, Shutdown):
                 self._is_closing = True
             elif isinstance(command, StatisticsRequest):
                 self._ledger.tell(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
+
+    def _pause(self, request_id: RequestId) -> None:
+        sequence = self._ledger.find(request_id)
+        if sequence is None or self._scheduler.is_paused(request_id):
+            return
+        self._scheduler.pause(request_id)
+        self._stop_reading(sequence)  # nobody is to wait for one that stands still
+        if not sequence.is_open:
+            self._remembering.begin_afresh(sequence)  # what it would begin from is not held for it meanwhile
+
+    def _resume(self, request_id: RequestId) -> None:
+        if not self._scheduler.is_paused(request_id):
+            return
+        self._scheduler.resume(request_id)
+        sequence = self._ledger[request_id]
+        if not sequence.is_open:
+            self._look_up(sequence)
 
     def _carry_out(self, command: SessionCommand) -> None:
         try:
@@ -266,7 +298,8 @@ class WorkerLoop:
         ledger = self._ledger
         for request_id in decision.preempted:
             self._close(ledger[request_id], for_good=False)
-            self._look_up(ledger[request_id])
+            if not self._scheduler.is_paused(request_id):  # it looks when it goes on
+                self._look_up(ledger[request_id])
         for growth in decision.grown:
             self._grow(ledger[growth.request_id], growth.capacity_tokens)
         for admission in decision.admitted:
