@@ -59,6 +59,9 @@ class ServerSettings:
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
     )
+    stalled_seconds: float = _setting(
+        60.0, "How long a client may read nothing of what is sent to it before its connection is closed.", limits=Limits(above=0)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,11 @@ class ResidencySettings:
 
     load_seconds: float = _setting(
         60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+    )
+    unread_bytes: int = _setting(
+        256 << 10,
+        "How much of one answer may wait to be read by its client; then no more of it is made until half of that is read.",
+        limits=Limits(at_least=1024),
     )
     heartbeat_seconds: float = _setting(1.0, "How often a worker says that it is alive.", limits=Limits(above=0))
     hang_seconds: float = _setting(

@@ -146,6 +146,8 @@ async def _write_stream(opened: _Opened, form: StreamFormat, send: Send) -> None
         async for event in stream:
             account.observe(event)
             writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+            if writer.is_full:
+                await writer.wait_for_room()
         usage = account.usage(prompt_tokens=stream.prompt_tokens)
         writer.put(form.closing(usage, account.explanation()) + DONE)
         writer.end()

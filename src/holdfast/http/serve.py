@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import math
 import signal
 import socket
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
+from holdfast.http.unread import PatientProtocol
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
@@ -38,7 +40,7 @@ def server(app: ASGIApp, settings: ServerSettings, *, on_started: Callable[[], N
     """A server that is ready to run, for whoever has a loop of their own: `await server.serve(sockets=[listener])`."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(PatientProtocol, settings=settings),  # type: ignore[arg-type]  # called as the class would be
         loop="uvloop",
         ws="none",
         lifespan="on",

@@ -58,7 +58,7 @@ class WorkerProcess:
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
-        client = ZmqEngineClient(on_progress=on_progress)
+        client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
         assignment = Assignment(
             folder=order.folder,
             endpoint=client.endpoint,
