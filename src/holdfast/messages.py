@@ -98,7 +98,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Draw no more for one sequence until it is resumed: nobody reads what it says. Command of the link; unknown ids are ignored."""
+    """Draw no more for one sequence until it is resumed, since nobody reads what it says. Command of the link."""
 
     request_id: RequestId
 

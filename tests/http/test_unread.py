@@ -52,11 +52,12 @@ async def test_a_client_that_reads_nothing_is_given_up_with_one_line(caplog: pyt
             client = await asyncio.to_thread(unread, url)
             async with asyncio.timeout(30):
                 await gateway.all_closed.wait()
+        said = list(caplog.records)
         client.close()
-    lines = [record for record in caplog.records if "has read nothing of" in record.message]
+    lines = [record for record in said if "has read nothing of" in record.message]
     assert len(lines) == 1
     assert lines[0].levelno == logging.WARNING
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert [record for record in said if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_client_that_reads_nothing_for_a_while_and_then_on_loses_nothing() -> None:
