@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from holdfast.config import ServerSettings
+
+_MOST_UNSENT_BYTES = 128 << 10  # in the system's buffer: without a bound, Linux takes 4 MB for each client that does not read
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +28,13 @@ class PatientProtocol(HttpToolsProtocol):
         super().__init__(config=config, **given)
         self._stalled_seconds = settings.stalled_seconds
         self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """A client has connected."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS have it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
 
     def pause_writing(self) -> None:
         """The buffer is full: the application waits from now on."""
