@@ -14,7 +14,6 @@ NOT_JSON = {
     "half an object": b'{"model": "demo/tiny", ',
     "not JSON": b"model=demo",
     "invalid UTF-8": b'{"model": "\xff\xfe", "messages": []}',
-    "a lone surrogate": b'{"model": "\\ud800", "messages": []}',
     "nested too deeply": b"[" * 100_000,
     "nested too deeply within a field": b'{"metadata": ' + b'{"a":' * 100_000,
     "a number of ten thousand digits": b'{"seed": ' + b"1" * 10_000 + b"}",

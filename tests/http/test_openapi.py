@@ -30,6 +30,7 @@ async def test_every_path_is_described() -> None:
         "/v1/sessions/{session_id}",
         "/v1/sessions/{session_id}/export",
         "/v1/sessions/{session_id}/fork",
+        "/",
         "/health",
         "/metrics",
     }

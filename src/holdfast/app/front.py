@@ -19,9 +19,10 @@ from types import FrameType
 
 import uvloop
 
+from holdfast.app.addresses import lan_addresses
 from holdfast.app.model_folder import local_folder
 from holdfast.app.ready import ReadyServer, announce
-from holdfast.config import EffectiveSettings, Settings
+from holdfast.config import EffectiveSettings, ServerSettings, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.models.download import served_id
 from holdfast.residency.catalog import Catalog, CatalogEntry
@@ -108,10 +109,6 @@ class Front:
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
             await serving
-            if server.force_exit:
-                await (
-                    server.lifespan.shutdown()
-                )  # uvicorn leaves it out after a second signal; its task would end with a traceback
             if not loading.done():
                 loading.cancel()
             await asyncio.wait((loading,))
@@ -121,6 +118,8 @@ class Front:
     async def _announce(self, listening: asyncio.Event, url: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
+        from holdfast.http.host_header import is_loopback
+
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
         ready = ReadyServer(
@@ -130,6 +129,8 @@ class Front:
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=bool(self._settings.server.api_key),
             store_folder=self._settings.store.folder,
+            lan_urls=_lan_urls(self._settings.server, url),
+            is_open=not self._settings.server.api_key and not is_loopback(self._settings.server.host),
         )
         announce(ready, self._settings.log)
 
@@ -153,6 +154,15 @@ class _EarlySignals:
         self.came = True
         if self._armed and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+def _lan_urls(server: ServerSettings, url: str) -> tuple[str, ...]:
+    from holdfast.http.host_header import is_wildcard
+
+    if not is_wildcard(server.host):
+        return ()
+    port = url.rpartition(":")[2]
+    return tuple(f"http://{address}:{port}" for address in lan_addresses(listens_on=server.host))
 
 
 def _with_store_folder(settings: Settings) -> Settings:
