@@ -20,7 +20,7 @@ def host_name(header: str) -> str | None:
     found = _NAMED.fullmatch(header) or _BRACKETED.fullmatch(header)
     if found is None or int(found[2] or 0) > _LAST_PORT or len(found[1]) > _LONGEST_NAME:
         return None
-    if header.startswith("[") and not is_address(found[1]):
+    if header.startswith("[") and not (":" in found[1] and is_address(found[1])):
         return None
     return normal_name(found[1])
 
