@@ -104,7 +104,9 @@ class Front:
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # by now it has taken the signals over
             server.should_exit = signals.came
-            loading = asyncio.create_task(self._announce(listening, http.url_of(listener), listener.getsockname()[0]), name="ready")
+            loading = asyncio.create_task(
+                self._announce(listening, http.url_of(listener), listener.getsockname()[0]), name="ready"
+            )
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.config import ServerSettings
 from holdfast.http.errors import RequestRefused, problem_of
+from holdfast.http.paths import served_path
 
 MOST_HEAD_BYTES = 64 * 1024
 _LOG_SECONDS = 60.0
@@ -33,6 +34,11 @@ class Addresses:
     def has_room(self, address: str) -> bool:
         """Whether an address may open one more."""
         return self._open[address] < self._most
+
+    @property
+    def counted(self) -> int:
+        """Addresses that have any."""
+        return len(self._open)
 
     def opened(self, address: str) -> None:
         """One more connection."""
@@ -126,7 +132,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is whole: from here on the body is waited for."""
         self._unread_bytes = 0
-        self._in_body = True
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MOST_HEAD_BYTES:
             self._refuse(431, "head_too_large", f"the head of a request is larger than {MOST_HEAD_BYTES:,} bytes")
@@ -135,6 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._came_on_at = self.loop.time()
         self._wait(self._settings.body_seconds, self._body_is_late)
         super().on_headers_complete()
+        self._in_body = True
 
     def on_body(self, body: bytes) -> None:
         """Bytes of the body, without what chunks have around them."""
@@ -194,7 +200,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()  # not close: that would wait for a client which does not read
             return
         if not (self._in_body and self.cycle is not None and self.cycle.response_complete):
-            body = problem_of(RequestRefused(why, status=status, code=code)).body
+            path = served_path(self.scope["path"]) if self._in_body else ""
+            body = problem_of(RequestRefused(why, status=status, code=code)).body_on(path)
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

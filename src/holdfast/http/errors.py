@@ -75,10 +75,13 @@ class Problem:
         """The JSON body in OpenAI's form."""
         return openai_error(self.status, self.detail)
 
+    def body_on(self, path: str) -> bytes:
+        """The JSON body in the form of the protocol to which a path belongs."""
+        return error_form(path)(self.status, self.detail)
+
     def response(self, path: str) -> Response:
-        """The whole answer, in the form of the protocol to which the path belongs."""
-        body = error_form(path)(self.status, self.detail)
-        return Response(body, status_code=self.status, headers=self.headers, media_type="application/json")
+        """The whole answer on a path."""
+        return Response(self.body_on(path), status_code=self.status, headers=self.headers, media_type="application/json")
 
 
 def answer_of(error: Exception, scope: Scope) -> Response:
