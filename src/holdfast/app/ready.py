@@ -32,20 +32,22 @@ class ReadyServer:
 def announce(ready: ReadyServer, log: LogSettings) -> None:
     """A short block on standard output for people; one log line where logs are JSON."""
     if log.format == "json":
-        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, ready.url)
+        urls = ", ".join((ready.url, *ready.lan_urls))
+        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, urls)
         if ready.is_open:
             logger.warning(OPEN)
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", justify="right")
     rows.add_column(overflow="fold")
     for name, value in _rows(ready):
-        rows.add_row(name, value)
+        rows.add_row(name, escape(value))
     console = Console(highlight=False)
-    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{ready.url}[/bold]")
+    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{escape(ready.url)}[/bold]")
     console.print(rows)
     if ready.is_open:
         console.print(f"[bold yellow]warning[/bold yellow]: {OPEN}", soft_wrap=True)
