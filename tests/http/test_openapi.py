@@ -73,6 +73,15 @@ async def test_a_body_that_is_not_required_is_not(path: str) -> None:
         assert (await client.post(path.replace("{session_id}", "s"))).status_code == 200
 
 
+async def test_the_form_of_a_sessions_id_is_described() -> None:
+    found = await description()
+    schema = json.dumps(found["components"]["schemas"]["SessionOpening"]["properties"]["id"])
+    (query,) = [each for each in found["paths"]["/v1/sessions/import"]["post"]["parameters"] if each["name"] == "id"]
+    for text in (schema, json.dumps(query)):
+        assert '"maxLength": 256' in text
+        assert '"minLength": 1' in text
+
+
 async def test_all_ways_to_send_the_key_are_described() -> None:
     schemes = (await description())["components"]["securitySchemes"]
     assert set(schemes) == {"key", "x-api-key", "api-key"}

@@ -64,6 +64,16 @@ async def test_any_other_unknown_path_names_what_there_is() -> None:
     assert "POST" in wrong_method.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/v1/sessions", "GET, POST"), ("/v1/sessions/s", "DELETE, GET, PATCH"), ("/v1/sessions/", "GET, POST")]
+)
+async def test_a_wrong_method_is_told_all_that_the_path_takes(path: str, methods: str) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.put(path)
+    assert (response.status_code, response.headers["allow"]) == (405, methods)
+    assert methods in response.json()["error"]["message"]
+
+
 @given(parts=segments, doubled=st.booleans())
 def test_a_served_path_stays_as_it_is(parts: list[str], doubled: bool) -> None:
     path = ("//" if doubled else "/") + "/".join(parts)

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import (
@@ -87,7 +88,7 @@ class Problem:
 def answer_of(error: Exception, scope: Scope) -> Response:
     """The answer to a request that failed; its record, if it has one, gets the reason for the log."""
     path = served_path(scope["path"])
-    problem = problem_of(refused_path(path, scope["method"], error) if isinstance(error, HTTPException) else error)
+    problem = problem_of(refused_path(path, scope, error) if isinstance(error, HTTPException) else error)
     record: RequestRecord | None = scope.get(RECORD)
     if record is not None:
         note_problem(record, problem, error)
@@ -100,8 +101,9 @@ def note_problem(record: RequestRecord, problem: Problem, error: BaseException) 
     record.fail(code=problem.detail.code or problem.detail.type, message=loggable)
 
 
-def refused_path(path: str, method: str, error: HTTPException) -> Exception:
+def refused_path(path: str, scope: Scope, error: HTTPException) -> Exception:
     """What to say in place of the framework's own error about a path or a method."""
+    method = scope["method"]
     protocol = unserved_protocol(path)
     if protocol is not None and error.status_code in (404, 405):
         message = f"{protocol.name} is not served by this version of Holdfast yet ({method} {path}). {_SERVED}"
@@ -110,7 +112,15 @@ def refused_path(path: str, method: str, error: HTTPException) -> Exception:
         meant = meant_path(path)
         hint = _SERVED if meant is None else f"did you mean {meant}?"
         return RequestRefused(f"this server has no path {path[:_LONGEST_PATH]}; {hint}", status=404, code="unknown_path")
+    if error.status_code == 405:
+        return HTTPException(405, headers={"Allow": ", ".join(_methods(scope))})
     return error
+
+
+def _methods(scope: Scope) -> list[str]:
+    """All methods that a path has; the framework names those of one route only."""
+    matching = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -158,7 +168,7 @@ def _client_problem(error: InvalidRequest) -> Problem:
 def _framework_problem(error: HTTPException) -> Problem:
     message, code = str(error.detail), "http_error"
     if error.status_code == 405:
-        message, code = f"this path takes {(error.headers or {}).get('Allow', 'other methods')} only", "method_not_allowed"
+        message, code = f"this path takes {(error.headers or {}).get('Allow', 'other methods')}", "method_not_allowed"
     kind = _CLIENT_FAULT if error.status_code < 500 else _SERVER_FAULT
     return _problem(error.status_code, message, kind, code=code, headers=dict(error.headers or {}))
 

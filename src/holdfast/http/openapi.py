@@ -22,6 +22,7 @@ from holdfast.http.session_fields import (
     SessionObject,
     SessionOpening,
 )
+from holdfast.session_messages import LONGEST_SESSION_ID
 
 _COMPONENTS = "#/components/schemas/{name}"
 _REQUESTS: tuple[type[BaseModel], ...] = (
@@ -52,7 +53,10 @@ def _reference(model: type) -> dict[str, str]:
 _FAILURE = {"description": "An error", "content": {"application/json": {"schema": _reference(ErrorBody)}}}
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _QUERY: dict[str, dict[str, Any]] = {
-    "id": {"description": "A name for the session.", "schema": {"type": "string"}},
+    "id": {
+        "description": "A name for the session.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"},
+    },
     "model": {"description": "The model whose sessions are meant; the first if not given.", "schema": {"type": "string"}},
     "limit": {"description": "At most so many.", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
     "forget": {"description": "Delete what was read in it.", "schema": {"type": "boolean"}},
