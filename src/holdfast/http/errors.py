@@ -110,8 +110,8 @@ def refused_path(path: str, scope: Scope, error: HTTPException) -> Exception:
         return RequestRefused(message, status=protocol.unserved_status, code="protocol_not_served")
     if error.status_code == 404:
         meant = meant_path(path)
-        hint = _SERVED if meant is None else f"did you mean {meant}?"
-        return RequestRefused(f"this server has no path {path[:_LONGEST_PATH]}; {hint}", status=404, code="unknown_path")
+        hint = f". {_SERVED}" if meant is None else f"; did you mean {meant}?"
+        return RequestRefused(f"this server has no path {path[:_LONGEST_PATH]}{hint}", status=404, code="unknown_path")
     if error.status_code == 405:
         return HTTPException(405, headers={"Allow": ", ".join(_methods(scope))})
     return error
