@@ -52,11 +52,21 @@ class ServerSettings:
     port: int = _setting(8321, "Port to listen on; 0 takes a free one.", flag="--port", limits=Limits(at_least=0, at_most=65535))
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
     allowed_hosts: tuple[str, ...] = _setting(
-        (), "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all."
+        (),
+        "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
+        flag="--allowed-hosts",
     )
-    cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.")
+    cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
+    )
+    head_seconds: float = _setting(
+        10.0, "How long a client may take to send the head of a request (its path and headers).", limits=Limits(above=0)
+    )
+    body_seconds: float = _setting(15.0, "How long a client may be silent while it sends a body.", limits=Limits(above=0))
+    keep_alive_seconds: float = _setting(75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0))
+    max_connections_per_address: int = _setting(
+        1024, "Most connections that one address may have open; one more is answered with a 429.", limits=Limits(at_least=1)
     )
 
 
@@ -169,6 +179,7 @@ class LogSettings:
 
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
+    content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,20 @@ class UnknownModel(InvalidRequest):
 
 
 class PromptTooLong(InvalidRequest):
-    """The rendered prompt does not fit the model's context window."""
+    """The rendered prompt does not fit the model's context window, of which an answer needs a token too.
 
-    def __init__(self, *, prompt_tokens: int, limit_tokens: int, field: str = "messages") -> None:
-        super().__init__(f"the prompt has {prompt_tokens} tokens, the model takes at most {limit_tokens}", field=field)
-        self.prompt_tokens, self.limit_tokens = prompt_tokens, limit_tokens
+    The words are OpenAI's: agents look for them to know that the conversation has to be made shorter.
+    """
+
+    def __init__(self, *, prompt_tokens: int, context_tokens: int, field: str = "messages") -> None:
+        noun = "messages" if field.startswith("messages") else "prompt"
+        message = (
+            f"This model's maximum context length is {context_tokens} tokens. However, your {noun} resulted in {prompt_tokens} "
+            f"tokens. Please reduce the length of the {noun}."
+        )
+        room = " An answer needs room for one token at least." if prompt_tokens <= context_tokens else ""
+        super().__init__(message + room, field=field)
+        self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
 
 
 class TooLargeForMemory(InvalidRequest):

@@ -49,6 +49,13 @@ def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+def test_a_text_is_a_message_of_the_user(llm: LLM) -> None:
+    whole = llm.chat(HELLO, max_tokens=4, temperature=0)
+    assert llm.chat("Hello", max_tokens=4, temperature=0).text == whole.text
+    with llm.stream_chat("Hello", max_tokens=4, temperature=0) as stream:
+        assert "".join(stream) == whole.text
+
+
 def test_a_streamed_chat_gives_the_text_of_the_whole_one(llm: LLM) -> None:
     whole = llm.chat(HELLO, temperature=0, max_tokens=30)
     with llm.stream_chat(HELLO, temperature=0, max_tokens=30) as stream:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from holdfast.app.ready import ReadyServer, announce
+from holdfast.app.ready import OPEN, ReadyServer, announce
 from holdfast.config import LogSettings
 from tests.fakes.worker_main import INFO
 
@@ -36,3 +38,27 @@ def test_where_logs_are_json_nothing_else_is_printed(
         announce(READY, LogSettings(format="json"))
     assert capsys.readouterr().out == ""
     assert "http://127.0.0.1:8321" in caplog.text
+
+
+OPEN_READY = replace(
+    READY, url="http://127.0.0.1:8321", lan_urls=("http://192.168.1.5:8321", "http://[fd00::2]:8321"), is_open=True
+)
+
+
+def test_a_server_for_others_says_where_they_find_it_and_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(OPEN_READY, LogSettings())  # the brackets of an address are no mark-up
+    shown = capsys.readouterr().out
+    assert re.findall(r"for others +(\S+)", shown) == list(OPEN_READY.lan_urls)
+    (line,) = [line for line in shown.splitlines() if "warning" in line]
+    assert line == f"warning: {OPEN}"
+    assert "curl http://127.0.0.1:8321/" in shown
+
+
+def test_the_risk_is_in_the_log_too_where_that_is_all_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="holdfast.app"):
+        announce(OPEN_READY, LogSettings(format="json"))
+        assert OPEN in caplog.text
+        assert "http://192.168.1.5:8321" in caplog.text
+        caplog.clear()
+        announce(READY, LogSettings(format="json"))
+    assert OPEN not in caplog.text

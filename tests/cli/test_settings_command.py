@@ -28,9 +28,12 @@ def run(*arguments: str) -> tuple[EffectiveSettings, int]:
 @pytest.mark.parametrize("key", [key for key, spec in all_specs().items() if spec.flag])
 def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
     spec = all_specs()[key]
-    text = {"choice": spec.choices[-1] if spec.choices else "", "text": "words", "number": "77", "size": "7 KiB"}[spec.kind]
-    expected = {"number": 77, "size": 7 << 10}.get(spec.kind, text)
-    effective, _ = run(*([spec.flag, text] if spec.flag.startswith("--") else [text]))
+    choice = spec.choices[-1] if spec.choices else ""
+    texts = {"choice": choice, "text": "words", "number": "77", "size": "7 KiB", "list": "a, b", "switch": ""}
+    text = texts[spec.kind]
+    expected = {"number": 77, "size": 7 << 10, "list": ("a", "b"), "switch": True}.get(spec.kind, text)
+    given = [spec.flag] * spec.flag.startswith("--") + [text] * bool(text)
+    effective, _ = run(*given)
     assert value_of(effective.settings, key) == expected
     assert effective.origins[key] in (f"flag {spec.flag}", f"argument {spec.flag}")
 

@@ -47,10 +47,10 @@ def events_of(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def served(gateway: ScriptedGateway) -> AsyncIterator[str]:
+async def served(gateway: ScriptedGateway, *, settings: ServerSettings | None = None) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
-    app = create_application(scripted_services(gateway))
-    settings = ServerSettings(port=0, shutdown_seconds=0)
+    settings = settings or ServerSettings(port=0, shutdown_seconds=0)
+    app = create_application(scripted_services(gateway, server=settings))
     with listen(settings) as listener:
         started = asyncio.Event()
         running = server(app, settings, on_started=started.set)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.http.services import Services
 from holdfast.messages import (
@@ -196,6 +196,7 @@ def scripted_services(
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
+    log: LogSettings | None = None,
 ) -> Services:
     return Services(
         gateway=gateway,
@@ -205,4 +206,5 @@ def scripted_services(
         limits=limits or LimitsSettings(),
         metrics=Metrics(),
         version="0.1.0",
+        log=log or LogSettings(),
     )

@@ -60,7 +60,7 @@ class PickyGateway(ScriptedGateway):
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         if request.request_id == "r1":
-            raise PromptTooLong(prompt_tokens=9, limit_tokens=8, field="prompt.1")
+            raise PromptTooLong(prompt_tokens=9, context_tokens=8, field="prompt.1")
         if request.request_id == "r2":
             await asyncio.Event().wait()
         return await super().generate(request)

@@ -23,7 +23,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway, answer
 CASES: list[tuple[Exception, int, str, str | None]] = [
     (InvalidRequest("no", field="stop"), 400, "invalid_value", "stop"),
     (UnknownModel(model="x", available=("demo",)), 404, "model_not_found", "model"),
-    (PromptTooLong(prompt_tokens=9, limit_tokens=8), 400, "context_length_exceeded", "messages"),
+    (PromptTooLong(prompt_tokens=9, context_tokens=8), 400, "context_length_exceeded", "messages"),
     (TooLargeForMemory(needed_bytes=9, budget_bytes=8), 400, "request_too_large_for_memory", "max_tokens"),
     (QueueFull(queued=256, limit=256, retry_after_seconds=0.2), 503, "queue_full", None),
     (WorkerUnavailable("the worker is restarting"), 503, "model_unavailable", None),

@@ -25,7 +25,8 @@ async def test_loopback_names_are_always_answered(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.7", ""]
+    "host",
+    ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.nip.io", "10.0.0.7", "", "localhost:80@evil.com"],
 )
 async def test_other_names_are_misdirected(host: str) -> None:
     assert await status({"host": host}) == 421
@@ -41,6 +42,11 @@ async def test_other_names_are_misdirected(host: str) -> None:
         ({"host": "0.0.0.0"}, "192.168.1.5:8321", 200),
         ({"host": "::"}, "[fe80::1]:8321", 200),
         ({"host": "0.0.0.0"}, "evil.example", 421),
+        ({"host": "box.local"}, "192.168.1.5:8321", 200),
+        ({"host": "127.0.0.1"}, "192.168.1.5:8321", 421),
+        ({"host": "0.0.0.0"}, "192.168.1.5:80@evil.example", 421),
+        ({"allowed_hosts": ("*",)}, "localhost:80@evil.example", 421),
+        ({"allowed_hosts": ("Mac.local.",)}, "mac.LOCAL", 200),
     ],
 )
 async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, expected: int) -> None:
@@ -64,6 +70,44 @@ async def test_more_names_are_a_setting(settings: dict[str, Any], host: str, exp
 )
 async def test_the_key_opens_the_door_and_nothing_else_does(authorization: str, expected: int) -> None:
     assert await status({"authorization": authorization.encode("latin-1")}, api_key="sesame") == expected
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "api-key", "X-Api-Key"])
+async def test_the_key_may_come_as_other_vendors_clients_send_it(name: str) -> None:
+    assert await status({name: "sesame"}, api_key="sesame") == 200
+    assert await status({name: "wrong"}, api_key="sesame") == 401
+    assert await status({name: "sesame", "authorization": "Basic of-a-proxy"}, api_key="sesame") == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
+async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(headers: dict[str, str]) -> None:
+    async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
+        response = await client.post(CHAT, json=chat_body(), headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, response.headers["www-authenticate"], error["code"]) == (401, "Bearer", "invalid_api_key")
+    assert error["message"].startswith("Incorrect API key provided")
+    assert "wrong" not in error["message"]
+
+
+ONCE = ["host", "x-holdfast-tenant", "x-session-id", "authorization", "x-api-key", "api-key", "origin", "transfer-encoding"]
+
+
+@pytest.mark.parametrize("name", ONCE)
+async def test_of_two_headers_that_decide_something_neither_counts(name: str) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(
+            CHAT, json=chat_body(), headers=[("host", "localhost")] * (name != "host") + [(name, "a"), (name, "a")]
+        )
+    assert (response.status_code, gateway.requests) == (400, [])
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("repeated_header", name)
+
+
+async def test_keys_that_contradict_each_other_are_refused_where_a_key_is_needed() -> None:
+    both = {"authorization": "Bearer sesame", "x-api-key": "other"}
+    assert await status(both, api_key="sesame") == 400
+    assert await status({**both, "x-api-key": "sesame"}, api_key="sesame") == 200
+    assert await status(both) == 200
 
 
 async def test_without_a_configured_key_any_key_will_do() -> None:

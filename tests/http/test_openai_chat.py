@@ -56,8 +56,9 @@ async def test_bad_top_logprobs_are_refused(value: Any) -> None:
     assert await refused(logprobs=True, top_logprobs=value) == (400, "top_logprobs")
 
 
-async def test_top_logprobs_need_logprobs() -> None:
+async def test_top_logprobs_need_logprobs_unless_none_are_asked_for() -> None:
     assert await refused(top_logprobs=2) == (400, "top_logprobs")
+    assert not (await accepted(top_logprobs=0)).want_logprobs
 
 
 async def test_a_number_as_logprobs_is_the_other_endpoints_way() -> None:

@@ -30,10 +30,15 @@ async def test_a_model_is_found_by_an_id_with_a_slash(path: str) -> None:
     assert (response.status_code, response.json()["id"]) == (200, MODEL)
 
 
-@pytest.mark.parametrize("model_id", ["other", "demo", "demo/tiny/", "", "../demo/tiny"])
+@pytest.mark.parametrize("model_id", ["other", "demo", "../demo/tiny"])
 async def test_an_unknown_model_is_a_404(model_id: str) -> None:
     response = await get(f"/v1/models/{model_id}")
     assert response.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])
+async def test_the_list_of_models_is_found_however_the_base_url_was_written(path: str) -> None:
+    assert (await get(path)).json()["data"][0]["id"] == MODEL
 
 
 async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> None:

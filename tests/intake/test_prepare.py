@@ -80,7 +80,7 @@ def test_a_prompt_that_leaves_no_room_is_too_long(side: TextSide) -> None:
     assert ready(side, TokenPrompt(token_ids=(1,) * 7), info=info).sequences[0].max_tokens == 1
     with pytest.raises(PromptTooLong) as caught:
         ready(side, TokenPrompt(token_ids=(1,) * 8), info=info, prompt_field="prompt")
-    assert (caught.value.prompt_tokens, caught.value.limit_tokens, caught.value.field) == (8, 7, "prompt")
+    assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (8, 8, "prompt")
 
 
 def test_a_prompt_to_be_scored_only_may_fill_the_window(side: TextSide) -> None:

@@ -215,7 +215,7 @@ def test_a_prompt_that_fills_the_context_window_is_refused() -> None:
     run = StepWorker(context_tokens=50)
     with pytest.raises(PromptTooLong) as caught:
         run.submit("a", prompt_tokens=50, max_tokens=1)
-    assert caught.value.limit_tokens == 49
+    assert caught.value.context_tokens == 50
 
 
 def test_an_answer_ends_where_the_context_window_does() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +87,64 @@ def test_running_answers_are_cut_when_the_time_to_stop_is_over(model_folder: Pat
         assert server.stop() == 0
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             list(stream)
+        assert "1 answer cut off" in server.log()
+        assert "model_unavailable: the server stopped before the answer was done" in server.log()
+        assert not re.search("ERROR|Traceback", server.log())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_waited_for_is_said_and_a_second_signal_ends_it(model_folder: Path, number: signal.Signals) -> None:
+    with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
+        streams = [iter(long_stream(server)) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        server.process.send_signal(number)
+        until(lambda: "waiting for 2 answers, 60 s at most; press Ctrl-C again to end now" in server.log(), "it is said")
+        next(streams[0])  # they go on
+        assert server.stop(number) == 0
+        for stream in streams:
+            with pytest.raises((openai.APIError, httpx.HTTPError)):
+                list(stream)
+        assert "2 answers cut off" in server.log()
+        assert not re.search("ERROR|Traceback", server.log())
+
+
+def test_an_answer_that_ends_in_time_is_given_whole_and_then_the_server_ends(model_folder: Path) -> None:
+    with running_server(model_folder, "--set", "server.shutdown_seconds=60") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        stream = iter(client.completions.create(**{**LONG, "max_tokens": 200}, stream=True))  # type: ignore[call-overload]
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert server.stop() == 0
+        assert "cut off" not in server.log()
+
+
+def test_an_upload_that_is_under_way_does_not_hold_the_server_up(model_folder: Path) -> None:
+    with running_server(model_folder, "--set", "server.shutdown_seconds=0.5") as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with socket.create_connection(address) as half, socket.create_connection(address) as silent:
+            half.sendall(b"POST /v1/sessions/import HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx")
+            silent.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert silent.recv(12) == b"HTTP/1.1 200"
+            assert server.stop() == 0
+        assert not re.search("ERROR|Traceback", server.log())
+
+
+def test_others_are_told_their_address_and_the_owner_the_risk(model_folder: Path) -> None:
+    with running_server(model_folder, "--host", "0.0.0.0") as server:
+        until(lambda: "curl" in server.output(), "everything is printed")
+        assert server.url.startswith("http://127.0.0.1:")
+        assert "no API key is set" in server.output()
+        others = re.findall(r"for others\s+(http://\S+)", server.output())
+        port = server.url.rpartition(":")[2]
+        for url in [*others, server.url]:
+            assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
+        assert all(url.endswith(f":{port}") for url in others)
+        refused = httpx.get(f"{server.url}/v1/models", headers={"host": "box.local"}, trust_env=False)
+        assert refused.status_code == 421
+        assert "--allowed-hosts" in refused.json()["error"]["message"]
 
 
 def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder: Path) -> None:

@@ -82,7 +82,6 @@ BROKEN: dict[str, bytes] = {
     "half an object": b'{"messages": [',
     "a list": b"[]",
     "bytes that are no UTF-8": b'{"messages": [{"role": "user", "content": "\xff\xfe\xc3"}]}',
-    "half a surrogate pair": b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
     "not a number": b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}',
     "infinity": b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}',
     "a hundred thousand brackets": b'{"messages": ' + b"[" * 100_000,
@@ -113,6 +112,13 @@ def test_what_is_no_request_is_refused(server: ServerProcess, name: str) -> None
     response = post(server, CHAT, BROKEN[name])
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_half_of_a_surrogate_pair_is_answered(server: ServerProcess) -> None:
+    body = b'{"messages": [{"role": "user", "content": "a\\ud83d", "\\ude00": 1}], "max_tokens": 1}'
+    whole = body.replace(b"\\ud83d", b"\\ufffd")
+    halved, replaced = (post(server, CHAT, each).json()["usage"]["prompt_tokens"] for each in (body, whole))
+    assert halved == replaced
 
 
 def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: ServerProcess) -> None:

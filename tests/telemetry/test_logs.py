@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.config import LogSettings
 from holdfast.telemetry.logs import configure_logging
+from holdfast.telemetry.request_log import RequestLine, RequestRecord
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,54 @@ def test_what_is_below_the_level_is_not_written() -> None:
     logging.getLogger("holdfast.test").warning("loud")
     assert "quiet" not in out.getvalue()
     assert "loud" in out.getvalue()
+
+
+def request_line(**fields: object) -> RequestLine:
+    return RequestLine(RequestRecord(method="GET", path="/v1/models", client="::1", **fields))  # type: ignore[arg-type]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_request_is_a_line_for_people_and_fields_for_machines() -> None:
+    text, json_lines = io.StringIO(), io.StringIO()
+    for out, form in ((text, "text"), (json_lines, "json")):
+        configure_logging(LogSettings(format=form), stream=out)  # type: ignore[arg-type]
+        logging.getLogger("holdfast.test").info(request_line(status=404, error_code="unknown_path"))
+    assert text.getvalue()[8:].startswith(" INFO    ::1 GET /v1/models 404 in ")
+    line = json.loads(json_lines.getvalue())
+    assert (line["status"], line["path"], line["error_code"]) == (404, "/v1/models", "unknown_path")
+    assert line["message"].startswith("::1 GET /v1/models 404")
+
+
+@pytest.mark.parametrize(("status", "colour"), [(200, "32"), (404, "33"), (500, "31")])
+def test_the_status_is_coloured_on_a_terminal(status: int, colour: str) -> None:
+    out = Terminal()
+    configure_logging(LogSettings(), stream=out, environ={"TERM": "xterm"})
+    logging.getLogger("holdfast.test").info(request_line(status=status))
+    assert f"\x1b[{colour}m{status}\x1b[0m in " in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("out", "environ"), [(Terminal(), {"NO_COLOR": "1"}), (Terminal(), {"TERM": "dumb"}), (io.StringIO(), {"TERM": "xterm"})]
+)
+def test_elsewhere_and_where_it_is_not_wished_nothing_is_coloured(out: io.StringIO, environ: dict[str, str]) -> None:
+    configure_logging(LogSettings(), stream=out, environ=environ)
+    logging.getLogger("holdfast.test").warning("plain")
+    logging.getLogger("holdfast.test").info(request_line(status=500))
+    assert "\x1b" not in out.getvalue()
+    assert "plain" in out.getvalue()
+
+
+def test_no_text_of_a_stranger_can_write_to_the_terminal_or_begin_a_line() -> None:
+    out = io.StringIO()
+    configure_logging(LogSettings(), stream=out)
+    try:
+        raise ValueError("\x1b[2J in an error")
+    except ValueError:
+        logging.getLogger("holdfast.test").exception("bad \x1b]0;owned\x07\n12:00:00 INFO forged")
+    assert "\x1b" not in out.getvalue()
+    assert "\x07" not in out.getvalue()
+    assert "\n    12:00:00 INFO forged\nTraceback" in out.getvalue()

@@ -19,6 +19,7 @@ from types import FrameType
 
 import uvloop
 
+from holdfast.app.addresses import lan_addresses
 from holdfast.app.model_folder import local_folder
 from holdfast.app.ready import ReadyServer, announce
 from holdfast.config import EffectiveSettings, Settings
@@ -103,24 +104,24 @@ class Front:
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # by now it has taken the signals over
             server.should_exit = signals.came
-            loading = asyncio.create_task(self._announce(listening, http.url_of(listener)), name="ready")
+            loading = asyncio.create_task(
+                self._announce(listening, http.url_of(listener), listener.getsockname()[0]), name="ready"
+            )
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
             await serving
-            if server.force_exit:
-                await (
-                    server.lifespan.shutdown()
-                )  # uvicorn leaves it out after a second signal; its task would end with a traceback
             if not loading.done():
                 loading.cancel()
             await asyncio.wait((loading,))
         if not loading.cancelled():
             loading.result()  # raises what made loading fail
 
-    async def _announce(self, listening: asyncio.Event, url: str) -> None:
+    async def _announce(self, listening: asyncio.Event, url: str, listens_on: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
+        from holdfast.http.host_header import is_loopback
+
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
         ready = ReadyServer(
@@ -130,6 +131,8 @@ class Front:
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=bool(self._settings.server.api_key),
             store_folder=self._settings.store.folder,
+            lan_urls=_lan_urls(listens_on, url),
+            is_open=not self._settings.server.api_key and not is_loopback(listens_on),
         )
         announce(ready, self._settings.log)
 
@@ -153,6 +156,15 @@ class _EarlySignals:
         self.came = True
         if self._armed and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
+    from holdfast.http.host_header import is_wildcard
+
+    if not is_wildcard(listens_on):
+        return ()
+    port = url.rpartition(":")[2]
+    return tuple(f"http://{address}:{port}" for address in lan_addresses(listens_on=listens_on))
 
 
 def _with_store_folder(settings: Settings) -> Settings:

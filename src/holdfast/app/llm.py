@@ -113,12 +113,15 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: str | Sequence[Mapping[str, Any]],
         *,
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Completion:
-        """Answer a conversation of OpenAI-shaped messages. template_options: for the chat template, e.g. enable_thinking."""
+        """Answer a conversation of OpenAI-shaped messages; a text is one message of the user.
+
+        template_options: for the chat template, e.g. enable_thinking.
+        """
         return self._answers([_chat_prompt(messages, template_options)], options)[0]
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
@@ -127,7 +130,7 @@ class LLM:
 
     def stream_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: str | Sequence[Mapping[str, Any]],
         *,
         template_options: Mapping[str, Any] | None = None,
         **options: Unpack[GenerationOptions],
@@ -188,7 +191,9 @@ def _raw_prompt(prompt: TextOrTokens) -> Prompt:
     return TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=tuple(prompt))
 
 
-def _chat_prompt(messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None) -> ChatPrompt:
+def _chat_prompt(messages: str | Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None) -> ChatPrompt:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     return ChatPrompt(messages=tuple(dict(message) for message in messages), template_options=dict(template_options or {}))
 
 

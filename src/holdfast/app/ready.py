@@ -9,6 +9,10 @@ from holdfast.config import LogSettings
 from holdfast.messages import ModelInfo
 
 logger = logging.getLogger("holdfast.app")
+OPEN = (
+    "whoever reaches this machine over its network can use this server, for no API key is set; "
+    "set HOLDFAST_SERVER_API_KEY, or listen on 127.0.0.1"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +25,40 @@ class ReadyServer:
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: what is read is kept in RAM only
+    lan_urls: tuple[str, ...] = ()  # for other machines, where it listens on all addresses
+    is_open: bool = False  # others than this machine can come in, and without a key
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
     """A short block on standard output for people; one log line where logs are JSON."""
     if log.format == "json":
-        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, ready.url)
+        urls = ", ".join((ready.url, *ready.lan_urls))
+        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, urls)
+        if ready.is_open:
+            logger.warning(OPEN)
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", justify="right")
     rows.add_column(overflow="fold")
     for name, value in _rows(ready):
-        rows.add_row(name, value)
+        rows.add_row(name, escape(value))
     console = Console(highlight=False)
-    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{ready.url}[/bold]")
+    console.print(f"[bold]Holdfast[/bold] is ready at [bold]{escape(ready.url)}[/bold]")
     console.print(rows)
+    if ready.is_open:
+        console.print(f"[bold yellow]warning[/bold yellow]: {OPEN}", soft_wrap=True)
     console.print()
     print(_example(ready), flush=True)  # noqa: T201 - as it is, so that it can be copied whole
 
 
 def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     info = ready.info
-    rows = [
+    rows = [("for others", url) for url in ready.lan_urls]
+    rows += [
         ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
         ("context", f"{info.context_tokens:,} tokens; {info.kv_budget_bytes / 2**30:,.1f} GiB for KV"),
         ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),

@@ -28,5 +28,6 @@ def build_application(settings: Settings, folders: dict[str, Path], residency: R
         limits=settings.limits,
         metrics=Metrics(),
         version=__version__,
+        log=settings.log,
     )
     return create_application(services)

@@ -60,6 +60,11 @@ def _parameter(spec: SettingSpec) -> inspect.Parameter:
     """The option (or the argument MODEL) of one setting. All are texts: `config` converts and checks, for all sources."""
     default = describe(spec, spec.default) or False  # as help shows it; False: nothing
     if spec.flag.startswith("--"):
+        if spec.kind == "switch":
+            option = typer.Option(spec.flag, help=spec.doc, rich_help_panel=_PANEL)
+            return inspect.Parameter(
+                _name(spec), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
+            )
         metavar = "|".join(spec.choices) if spec.choices else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
         option = typer.Option(spec.flag, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
         annotation: Any = Annotated[str | None, option]

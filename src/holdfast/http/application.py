@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from holdfast.http import errors, openapi, sessions_api, status_api
+from holdfast.http import errors, openapi, sessions_api, start_page, status_api
 from holdfast.http.body import parse, read_body
 from holdfast.http.extensions import extended
 from holdfast.http.generation import GenerationResponse
@@ -18,6 +18,7 @@ from holdfast.http.guard import Guard
 from holdfast.http.openai_chat import ChatCompletionRequest
 from holdfast.http.openai_completions import CompletionRequest
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
+from holdfast.http.request_lines import RequestLines
 from holdfast.http.services import Services, first_model
 from holdfast.telemetry.requests import RequestWatch
 
@@ -45,7 +46,7 @@ def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_s
     _add_status_paths(app, services)
     errors.install(app)
     openapi.install(app)
-    app.add_middleware(Guard, server=services.server, metrics=services.metrics)
+    app.add_middleware(Guard, server=services.server)
     if services.server.cors_origins:
         origins = list(services.server.cors_origins)
         app.add_middleware(
@@ -55,6 +56,7 @@ def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_s
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
+    app.add_middleware(RequestLines, metrics=services.metrics)
     return app
 
 
@@ -100,12 +102,17 @@ def _add_status_paths(app: FastAPI, services: Services) -> None:
         """One served model; its id may contain slashes."""
         return status_api.one_model(services, model_id)
 
-    @app.get("/health", responses=openapi.answers_of(Health))
+    @app.get("/", response_class=Response, responses=openapi.text_answer("text/html", "text/plain"))
+    async def front_page(request: Request) -> Response:
+        """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
+        return start_page.front_page(request, services)
+
+    @app.get("/health", responses=openapi.answers_of(Health, further_statuses=(503,)))
     async def health() -> Response:
         """How the server and its models are doing. Needs no key."""
         return status_api.health(services)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses=openapi.text_answer("text/plain"))
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         return await status_api.metrics(services)

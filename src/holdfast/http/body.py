@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import pydantic
@@ -13,6 +14,11 @@ from holdfast.http.errors import RequestRefused
 M = TypeVar("M", bound=pydantic.BaseModel)
 TAG_MARK = "|"  # union tags begin with it, so that they can be left out of the names of fields
 _LONGEST_SHOWN = 60
+_NOT_JSON = "json_invalid"
+_ESCAPE = re.compile(  # of JSON: what looks like one behind an escaped backslash is none
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+_REPLACEMENT = b"\\ufffd"
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -37,12 +43,21 @@ async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int) -> byte
 
 
 def parse(model: type[M], body: bytes) -> M:
-    """The body as `model`. Raises RequestRefused naming the first field that is wrong."""
+    """The body as `model`. Raises RequestRefused naming the first field that is wrong.
+
+    Half of a surrogate pair, which clients write when they cut a text within an emoji, counts as U+FFFD.
+    """
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
+        if first["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
+            return parse(model, mended)
         raise _refusal(first["type"], first["loc"], first["msg"], first["input"]) from None
+
+
+def _whole_character(escape: re.Match[bytes]) -> bytes:
+    return _REPLACEMENT if escape["half"] else escape[0]
 
 
 def field_name(location: tuple[int | str, ...]) -> str:
@@ -51,7 +66,7 @@ def field_name(location: tuple[int | str, ...]) -> str:
 
 
 def _refusal(kind: str, location: tuple[int | str, ...], message: str, given: Any) -> RequestRefused:
-    if kind == "json_invalid":
+    if kind == _NOT_JSON:
         return RequestRefused(f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
     field = field_name(location)
     if not field:
@@ -60,7 +75,7 @@ def _refusal(kind: str, location: tuple[int | str, ...], message: str, given: An
     if kind == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
     text = "must not be empty" if given in ("", []) and kind.endswith("too_short") else message.removeprefix("Value error, ")
-    return RequestRefused(f"`{field}`: {text[:1].lower()}{text[1:]}{_shown(given)}", code=code, field=field)
+    return RequestRefused(f"`{field}`: {text[:1].lower()}{text[1:]}", code=code, field=field, shown=_shown(given))
 
 
 def _shown(given: Any) -> str:

@@ -1,4 +1,4 @@
-"""The one home of error → status. Every failure of every endpoint becomes OpenAI's error object here."""
+"""The one home of error → status. Every failure of every endpoint becomes an error in its protocol's form here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import (
@@ -25,7 +25,11 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
+from holdfast.http.error_forms import ErrorDetail, openai_error
+from holdfast.http.paths import meant_path, served_path
+from holdfast.http.protocols import error_form, unserved_protocol
 from holdfast.session_messages import SessionFailure
+from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)
 _CLIENT_FAULT = "invalid_request_error"
@@ -43,33 +47,20 @@ _SESSION_FAILURES = {
     SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
     SessionFailure.FAILED: (500, "session_failed"),
 }
-_FRAMEWORK_MESSAGES = {
-    404: ("this server has no such path", "unknown_path"),
-    405: ("this path does not know this method", "method_not_allowed"),
-}
+RECORD = "holdfast.record"  # key of a request's RequestRecord in its ASGI scope
+_LONGEST_PATH = 100
+_SERVED = "It serves OpenAI's chat completions and completions: /v1/chat/completions, /v1/completions, /v1/models"
 
 
 class RequestRefused(InvalidRequest):
-    """A request that the HTTP front itself turns down, with the status and code to say so."""
+    """A request that the HTTP front itself turns down, with the status and code to say so.
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_value", field: str = "") -> None:
-        super().__init__(message, field=field)
-        self.status, self.code = status, code
+    shown: the end of the message that quotes the request; the log leaves it out, since it may be part of a prompt.
+    """
 
-
-class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong; `param` names the field of the request, such as messages.0.content."""
-
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success."""
-
-    error: ErrorDetail
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_value", field: str = "", shown: str = "") -> None:
+        super().__init__(message + shown, field=field)
+        self.status, self.code, self.loggable = status, code, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +73,54 @@ class Problem:
 
     @property
     def body(self) -> bytes:
-        """The JSON body."""
-        return msgspec.json.encode(ErrorBody(error=self.detail))
+        """The JSON body in OpenAI's form."""
+        return openai_error(self.status, self.detail)
 
-    def response(self) -> Response:
-        """The whole answer."""
-        return Response(self.body, status_code=self.status, headers=self.headers, media_type="application/json")
+    def body_on(self, path: str) -> bytes:
+        """The JSON body in the form of the protocol to which a path belongs."""
+        return error_form(path)(self.status, self.detail)
+
+    def response(self, path: str) -> Response:
+        """The whole answer on a path."""
+        return Response(self.body_on(path), status_code=self.status, headers=self.headers, media_type="application/json")
+
+
+def answer_of(error: Exception, scope: Scope) -> Response:
+    """The answer to a request that failed; its record, if it has one, gets the reason for the log."""
+    path = served_path(scope["path"])
+    problem = problem_of(refused_path(path, scope, error) if isinstance(error, HTTPException) else error)
+    record: RequestRecord | None = scope.get(RECORD)
+    if record is not None:
+        note_problem(record, problem, error)
+    return problem.response(path)
+
+
+def note_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
+    """Tell the log why a request failed."""
+    loggable = error.loggable if isinstance(error, RequestRefused) else problem.detail.message
+    record.fail(code=problem.detail.code or problem.detail.type, message=loggable)
+
+
+def refused_path(path: str, scope: Scope, error: HTTPException) -> Exception:
+    """What to say in place of the framework's own error about a path or a method."""
+    method = scope["method"]
+    protocol = unserved_protocol(path)
+    if protocol is not None and error.status_code in (404, 405):
+        message = f"{protocol.name} is not served by this version of Holdfast yet ({method} {path}). {_SERVED}"
+        return RequestRefused(message, status=protocol.unserved_status, code="protocol_not_served")
+    if error.status_code == 404:
+        meant = meant_path(path)
+        hint = f". {_SERVED}" if meant is None else f"; did you mean {meant}?"
+        return RequestRefused(f"this server has no path {path[:_LONGEST_PATH]}{hint}", status=404, code="unknown_path")
+    if error.status_code == 405:
+        return HTTPException(405, headers={"Allow": ", ".join(_methods(scope))})
+    return error
+
+
+def _methods(scope: Scope) -> list[str]:
+    """All methods that a path has; the framework names those of one route only."""
+    matching = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -133,7 +166,9 @@ def _client_problem(error: InvalidRequest) -> Problem:
 
 
 def _framework_problem(error: HTTPException) -> Problem:
-    message, code = _FRAMEWORK_MESSAGES.get(error.status_code, (str(error.detail), "http_error"))
+    message, code = str(error.detail), "http_error"
+    if error.status_code == 405:
+        message, code = f"this path takes {(error.headers or {}).get('Allow', 'other methods')}", "method_not_allowed"
     kind = _CLIENT_FAULT if error.status_code < 500 else _SERVER_FAULT
     return _problem(error.status_code, message, kind, code=code, headers=dict(error.headers or {}))
 
@@ -165,16 +200,18 @@ class ErrorBoundary:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            _log.debug("client gone before it had sent its request")
+            record: RequestRecord | None = scope.get(RECORD)
+            if record is not None:
+                record.is_aborted = True
         except Exception as error:
             if started:
                 _log.error("error after the answer was begun", exc_info=error)
                 return
-            await problem_of(error).response()(scope, receive, send)
+            await answer_of(error, scope)(scope, receive, send)
 
 
-async def _answer(_: Request, error: Exception) -> Response:
-    return problem_of(error).response()
+async def _answer(request: Request, error: Exception) -> Response:
+    return answer_of(error, request.scope)
 
 
 def install(app: FastAPI) -> None:

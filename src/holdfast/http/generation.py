@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.answers import AnswerPlan, StreamFormat, UsageTally, WholeAnswer, refuse_broken_end
 from holdfast.http.batch import open_streams
-from holdfast.http.errors import problem_of
+from holdfast.http.errors import RECORD, note_problem, problem_of
 from holdfast.http.explanation import ChoiceExplanation, Explanation, explain_choice, explanation_of
 from holdfast.http.openai_shapes import Usage
 from holdfast.http.services import OutputStream, Services
 from holdfast.http.sse import DONE, EventWriter, error_event
-from holdfast.messages import OutputEvent, TextDelta
+from holdfast.messages import ChatPrompt, OutputEvent, TextDelta, TextPrompt
+from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
 from holdfast.telemetry.requests import RequestWatch
-
-_log = logging.getLogger(__name__)
 
 
 class GenerationResponse(Response):
@@ -33,21 +32,29 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
         out = _Output(send)
+        record: RequestRecord = scope[RECORD]
+        record.model = self._plan.requests[0].model
         try:
-            answered = await _unless_disconnected(receive, self._answer(out.send))
+            answered = await _unless_disconnected(receive, self._answer(out.send, record))
         except asyncio.CancelledError:
-            await out.break_off(WorkerUnavailable("the server stopped before the answer was done"))
+            stopped = WorkerUnavailable("the server stopped before the answer was done")
+            note_problem(record, problem_of(stopped), stopped)
+            await out.break_off(stopped)
             return
-        if not answered:
-            _log.debug("client gone before the end of %s", self._plan.requests[0].request_id)
+        record.is_aborted = not answered
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, record: RequestRecord) -> None:
         plan, watch = self._plan, self._watch
         try:
             stream = await open_streams(self._services.gateway, plan.requests)
             watch.accepted(plan.requests[0].model, dropped_tokens=stream.dropped_tokens)
             try:
-                account = _Account(plan, watch, dropped_tokens=stream.dropped_tokens)
+                record.answer = AnswerRecord(
+                    prompt_tokens=stream.prompt_tokens,
+                    choices_per_prompt=plan.choices_per_prompt,
+                    prompt=_content(plan) if self._services.log.content else "",
+                )
+                account = _Account(plan, watch, record, dropped_tokens=stream.dropped_tokens)
                 if isinstance(plan.form, StreamFormat):
                     await _write_stream(stream, plan.form, account, send)
                 else:
@@ -63,15 +70,15 @@ class _Output:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._started = self._ended = False
+        self.is_started = self._ended = False
 
     async def send(self, message: Message) -> None:
-        self._started = True
+        self.is_started = True
         self._ended = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self._send(message)
 
     async def break_off(self, error: HoldfastError) -> None:
-        if not self._started:
+        if not self.is_started:
             raise error
         if not self._ended:  # so it is a stream
             await self._send({"type": "http.response.body", "body": error_event(problem_of(error)), "more_body": False})
@@ -80,8 +87,8 @@ class _Output:
 class _Account:
     """What is told about an answer as a whole when its choices have ended."""
 
-    def __init__(self, plan: AnswerPlan, watch: RequestWatch, *, dropped_tokens: int) -> None:
-        self._explains, self._watch, self._dropped_tokens = plan.explains, watch, dropped_tokens
+    def __init__(self, plan: AnswerPlan, watch: RequestWatch, record: RequestRecord, *, dropped_tokens: int) -> None:
+        self._explains, self._watch, self._record, self._dropped_tokens = plan.explains, watch, record, dropped_tokens
         self._tally = UsageTally(choices_per_prompt=plan.choices_per_prompt)
         self._explained: list[ChoiceExplanation] = []
 
@@ -89,6 +96,8 @@ class _Account:
         """Raises for a choice that ended as none should."""
         watch = self._watch
         watch.observe(event)
+        if self._record.answer is not None:
+            self._record.answer.see(event)
         if isinstance(event, TextDelta):
             return
         refuse_broken_end(event)
@@ -104,6 +113,10 @@ class _Account:
                 )
             )
 
+    def broke_off(self, error: HoldfastError) -> None:
+        """For a stream that was begun: its client gets the error as an event, the log in the line of the request."""
+        note_problem(self._record, problem_of(error), error)
+
     def usage(self, *, prompt_tokens: int) -> Usage:
         return self._tally.usage(prompt_tokens=prompt_tokens)
 
@@ -111,13 +124,31 @@ class _Account:
         return explanation_of(self._explained)
 
 
+def _content(plan: AnswerPlan) -> str:
+    """What was asked, for the log."""
+    said = []
+    for request in plan.requests:
+        match request.prompt:
+            case TextPrompt(text=text):
+                said.append(text)
+            case ChatPrompt(messages=messages):
+                said.append(msgspec.json.encode(messages).decode())
+            case tokens:
+                said.append(msgspec.json.encode(tokens.token_ids).decode())
+    return "\n".join(said) or "(empty)"
+
+
 async def _write_stream(stream: OutputStream, form: StreamFormat, account: _Account, send: Send) -> None:
     writer = EventWriter(send, opening=form.opening())
 
     async def produce() -> None:
-        async for event in stream:
-            account.observe(event)
-            writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+        try:
+            async for event in stream:
+                account.observe(event)
+                writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+        except HoldfastError as error:
+            account.broke_off(error)
+            raise
         usage = account.usage(prompt_tokens=stream.prompt_tokens)
         writer.put(form.closing(usage, account.explanation()) + DONE)
         writer.end()

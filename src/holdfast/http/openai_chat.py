@@ -67,7 +67,7 @@ class ChatCompletionRequest(GenerationFields):
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestRefused("`top_logprobs` is allowed only with `logprobs`", field="top_logprobs")
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             raise RequestRefused("`continue_final_message` needs a last message of the assistant", field="continue_final_message")

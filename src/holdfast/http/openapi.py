@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.http.errors import ErrorBody
+from holdfast.http.error_forms import ErrorBody
 from holdfast.http.openai_chat import ChatCompletionRequest
 from holdfast.http.openai_completions import CompletionRequest
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
@@ -22,6 +22,7 @@ from holdfast.http.session_fields import (
     SessionObject,
     SessionOpening,
 )
+from holdfast.session_messages import LONGEST_SESSION_ID
 
 _COMPONENTS = "#/components/schemas/{name}"
 _REQUESTS: tuple[type[BaseModel], ...] = (
@@ -52,7 +53,10 @@ def _reference(model: type) -> dict[str, str]:
 _FAILURE = {"description": "An error", "content": {"application/json": {"schema": _reference(ErrorBody)}}}
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _QUERY: dict[str, dict[str, Any]] = {
-    "id": {"description": "A name for the session.", "schema": {"type": "string"}},
+    "id": {
+        "description": "A name for the session.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"},
+    },
     "model": {"description": "The model whose sessions are meant; the first if not given.", "schema": {"type": "string"}},
     "limit": {"description": "At most so many.", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}},
     "forget": {"description": "Delete what was read in it.", "schema": {"type": "boolean"}},
@@ -80,12 +84,24 @@ def file_answer() -> dict[int | str, dict[str, Any]]:
     return {200: {"description": "The file", "content": _FILE}, "default": _FAILURE}
 
 
-def answers_of(whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | None = None) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses of a route: the whole answer, the events of a stream, the error form."""
+def text_answer(*media_types: str) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of a route that gives text."""
+    content = {media_type: {"schema": {"type": "string"}} for media_type in media_types}
+    return {200: {"description": "The text", "content": content}, "default": _FAILURE}
+
+
+def answers_of(
+    whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | None = None, further_statuses: tuple[int, ...] = ()
+) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of a route: the whole answer, the events of a stream, the error form.
+
+    further_statuses: those besides 200 with which the answer comes in the same form.
+    """
     content: dict[str, Any] = {"application/json": {"schema": _reference(whole)}}
     if chunk is not None:
         content["text/event-stream"] = {"schema": _reference(chunk)}
-    return {200: {"description": "The answer", "content": content}, "default": _FAILURE}
+    answer = {"description": "The answer", "content": content}
+    return {200: answer, **dict.fromkeys(further_statuses, answer), "default": _FAILURE}
 
 
 def install(app: FastAPI) -> None:
@@ -107,6 +123,8 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     schemas = {**requests["$defs"], **answers}
     components = description.setdefault("components", {})
     components["schemas"] = schemas
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    description["security"] = [{}, {"key": []}]
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}} | {
+        name: {"type": "apiKey", "in": "header", "name": name} for name in ("x-api-key", "api-key")
+    }
+    description["security"] = [{}, *({name: []} for name in components["securitySchemes"])]
     return description

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import math
+import functools
+import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -17,10 +19,12 @@ from starlette.types import ASGIApp
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
+from holdfast.http.connections import Addresses, BoundedProtocol
 
+_log = logging.getLogger(__name__)
 _BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
 _LAST_WORDS_SECONDS = 1.0
+_LOOK_SECONDS = 0.1  # how often a second signal is looked for
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -38,7 +42,9 @@ def server(app: ASGIApp, settings: ServerSettings, *, on_started: Callable[[], N
     """A server that is ready to run, for whoever has a loop of their own: `await server.serve(sockets=[listener])`."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(  # type: ignore[arg-type]  # uvicorn calls it as it would call the class
+            BoundedProtocol, settings=settings, addresses=Addresses(settings.max_connections_per_address)
+        ),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -47,18 +53,17 @@ def server(app: ASGIApp, settings: ServerSettings, *, on_started: Callable[[], N
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+        timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # given to call_later
     )
-    return Server(config, on_started=on_started)
+    return Server(config, on_started=on_started, shutdown_seconds=settings.shutdown_seconds)
 
 
 class Server(uvicorn.Server):
     """uvicorn's server that says when it has started, and that returns after a signal instead of raising it again."""
 
-    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None], shutdown_seconds: float) -> None:
         super().__init__(config)
-        self._on_started = on_started
+        self._on_started, self._shutdown_seconds = on_started, shutdown_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then tell."""
@@ -67,14 +72,40 @@ class Server(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; answers that took too long are cancelled, and get a moment to say so to their clients."""
-        await super().shutdown(sockets)
-        remaining = set(self.server_state.tasks)
-        if self.force_exit:
-            for task in remaining:
-                task.cancel()
-        if remaining:
-            await asyncio.wait(remaining, timeout=_LAST_WORDS_SECONDS)
+        """Stop: no new connections, then running answers end by themselves, or are cut and get a moment to say so."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()  # closes those that wait for a request
+        await self._wait_for_answers()
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._ended(_LAST_WORDS_SECONDS)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()  # who does not read what was written to it would be waited for
+        await self._ended(_LAST_WORDS_SECONDS)
+        await self.lifespan.shutdown()
+
+    async def _wait_for_answers(self) -> None:
+        if not self.server_state.tasks or self.force_exit:
+            return
+        limit = self._shutdown_seconds
+        _log.info("waiting for %s, %g s at most; press Ctrl-C again to end now", self._running(), limit)
+        give_up_at = time.monotonic() + limit
+        while self.server_state.tasks and not self.force_exit and time.monotonic() < give_up_at:
+            await asyncio.wait(tuple(self.server_state.tasks), timeout=_LOOK_SECONDS)
+        if self.server_state.tasks:
+            _log.info("%s cut off", self._running())
+
+    def _running(self) -> str:
+        number = len(self.server_state.tasks)
+        return "1 answer" if number == 1 else f"{number} answers"
+
+    async def _ended(self, limit_seconds: float) -> None:
+        if self.server_state.tasks:
+            await asyncio.wait(tuple(self.server_state.tasks), timeout=limit_seconds)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.config import LimitsSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.messages import GenerationRequest, MemoryFigures, ModelInfo, OutputEvent, WorkerStatistics
 from holdfast.session_messages import SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
@@ -117,6 +117,7 @@ class Services:
     limits: LimitsSettings
     metrics: Metrics
     version: str
+    log: LogSettings = LogSettings()
 
 
 def first_model(services: Services) -> str:

@@ -26,7 +26,11 @@ def _session_id(text: str) -> str:
     return text
 
 
-SessionId = Annotated[str, AfterValidator(_session_id)]
+SessionId = Annotated[
+    str,
+    AfterValidator(_session_id),
+    Field(json_schema_extra={"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}),
+]
 TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_SECONDS)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=LONGEST_METADATA_KEY)], Annotated[str, Field(max_length=LONGEST_METADATA_VALUE)]],

@@ -139,7 +139,7 @@ def _add_members(app: FastAPI, services: Services) -> None:
     )
     async def change_session(request: Request, session_id: str) -> Response:
         """Pin or unpin a session, or change how long it lives or its metadata."""
-        fields = parse(SessionChange, await _body(request, services))
+        fields = parse(SessionChange, await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes))
         asked = _asked(request, services)
         command = UpdateSession(
             call_id=_call_id(),

@@ -123,7 +123,7 @@ def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
-        _refuse_by_beginning(tokenizer, prompt, limit_tokens=limit_tokens, field=field)
+        _refuse_by_beginning(tokenizer, prompt, context_tokens=info.context_tokens, field=field)
         tokens = _encoded(prompt, side, tenant=request.tenant)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
@@ -133,7 +133,7 @@ def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText
             raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
         tokens = PromptTokens(token_ids=(tokenizer.bos_token_id,))
     if len(tokens.token_ids) > limit_tokens:
-        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), limit_tokens=limit_tokens, field=field)
+        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), context_tokens=info.context_tokens, field=field)
     check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=field)
     return tokens
 
@@ -152,13 +152,13 @@ def _encoded(prompt: PromptText, side: TextSide, *, tenant: str) -> PromptTokens
     return PromptTokens(token_ids=tuple(spliced.token_ids), partings=partings, dropped_tokens=dropped)
 
 
-def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, limit_tokens: int, field: str) -> None:
-    most = limit_tokens * _MOST_CHARACTERS_PER_TOKEN
+def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
+    most = context_tokens * _MOST_CHARACTERS_PER_TOKEN
     if len(prompt.text) <= most:
         return
     tokens = len(tokenizer.encode(prompt.text[:most], add_special_tokens=False))
-    if tokens > limit_tokens:
-        raise PromptTooLong(prompt_tokens=tokens * len(prompt.text) // most, limit_tokens=limit_tokens, field=field)
+    if tokens > context_tokens:
+        raise PromptTooLong(prompt_tokens=tokens * len(prompt.text) // most, context_tokens=context_tokens, field=field)
 
 
 def assemble(

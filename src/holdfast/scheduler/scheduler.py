@@ -80,9 +80,8 @@ class Scheduler:
             raise InvalidRequest(f"a request with the id {request_id!r} is being served already", field="request_id")
         if prompt_tokens < 1 or max_tokens < 0:
             raise InvalidRequest(f"cannot draw {max_tokens} tokens after a prompt of {prompt_tokens}", field="prompt")
-        longest_prompt = self._context_tokens - min(max_tokens, 1)
-        if prompt_tokens > longest_prompt:
-            raise PromptTooLong(prompt_tokens=prompt_tokens, limit_tokens=longest_prompt)
+        if prompt_tokens > self._context_tokens - min(max_tokens, 1):
+            raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
         max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.

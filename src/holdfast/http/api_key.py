@@ -1,0 +1,23 @@
+"""The API key of a request, whichever header brings it: OpenAI's clients, Anthropic's and Azure's use one each."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+
+KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
+
+
+def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """Header → key, for every header that brings one. An Authorization that is no Bearer is somebody else's, not a key."""
+    keys = {name: headers[name].strip() for name in KEY_HEADERS[1:] if name in headers}
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        keys[b"authorization"] = token.strip()
+    return {name: key for name, key in keys.items() if key}
+
+
+def opens(headers: Mapping[bytes, bytes], *, api_key: str) -> bool:
+    """Whether a request may come in: no key is needed, or all that it brings are the right one."""
+    keys = given_keys(headers).values()
+    return not api_key or (bool(keys) and all(hmac.compare_digest(key, api_key.encode()) for key in keys))

@@ -1,0 +1,210 @@
+"""One line in the log per request: what was asked, what came of it, how fast; nothing of what was said, unless that is wished."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from holdfast.messages import ChoiceFinished, OutputEvent
+from holdfast.telemetry.printable import printable
+
+CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
+_LONGEST_PATH = 200
+_LONGEST_ERROR = 160
+_LONGEST_CONTENT = 20_000
+_QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    """What is known of one request; whoever learns something writes it down here. One per request, loop's thread only."""
+
+    method: str
+    path: str
+    client: str
+    request_id: str = ""
+    status: int = CLIENT_GONE
+    model: str = ""
+    error_code: str = ""
+    error_message: str = ""
+    is_aborted: bool = False  # by the client
+    answer: AnswerRecord | None = None  # of a request that a model has accepted
+    clock: Callable[[], float] = field(default=perf_counter, repr=False)
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    @property
+    def has_status(self) -> bool:
+        """Whether an answer has been begun."""
+        return self.status != CLIENT_GONE
+
+    def fail(self, *, code: str, message: str) -> None:
+        """Note why it was refused or broke off."""
+        self.error_code, self.error_message = code, message
+
+
+class AnswerRecord:
+    """Follows the events of an answer for the log.
+
+    prompt: what was asked, empty unless contents are logged; then the answers' texts are kept as well.
+    """
+
+    def __init__(
+        self, *, prompt_tokens: int, choices_per_prompt: int = 1, prompt: str = "", clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self.prompt_tokens, self.prompt = prompt_tokens, prompt
+        self.texts: dict[int, str] = {}  # by choice
+        self.finish_reasons: list[str] = []
+        self._choices_per_prompt, self._clock = choices_per_prompt, clock
+        self._tokens: dict[int, int] = {}  # by choice
+        self._cached: dict[int, int] = {}  # by choice that has ended
+        self._first_text_at: float | None = None
+        self._latest_text_at = 0.0
+
+    def see(self, event: OutputEvent) -> None:
+        """Take one event down."""
+        if isinstance(event, ChoiceFinished):
+            self.finish_reasons.append(event.reason.value)
+            self._tokens[event.index] = event.completion_tokens
+            if event.index % self._choices_per_prompt == 0:  # further choices of a prompt may share what the first has read
+                self._cached[event.index] = event.cached_tokens
+            return
+        self._latest_text_at = self._clock()
+        if self._first_text_at is None:
+            self._first_text_at = self._latest_text_at
+        self._tokens[event.index] = self._tokens.get(event.index, 0) + len(event.token_ids)
+        if self.prompt and len(self.texts.get(event.index, "")) < _LONGEST_CONTENT:
+            self.texts[event.index] = self.texts.get(event.index, "") + event.text
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were not read again; known once the answer has ended."""
+        return sum(self._cached.values()) if self._cached else None
+
+    @property
+    def tokens(self) -> int:
+        """Of all choices, as far as they came."""
+        return sum(self._tokens.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """How fast the answer came from its first text on, all choices together; None when there is too little to tell."""
+        following = self.tokens - len(self._tokens)
+        if self._first_text_at is None or following < 1 or self._latest_text_at <= self._first_text_at:
+            return None
+        return following / (self._latest_text_at - self._first_text_at)
+
+    def first_text_seconds(self, *, since: float) -> float | None:
+        """How long the first text took from a time on; None as long as there is none."""
+        return None if self._first_text_at is None else self._first_text_at - since
+
+
+class RequestLine:
+    """The line of a request that is over: text for people, fields for machines."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._seconds = record.clock() - record.began
+
+    def __str__(self) -> str:
+        return "\n".join([" ".join((self.head, str(self.status), *self.details)), *self._contents()])
+
+    @property
+    def head(self) -> str:
+        """Who asked for what."""
+        record = self._record
+        return f"{printable(record.client)} {printable(record.method)} {printable(record.path, longest=_LONGEST_PATH)}"
+
+    @property
+    def status(self) -> int:
+        """The status that was sent."""
+        return self._record.status
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What came of it, as far as it is known."""
+        record = self._record
+        return tuple(part for part in (printable(record.model), *self._figures(), self._end()) if part)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Everything under its name; what is not known is left out."""
+        record = self._record
+        named = {
+            "client": record.client,
+            "method": record.method,
+            "path": record.path,
+            "request_id": record.request_id,
+            "status": record.status,
+            "model": record.model,
+            "seconds": round(self._seconds, 4),
+            "error_code": record.error_code,
+            "error_message": record.error_message[:_LONGEST_ERROR],
+            "aborted": record.is_aborted or None,
+        }
+        if record.answer is not None:
+            named |= self._answer_fields(record.answer)
+        return {name: value for name, value in named.items() if value not in (None, "", [])}
+
+    def _answer_fields(self, answer: AnswerRecord) -> dict[str, Any]:
+        return {
+            "prompt_tokens": answer.prompt_tokens,
+            "cached_tokens": answer.cached_tokens,
+            "answer_tokens": answer.tokens,
+            "first_token_seconds": _rounded(answer.first_text_seconds(since=self._record.began)),
+            "tokens_per_second": _rounded(answer.tokens_per_second),
+            "finish_reason": _once_each(answer.finish_reasons),
+            "prompt": answer.prompt[:_LONGEST_CONTENT],
+            "answers": [answer.texts[index] for index in sorted(answer.texts)],
+        }
+
+    def _figures(self) -> tuple[str, ...]:
+        answer = self._record.answer
+        whole = f"in {self._seconds:.2f} s"
+        if answer is None:
+            return (whole,)
+        cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
+        first_seconds, speed = answer.first_text_seconds(since=self._record.began), answer.tokens_per_second
+        return (
+            f"prompt {answer.prompt_tokens}{cached}",
+            f"answer {answer.tokens}",
+            "" if first_seconds is None else f"first {first_seconds:.2f} s",
+            "" if speed is None else f"{speed:.1f} tok/s",
+            whole,
+        )
+
+    def _end(self) -> str:
+        record = self._record
+        if record.is_aborted:
+            return "aborted by the client"
+        if record.error_code:
+            return f"{record.error_code}: {printable(record.error_message, longest=_LONGEST_ERROR)}"
+        return "" if record.answer is None else _once_each(record.answer.finish_reasons)
+
+    def _contents(self) -> list[str]:
+        answer = self._record.answer
+        if answer is None or not answer.prompt:
+            return []
+        texts = [("prompt", answer.prompt), *(("answer", answer.texts[index]) for index in sorted(answer.texts))]
+        return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
+
+
+def write_line(record: RequestRecord) -> None:
+    """Log the line of a request that is over. What a client does is never an error; what programs poll is for debugging."""
+    level = logging.DEBUG if record.path in _QUIET_PATHS and record.has_status else logging.INFO
+    if _log.isEnabledFor(level):
+        _log.log(level, RequestLine(record))
+
+
+def _once_each(reasons: list[str]) -> str:
+    return ",".join(dict.fromkeys(reasons))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, TextDelta
+from holdfast.telemetry.request_log import AnswerRecord, RequestLine, RequestRecord, write_line
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(clock: Clock, **fields: object) -> RequestRecord:
+    given = {"method": "POST", "path": "/v1/chat/completions", "client": "10.0.0.7", "status": 200, **fields}
+    return RequestRecord(clock=clock, **given)  # type: ignore[arg-type]
+
+
+def ended(index: int, tokens: int, *, cached: int = 0) -> ChoiceFinished:
+    return ChoiceFinished(
+        index=index,
+        reason=FinishReason.STOP,
+        prompt_tokens=812,
+        completion_tokens=tokens,
+        memory=MemoryReport(ram_tokens=cached),
+    )
+
+
+def answered(clock: Clock, **options: object) -> AnswerRecord:
+    answer = AnswerRecord(prompt_tokens=812, clock=clock, **options)  # type: ignore[arg-type]
+    for seconds, text in ((0.5, "Hel"), (1.0, "lo")):
+        clock.now += seconds
+        answer.see(TextDelta(index=0, text=text, token_ids=(1, 2)))
+    answer.see(ended(0, 5, cached=640))
+    return answer
+
+
+def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None:
+    clock = Clock()
+    served = record(clock, model="demo")
+    served.answer = answered(clock)
+    clock.now += 0.25
+    assert str(RequestLine(served)) == (
+        "10.0.0.7 POST /v1/chat/completions 200 demo prompt 812 (640 cached) answer 5 first 0.50 s 4.0 tok/s in 1.75 s stop"
+    )
+    assert RequestLine(served).fields == {
+        "client": "10.0.0.7",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "model": "demo",
+        "prompt_tokens": 812,
+        "cached_tokens": 640,
+        "answer_tokens": 5,
+        "first_token_seconds": 0.5,
+        "tokens_per_second": 4.0,
+        "finish_reason": "stop",
+        "seconds": 1.75,
+    }
+
+
+def test_what_has_no_answer_has_no_figures_of_one() -> None:
+    assert str(RequestLine(record(Clock(), path="/v1/models"))) == "10.0.0.7 POST /v1/models 200 in 0.00 s"
+
+
+def test_a_refusal_has_its_reason_and_not_the_whole_of_it() -> None:
+    refused = record(Clock(), status=400)
+    refused.fail(code="invalid_value", message="m" * 1000)
+    assert "400 in 0.00 s invalid_value: mmm" in str(RequestLine(refused))
+    assert len(str(RequestLine(refused))) < 300
+    assert len(RequestLine(refused).fields["error_message"]) < 200
+
+
+def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
+    clock = Clock()
+    gone = record(clock, is_aborted=True)
+    gone.answer = AnswerRecord(prompt_tokens=7, clock=clock)
+    gone.answer.see(TextDelta(index=0, text="a", token_ids=(1,)))
+    assert str(RequestLine(gone)).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
+
+
+def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
+    clock = Clock()
+    answer = AnswerRecord(prompt_tokens=10, choices_per_prompt=2, clock=clock)
+    for index in range(4):
+        answer.see(ended(index, 3, cached=4))
+    assert (answer.tokens, answer.cached_tokens) == (12, 8)
+    assert answer.tokens_per_second is None
+
+
+@pytest.mark.parametrize("path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"])
+def test_a_path_cannot_write_to_the_terminal_or_make_up_a_line(path: str) -> None:
+    hostile = record(Clock(), path=path, model="a\x1b[31mb", client="\x07")
+    assert str(RequestLine(hostile)).isprintable()
+
+
+def test_contents_are_kept_only_where_they_are_wished_and_only_so_much_of_them() -> None:
+    clock = Clock()
+    silent, told = record(clock), record(clock)
+    silent.answer, told.answer = answered(clock), answered(clock, prompt="Say\nhello")
+    assert "Hel" not in str(RequestLine(silent)) + str(RequestLine(silent).fields)
+    assert str(RequestLine(told)).splitlines()[1:] == [r"    prompt: Say\nhello", "    answer: Hello"]
+    assert (RequestLine(told).fields["prompt"], RequestLine(told).fields["answers"]) == ("Say\nhello", ["Hello"])
+    for _ in range(3):
+        told.answer.see(TextDelta(index=0, text="x" * 15_000))
+    assert len(str(RequestLine(told))) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        ("/health", 200, logging.DEBUG),
+        ("/health", 503, logging.DEBUG),
+        ("/metrics", 200, logging.DEBUG),
+        ("/v1/models", 200, logging.INFO),
+        ("/v1/chat/completions", 400, logging.INFO),
+        ("/v1/chat/completions", 500, logging.INFO),
+    ],
+)
+def test_polls_are_for_debugging_and_nothing_that_a_client_does_is_an_error(
+    path: str, status: int, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        write_line(record(Clock(), path=path, status=status))
+    assert [line.levelno for line in caplog.records] == [level]
