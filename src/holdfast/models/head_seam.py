@@ -3,8 +3,8 @@
 A prompt chunk needs at most the logits of its last position, but a model's `__call__` ends in the vocabulary projection of all
 positions. The projection's module gets a subclass that first takes the wanted rows; parameters and their names stay as they are.
 
-What the projection takes can be set aside and projected later, some rows at a time: the logits of 2,048 positions are 1.2 GB where
-there are 152,000 tokens. A model may change logits after its projection (scale, cap), so its `__call__` is run once more then, on
+What the projection takes can be set aside and projected later, some rows at a time: the logits of 2,048 positions over 152,000
+tokens are 1.2 GB. A model may change logits after its projection (scale, cap), so its `__call__` is run once more then, on
 one token that stands for nothing: at the seam the rows take its place, and since MLX is lazy, no layer is computed for it.
 """
 
