@@ -42,7 +42,7 @@ def a_row(*, columns: int, shape: str, seed: int, masked: float = 0.0) -> Row:
 
 rows = st.builds(
     a_row,
-    columns=st.sampled_from([1, 2, 31, 127, 129, 1000, 4097, 9001]),
+    columns=st.sampled_from([1, 2, 31, 127, 129, 1000, 4097, 9001, 20_011]),
     shape=st.sampled_from(["normal", "peaked", "zipf", "tied", "equal", "halves"]),
     seed=st.integers(0, 99),
     masked=st.sampled_from([0.0, 0.0, 0.3, 0.999]),
@@ -102,16 +102,16 @@ def test_min_p_alone_keeps_every_token_that_is_likely_enough(row: Row, min_p: fl
     assert ids_of(row, params) == set(np.flatnonzero(weights >= np.float32(min(min_p, 1.0))).tolist())
 
 
-@pytest.mark.parametrize("shape", ["normal", "zipf", "tied", "equal", "halves"])
-@pytest.mark.parametrize("share", [1e-4, 0.3, 0.95, 1.0, 1.1])
-def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, share: float) -> None:
+@pytest.mark.parametrize("shape", ["normal", "peaked", "zipf", "tied", "equal", "halves"])
+@pytest.mark.parametrize("top_p", [1e-9, 1e-4, 0.3, 0.95, 1 - 1e-9, 1 - 1e-16])
+def test_the_edge_among_many_weights_is_that_of_a_sort(shape: str, top_p: float) -> None:
     row = a_row(columns=100_003, shape=shape, seed=1)
     weights = np.exp(row - row.max())
-    aim = share * float(weights.sum(dtype=np.float64))
-    edge = host_draw._threshold_among(weights, aim=aim)
-    heavier, at_least = weights[weights > edge].sum(dtype=np.float64), weights[weights >= edge].sum(dtype=np.float64)
-    assert heavier < aim * (1 + 1e-9)
-    assert at_least >= aim * (1 - 1e-9) or edge == weights.min()
+    total = weights.sum(dtype=np.float64)
+    for edge in (host_draw._edge(weights, top_p=top_p), host_draw._edge_by_histogram(weights, top_p=top_p)):
+        assert edge in weights
+        assert weights[weights > edge].sum(dtype=np.float64) <= top_p * total * (1 + 1e-12)
+        assert weights[weights >= edge].sum(dtype=np.float64) >= top_p * total * (1 - 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,12 @@ def test_a_row_is_drawn_alone_as_in_any_company() -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("shape", ["peaked", "zipf"])
-def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = a_row(columns=152_064, shape=shape, seed=2)
-    params = SamplingParams(top_p=0.4)
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
+def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(
+    top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_row(columns=152_064, shape="peaked", seed=2)
+    params = SamplingParams(top_p=top_p)
     expected = ids_of(row, params)
     weighed: list[int] = []
     plain = Scale.weights

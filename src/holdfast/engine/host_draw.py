@@ -2,8 +2,8 @@
 
 There MLX computes exponentials one at a time, 13 ns each, and a nucleus takes 21 passes over the vocabulary. Here the largest
 entries of groups of tokens bound what the rest can weigh. Where the bounds decide which tokens are in the nucleus, only those
-that may be get an exponential; where they do not, all get one (0.5 ns each, with vector instructions), and a sample of them tells
-what little has to be sorted. What is drawn is what `sampling_draw` draws, up to rounding: the same numbers for the same tokens.
+that may be get an exponential; where they do not, all get one (0.5 ns each, with vector instructions), but few are sorted.
+What is drawn is what `sampling_draw` draws, up to rounding: the random numbers of a token are the same.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from holdfast.engine.host_rows import LARGE_VOCABULARY, Floats, GroupedRow, Ids,
 from holdfast.engine.sampling_draw import BLOCK, HOTTEST, DrawKind
 from holdfast.messages import SamplingParams
 
-_SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, up to about 16 rows
+_SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, however many rows there are
 _ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most
-_LARGEST_SHARE = 1 / 4  # of the groups: where more of them matter, all weights are computed
-_SAMPLED_EVERY = 61  # tokens: odd, so that no regular arrangement is met in step
-_SORTED_AT_ONCE = 1 << 15  # tokens
+_FEW_GROUPS = 1 / 16  # of all: where more of them matter, all weights are computed
+_MANY_GROUPS = 1 / 4  # where more of them matter, so many tokens do that none are looked for among the largest
+_SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
 _ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
 
 _Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -111,11 +111,14 @@ class Scale:
 
 def kept_tokens(logits: Floats, params: SamplingParams, scale: Scale) -> FewKept | ManyKept:
     """What top-p and min-p leave of a row with a finite maximum. At least one of them is on."""
-    row = _Weighed(logits, scale)
     floor = min(params.min_p, 1.0)
     if params.top_p < 1.0:
-        return _nucleus(row, top_p=params.top_p, floor=floor)
-    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _LARGEST_SHARE:
+        if logits.size <= _SORTED_AT_ONCE:
+            weights = scale.weights(logits)
+            return _many(weights, threshold=max(_edge(weights, top_p=params.top_p), floor))
+        return _nucleus(_Weighed(logits, scale), top_p=params.top_p, floor=floor)
+    row = _Weighed(logits, scale)
+    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _MANY_GROUPS:
         return _many(row.everything(), threshold=floor)
     return row.few(*row.at_least(floor), threshold=floor)
 
@@ -167,25 +170,22 @@ def _nucleus(row: _Weighed, *, top_p: float, floor: float) -> FewKept | ManyKept
     rising = np.sort(row.tops)
     unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.group_tokens  # by the number of groups left out
     left_out = _groups_within(unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.group_tokens)
-    if left_out < len(rising) * (1 - _LARGEST_SHARE):
-        return _nucleus_of_everything(row.everything(), top_p=top_p, floor=floor)
-    ids, weights = row.at_least(float(rising[left_out]))
+    seen_share = 1 - left_out / len(rising)
+    if seen_share <= _FEW_GROUPS:
+        ids, weights = row.at_least(float(rising[left_out]))
+        edge = _certain_edge(weights, top_p=top_p, unseen_at_most=float(unseen_at_most[left_out]))
+        if edge is not None and edge > (rising[left_out - 1] if left_out else 0.0):
+            return row.few(ids, weights, threshold=max(edge, floor))
+    everything = row.everything()
+    find = _edge if seen_share <= _MANY_GROUPS else _edge_by_histogram
+    return _many(everything, threshold=max(find(everything, top_p=top_p), floor))
+
+
+def _certain_edge(weights: Floats, *, top_p: float, unseen_at_most: float) -> float | None:
+    """The weight at the edge of the nucleus; None if that depends on what the tokens weigh that are not among these."""
     falling, cumulated = _falling(weights)
-    unseen_top = float(rising[left_out - 1]) if left_out else 0.0
-
-    def decided(*totals: float) -> float | None:
-        """The weight at the edge of the nucleus, when it is seen and the same for all of these totals."""
-        places = {int(np.searchsorted(cumulated, top_p * total)) for total in totals}
-        place = places.pop()
-        return float(falling[place]) if not places and place < len(falling) and falling[place] > unseen_top else None
-
-    threshold = decided(float(cumulated[-1]), float(cumulated[-1] + unseen_at_most[left_out]))
-    if threshold is None:
-        everything = row.everything()
-        threshold = decided(float(everything.sum(dtype=np.float64)))
-        if threshold is None:
-            return _nucleus_of_everything(everything, top_p=top_p, floor=floor)
-    return row.few(ids, weights, threshold=max(threshold, floor))
+    least, most = (int(np.searchsorted(cumulated, top_p * (cumulated[-1] + unseen))) for unseen in (0.0, unseen_at_most))
+    return float(falling[least]) if least == most and least < len(falling) else None
 
 
 def _groups_within(unseen_at_most: _Doubles, limit: float) -> int:
@@ -198,42 +198,26 @@ def _falling(weights: Floats) -> tuple[Floats, _Doubles]:
     return falling, np.cumsum(falling, dtype=np.float64)
 
 
-def _nucleus_of_everything(weights: Floats, *, top_p: float, floor: float) -> ManyKept:
-    aim = top_p * float(weights.sum(dtype=np.float64))
-    return _many(weights, threshold=max(_threshold_among(weights, aim=aim), floor))
+def _edge(weights: Floats, *, top_p: float) -> float:
+    """The largest weight such that the tokens of at least so much weigh `top_p` of all: among the largest, or by a histogram."""
+    if len(weights) <= 2 * _SORTED_AT_ONCE:
+        falling, cumulated = _falling(weights)
+        return float(falling[np.searchsorted(cumulated, top_p * cumulated[-1])])
+    falling, cumulated = _falling(np.partition(weights, -_SORTED_AT_ONCE)[-_SORTED_AT_ONCE:])
+    place = int(np.searchsorted(cumulated, top_p * weights.sum(dtype=np.float64)))
+    return float(falling[place]) if place < len(falling) else _edge_by_histogram(weights, top_p=top_p)
 
 
-def _threshold_among(weights: Floats, *, aim: float) -> float:
-    """The largest weight such that the tokens of at least so much weigh `aim` together; the smallest of all if none do.
-
-    A sample tells between which weights it lies, so that little is left to sort.
-    """
-    above, candidates = 0.0, weights
-    while len(candidates) > _SORTED_AT_ONCE:
-        low, high = _bracket(candidates, aim=aim - above)
-        is_above, is_below = candidates > high, candidates < low
-        mass_above = float((candidates * is_above).sum(dtype=np.float64))
-        between = candidates[np.flatnonzero(~(is_above | is_below))]
-        mass_between = float(between.sum(dtype=np.float64))
-        if above + mass_above >= aim:
-            rest = candidates[is_above]
-        elif above + mass_above + mass_between >= aim or not is_below.any():
-            rest, above = between, above + mass_above
-        else:
-            rest, above = candidates[is_below], above + mass_above + mass_between
-        if len(rest) == len(candidates):
-            break
-        candidates = rest
-    falling, cumulated = _falling(candidates)
-    return float(falling[min(int(np.searchsorted(cumulated, aim - above)), len(falling) - 1)])
-
-
-def _bracket(weights: Floats, *, aim: float) -> tuple[np.float32, np.float32]:
-    """Two weights between which, as far as a sample can tell, the one lies that completes `aim`."""
-    falling, cumulated = _falling(weights[::_SAMPLED_EVERY])
-    guess = int(np.searchsorted(cumulated, aim / _SAMPLED_EVERY))
-    away = 3 * math.isqrt(len(falling))
-    return falling[min(guess + away, len(falling) - 1)], falling[min(max(guess - away, 0), len(falling) - 1)]
+def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
+    """Adds up what is nearly equal, so that only the bin at the edge is sorted. The bits of positive floats order as they do."""
+    bins = weights.view(np.uint32) >> np.uint32(16)
+    masses = np.bincount(bins, weights=weights)[::-1]
+    heavier = np.cumsum(masses)
+    aim = top_p * heavier[-1]
+    place = int(np.searchsorted(heavier, aim))
+    falling, cumulated = _falling(weights[bins == len(masses) - 1 - place])
+    inside = int(np.searchsorted(cumulated, aim - (heavier[place] - masses[place])))
+    return float(falling[min(inside, len(falling) - 1)])
 
 
 def _draw_unfiltered(row: Floats, scale: Scale, key: tuple[int, int]) -> int:
