@@ -24,7 +24,7 @@ from holdfast.messages import SamplingParams
 _SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, however many rows there are
 _ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most
 _FEW_GROUPS = 1 / 16  # of all: where more of them matter, all weights are computed
-_MANY_GROUPS = 1 / 4  # where more of them matter, so many tokens do that none are looked for among the largest
+_MANY_GROUPS = 1 / 2  # where more of them matter, so many tokens do that none are looked for among the largest
 _SORTED_AT_ONCE = 4096  # weights, which takes 30 µs
 _ROUNDING_NATS = 1e-3  # more than sums and logarithms of one block can be off
 
