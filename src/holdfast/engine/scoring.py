@@ -11,9 +11,7 @@ from holdfast.engine.sampling import Drawn, Scores, score_tokens
 from holdfast.engine.step_logits import LaterLogits
 from holdfast.messages import TokenLogprob
 
-PIECE_BYTES = (
-    32 << 20
-)  # of float32 logits that are there at a time while a prompt is scored; ranking them takes as much again, thrice
+PIECE_BYTES = 32 << 20  # of float32 logits that are there at a time; half as much more where the model computes in 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
