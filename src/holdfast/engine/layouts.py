@@ -198,8 +198,9 @@ def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any]
         if each.span.tokens > 1:
             each.sequence.settle()
     flat: mx.array = logits.reshape(-1, logits.shape[-1])
-    if head is not None and selection is not None and selection.set_aside is not None:
-        scored = _aside(selection.set_aside, wanted, head.project)
+    set_aside = head.take_aside() if head is not None else None
+    if head is not None and set_aside is not None:
+        scored = _aside(set_aside, wanted, head.project)
     else:
         scored = {request_id: LaterLogits(flat[at.start : at.stop]) for request_id, at in wanted.scored}
     if rows is None:

@@ -192,10 +192,11 @@ class _Reference:
     def is_right_later(self, head: HeadSeam) -> bool:
         """Whether what is set aside in front of the head and projected later gives the logits of the model."""
         ids = mx.array([self.cases[1].tokens])
-        with head.selecting(None, aside=mx.arange(ids.size)) as seam:
+        with head.selecting(None, aside=mx.arange(ids.size)):
             at_once = self._model(ids, cache=SoloRunner.own_caches(self._model))[0]
+        set_aside = head.take_aside()
         try:
-            error = math.inf if seam.set_aside is None else _distance(at_once, head.project(seam.set_aside)) / self._effect
+            error = math.inf if set_aside is None else _distance(at_once, head.project(set_aside)) / self._effect
         except _MISFITS:
             return False
         return error <= RIGHT_RELATIVE_ERROR or error <= self.tolerance

@@ -29,7 +29,7 @@ class HeadSeam:
         self._aside: mx.array | None = None
         self._instead: mx.array | None = None
         self._used = False
-        self.set_aside: mx.array | None = None  # what the rows `aside` of the last block gave to the projection, [rows, hidden]
+        self._set_aside: mx.array | None = None
         self.projects_later = False  # set by who has seen that `project` gives what the model gives
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
@@ -58,7 +58,7 @@ class HeadSeam:
             return self._instead[:, None]
         flat = x.reshape(-1, x.shape[-1])
         if self._aside is not None:
-            self.set_aside = flat[self._aside]
+            self._set_aside = flat[self._aside]
         return x if self._rows is None else flat[self._rows][:, None]
 
     def remove(self) -> None:
@@ -71,14 +71,19 @@ class HeadSeam:
     def selecting(self, rows: mx.array | None, *, aside: mx.array | None = None) -> Iterator[HeadSeam]:
         """Within the block the projection sees only these rows of the flattened (batch * length) positions, as shape (rows, 1).
 
-        None: no selection. aside: rows to be found in `.set_aside` after the block. Then `.used` tells whether the model's head
-        went through the seam.
+        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells whether the model's head went
+        through the seam.
         """
-        self._rows, self._aside, self._used, self.set_aside = rows, aside, False, None
+        self._rows, self._aside, self._used, self._set_aside = rows, aside, False, None
         try:
             yield self
         finally:
             self._rows = self._aside = None
+
+    def take_aside(self) -> mx.array | None:
+        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if it was not reached."""
+        taken, self._set_aside = self._set_aside, None
+        return taken
 
     def project(self, rows: mx.array) -> mx.array:
         """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Only right where `projects_later`."""
