@@ -25,6 +25,7 @@ class Served:
     order: int
     prompt_tokens: int
     max_tokens: int
+    scores_prompt: bool = False
     drawn: int = 0
     runs: bool = False
     known: int = 0
@@ -85,10 +86,10 @@ class StepWorker:
         self.stops_at: StopsAt = lambda request_id, drawn: False
         self._orders = 0
 
-    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int) -> Served:
-        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int, scores_prompt: bool = False) -> Served:
+        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, scores_prompt=scores_prompt)
         self._orders += 1
-        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens)
+        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens, scores_prompt)
         return self.live[request_id]
 
     def cancel(self, request_id: str) -> None:
@@ -150,11 +151,13 @@ class StepWorker:
         self.plans.append(plan)
         served = tuple(self.live[span.request_id] for span in plan.spans)
         chunks = [span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known]
+        scoring = {each.request_id for each in served if each.scores_prompt}
         load = StepLoad(
             decode_rows=len(plan.spans) - len(chunks),
             chunks=len(chunks),
             chunk_tokens=sum(span.tokens for span in chunks),
             position_sum=sum(span.tokens * (span.start + span.tokens / 2) for span in chunks),
+            scored_tokens=sum(span.tokens for span in chunks if span.request_id in scoring),
         )
         self._check_stall(load, chunks)
         for span, each in zip(plan.spans, served, strict=True):

@@ -9,7 +9,7 @@ from holdfast.engine.plan import Span, StepPlan
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
-from tests.fakes.step_worker import StepWorker
+from tests.fakes.step_worker import StepWorker, device_seconds
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -145,6 +145,27 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
     assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.2 * 1.1
     # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 384 tokens fit in the beginning, of 128 in the end.
     assert len(reading) <= 9_000 / 160
+
+
+@DEPTHS
+def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_another(depth: int) -> None:
+    run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
+    run.seconds_of = lambda load: device_seconds(load) + 0.004 * load.scored_tokens
+    run.submit("warm", prompt_tokens=4000, max_tokens=1)
+    for name in "abcd":
+        run.submit(name, prompt_tokens=64, max_tokens=4000)
+    run.read_all_prompts()
+    run.submit("scored once", prompt_tokens=800, max_tokens=1, scores_prompt=True)
+    run.read_all_prompts()
+    before = len(run.plans)
+    scored = run.submit("scored", prompt_tokens=2_000, max_tokens=1, scores_prompt=True)
+    other = run.submit("other", prompt_tokens=4_000, max_tokens=1)
+    while not (scored.planned_draws and other.planned_draws):
+        run.step()
+    run.run_to_end()
+    assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
+    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all taken for dear ones
+    assert scored.steps_to_first_draw + other.steps_to_first_draw <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
 
 
 def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() -> None:

@@ -70,9 +70,18 @@ class Scheduler:
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = self._growths = 0
 
-    def submit(self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, boundaries: tuple[int, ...] = ()) -> None:
+    def submit(
+        self,
+        request_id: RequestId,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        boundaries: tuple[int, ...] = (),
+        scores_prompt: bool = False,
+    ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
+        scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
@@ -97,6 +106,7 @@ class Scheduler:
             max_tokens=max_tokens,
             submitted_after_step=self._issued_steps,
             boundaries=boundaries,
+            scores_prompt=scores_prompt,
         )
         self._known[request_id] = sequence
         self._queue.join(sequence)
@@ -299,7 +309,7 @@ class Scheduler:
     def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[Sequence, ...]]:
         rows = len(spans)
         seconds = self._settings.stall_seconds if rows else math.inf
-        chunk_tokens, position_sum = 0, 0.0
+        chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[Sequence] = []
         chunks = self._sharing.share(self._reading, tokens=self._settings.step_tokens - rows, seconds=seconds, step=number)
         for sequence, tokens in chunks:
@@ -317,5 +327,6 @@ class Scheduler:
                     self._decoding.append(sequence)
             spans.append(Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws))
             chunk_tokens += tokens
+            scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
-        return StepLoad(rows, len(chunks), chunk_tokens, position_sum), tuple(drawless)
+        return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)

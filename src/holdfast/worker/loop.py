@@ -222,6 +222,7 @@ class WorkerLoop:
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
             boundaries=self._remembering.boundaries(request),
+            scores_prompt=request.want_prompt_logprobs,
         )
 
     def _advance(self) -> bool:
