@@ -168,7 +168,7 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep.",
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep; an imported file may hold no more.",
         limits=Limits(at_least=0, at_most=100),
     )
 

@@ -34,6 +34,7 @@ class Served:
     capacity: int = 0
     touched_by: int = -1  # index of the last plan with a span of it
     idle_steps: int = 0
+    lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
     ends: list[str] = field(default_factory=list)
 
@@ -46,6 +47,7 @@ class UnderWay:
     plan: StepPlan
     load: StepLoad
     served: tuple[Served, ...]
+    lives: tuple[int, ...]
 
 
 def device_seconds(load: StepLoad) -> float:
@@ -97,6 +99,15 @@ class StepWorker:
         assert self.scheduler.cancel(request_id) == known
         if known:
             self._end(self.live[request_id], "cancelled")
+
+    def restart(self, request_id: str) -> None:
+        """Its state is no good: whatever is under way for it does not count."""
+        served = self.live[request_id]
+        self.scheduler.restart(request_id)
+        self._orders += 1
+        served.order, served.lives = self._orders, served.lives + 1
+        if served.runs:
+            self._close(served)
 
     def step(self) -> Decision:
         """One turn of the worker's loop."""
@@ -163,7 +174,8 @@ class StepWorker:
         for span, each in zip(plan.spans, served, strict=True):
             self._check_span(span, each)
         self._check_progress(served)
-        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served))
+        lives = tuple(each.lives for each in served)
+        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives))
 
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
@@ -204,10 +216,10 @@ class StepWorker:
         step = self.under_way.popleft()
         drawn: list[Drawn] = []
         stopped: list[str] = []
-        for span, served in zip(step.plan.spans, step.served, strict=True):
+        for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             if span.draws:
                 drawn.append(Drawn(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
-            if self.live.get(served.request_id) is served and span.draws:
+            if self.live.get(served.request_id) is served and served.lives == life and span.draws:
                 served.drawn += 1
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)

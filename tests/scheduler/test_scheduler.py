@@ -358,3 +358,38 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
             spent += time.perf_counter() - started
         best = min(best, spent / 20)
     assert best < allowed_seconds
+
+
+@DEPTHS
+def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behind_those_that_wait(depth: int) -> None:
+    run = StepWorker(depth=depth, settings=SchedulerSettings(max_running=1, step_tokens=16, min_chunk_tokens=2))
+    run.submit("a", prompt_tokens=10, max_tokens=9)
+    run.submit("b", prompt_tokens=4, max_tokens=1)
+    for _ in range(4):
+        run.step()
+    drawn = run.live["a"].drawn
+    run.restart("a")
+    run.run_to_end()
+    assert [served.request_id for served in run.ended] == ["b", "a"]
+    assert run.ended[1].drawn == 9
+    again = [span for plan in run.plans[4:] for span in plan.spans if span.request_id == "a"]
+    assert again[0] == Span(request_id="a", start=0, tokens=10 + drawn, draws=True)
+
+
+@DEPTHS
+def test_a_request_that_draws_nothing_is_not_ended_by_the_step_from_before_its_restart(depth: int) -> None:
+    run = StepWorker(depth=1)
+    run.submit("a", prompt_tokens=10, max_tokens=0)
+    run.step()
+    if depth:
+        run.restart("a")
+    run.run_to_end()
+    assert sum(span.tokens for plan in run.plans for span in plan.spans) == 10 * (1 + depth)
+
+
+def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
+    scheduler = StepWorker().scheduler
+    scheduler.submit("a", prompt_tokens=10, max_tokens=2)
+    scheduler.wait_for_memory("a")
+    scheduler.restart("a")
+    assert scheduler.next_step().plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)

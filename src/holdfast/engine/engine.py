@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from holdfast.cache.snapshot import RunForm, can_be_kept, form_of, needs_boundaries, restore, take_run
+from holdfast.cache.form import ModelForm
+from holdfast.cache.snapshot import can_be_kept, form_of, restore
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
@@ -47,8 +48,7 @@ class KVCosts:
 
     bytes_per_token: int
     fixed_bytes: int
-    run_form: RunForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
-    resumes_anywhere: bool  # at any token, not only where a state was taken
+    form: ModelForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +205,7 @@ class Engine:
         costs = KVCosts(
             bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
             fixed_bytes=sum(layer.fixed_bytes() for layer in layers),
-            run_form=form_of(take_run(layers, start=0, tokens=len(tokens))) if can_be_kept(layers) else None,
-            resumes_anywhere=can_be_kept(layers) and not needs_boundaries(layers),
+            form=form_of(layers),
         )
         self.close("costs")
         return costs

@@ -135,6 +135,22 @@ class Scheduler:
             self._queue.remove(sequence)
             self._aside[request_id] = sequence
 
+    def restart(self, request_id: RequestId) -> None:
+        """Have a request, running or waiting, read again from its first token, behind all that wait. What it has drawn stays.
+
+        Draws of steps under way do not count.
+        """
+        sequence = self._known[request_id]
+        if request_id in self._running:
+            self._leave(sequence)
+        elif self._aside.pop(request_id, None) is None:
+            self._queue.remove(sequence)
+        self._submissions += 1
+        sequence.order = self._submissions
+        sequence.submitted_after_step = self._issued_steps
+        sequence.cached_tokens = 0
+        self._queue.join(sequence)
+
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
         sequence = self._known.get(request_id)
@@ -256,7 +272,11 @@ class Scheduler:
 
     def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
         """Forget what ended with a step; returns those of them that the worker does not know of yet."""
-        finished += [each.request_id for each in step.drawless if self._known.get(each.request_id) is each]
+        finished += [
+            each.request_id
+            for each in step.drawless
+            if self._known.get(each.request_id) is each and each.submitted_after_step < step.number
+        ]
         for request_id in (*outcome.ended, *finished):
             sequence = self._known.get(request_id)
             if sequence is not None and sequence.submitted_after_step < step.number:

@@ -59,7 +59,7 @@ def build_loop(
         inbox=inbox,
         retry_chunk_tokens=scheduler.step_tokens,
         memory=kept,
-        sessions=None if kept is None else open_sessions(kept, store),
+        sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
     )
     _give_back_memory()
