@@ -12,7 +12,9 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("mlx", "mlx-lm", "holdfast")
+from holdfast import DISTRIBUTION
+
+_PACKAGES = ("mlx", "mlx-lm", DISTRIBUTION)
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def now() -> str:
 
 def holdfast_version() -> str:
     """Of the installed package."""
-    return _version("holdfast")
+    return _version(DISTRIBUTION)
 
 
 def commit() -> str:
