@@ -54,12 +54,22 @@ def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subp
     [
         (["none"], "there is no model folder none"),
         (["--layout", "columns"], "auto | rows | split | solo"),
-        (["empty"], "empty"),
+        (["empty"], "empty has no config.json"),
+        (["file.gguf"], "GGUF file, the format of llama.cpp"),
+        (["notes.txt"], "notes.txt is a file; a model is a folder"),
+        (["torch"], "mlx_lm.convert --hf-path torch"),
+        (["./torhc"], "did you mean torch?"),
+        (["holdfast-dem"], "did you mean the bundled holdfast-demo?"),
+        (["someone/nothing"], "neither a folder here nor completely in the cache"),
     ],
 )
 def test_what_can_not_be_served_is_one_line_and_code_2(tmp_path: Path, arguments: list[str], part: str) -> None:
     (tmp_path / "empty").mkdir()
-    done = holdfast("serve", *arguments, cwd=tmp_path)
+    (tmp_path / "file.gguf").touch()
+    (tmp_path / "notes.txt").touch()
+    write_tiny(tmp_path / "torch", "qwen3")
+    (tmp_path / "torch" / "model.safetensors").rename(tmp_path / "torch" / "pytorch_model.bin")
+    done = holdfast("serve", *arguments, "--port", "0", cwd=tmp_path, variables={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 2
     assert part in only_line(done.stderr)
 
