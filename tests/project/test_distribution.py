@@ -36,11 +36,7 @@ def texts() -> dict[str, str]:
 
 
 def test_no_text_names_the_other_project_as_something_to_install() -> None:
-    found = [
-        f"{name}: {match[0].strip()}"
-        for name, text in texts().items()
-        for match in OTHER.finditer(text)
-    ]
+    found = [f"{name}: {match[0].strip()}" for name, text in texts().items() for match in OTHER.finditer(text)]
     assert found == []
 
 

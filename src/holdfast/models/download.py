@@ -227,7 +227,9 @@ def _explained(source: ModelSource, error: BaseException) -> DownloadError:
         case OSError() if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text = f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
         case _ if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
-            text = f"the Hub cannot be reached, and {name} is neither a folder here nor completely in the cache ({_one_line(error)})"
+            text = (
+                f"the Hub cannot be reached, and {name} is neither a folder here nor completely in the cache ({_one_line(error)})"
+            )
         case _:
             text = f"{name} could not be fetched: {_one_line(error)}"
     return DownloadError(text)
