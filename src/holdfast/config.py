@@ -40,7 +40,7 @@ _MIB = 1 << 20
 def _setting(
     default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False
 ) -> T:
-    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides; no limit excludes it."""
+    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides; limits let it pass."""
     metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "auto": auto, "secret": secret}
     made: T = field(default=default, metadata=metadata, repr=not secret)
     return made

@@ -1,4 +1,4 @@
-"""The distribution is called holdfast-mlx. `holdfast` on PyPI is another project: nothing here may lead a person to install that."""
+"""The distribution is called holdfast-mlx. `holdfast` on PyPI is another project, and nothing here may lead a person to it."""
 
 from __future__ import annotations
 

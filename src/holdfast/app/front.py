@@ -67,7 +67,11 @@ class Front:
         self._model = served_id(settings.model)
         self._folder = folder
         order = WorkerOrder(
-            folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=settings.store, log=settings.log
+            folder=str(folder),
+            model=replace(settings.model, name=self._model),
+            scheduler=settings.scheduler,
+            store=settings.store,
+            log=settings.log,
         )
         self._residency = Residency(
             Catalog([CatalogEntry(id=self._model, folder=folder)]),

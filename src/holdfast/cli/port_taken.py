@@ -17,8 +17,9 @@ def who_has_the_port(taken: AddressInUse) -> str:
     models = _models_served(taken.url)
     if models is None:
         return f"port {taken.port} on {taken.host} is taken by another program; stop it, {way_out}"
+    served = ", ".join(models) or "nothing yet"
     return (
-        f"port {taken.port} on {taken.host} is taken by Holdfast itself: it serves {', '.join(models) or 'nothing yet'} at {taken.url} "
+        f"port {taken.port} on {taken.host} is taken by Holdfast itself: it serves {served} at {taken.url} "
         f"already (talk with it: holdfast chat --url {taken.url}). Stop that one with Ctrl-C where it runs, {way_out}"
     )
 

@@ -19,8 +19,8 @@ _PATTERN = "model*.safetensors"  # what mlx-lm reads
 _CONFIG = "config.json"
 _WANTED = f"a model is a folder with {_CONFIG} and {_PATTERN}, or an id on the Hub (owner/name)"
 _MLX_FORMAT = (
-    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve mlx-community/Qwen3-4B-4bit), or convert "
-    "the original one: mlx_lm.convert --hf-path owner/name"
+    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve mlx-community/Qwen3-4B-4bit), or "
+    "convert the original one: mlx_lm.convert --hf-path owner/name"
 )
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
