@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.cli.chat_client import ChatClient
 from tests.cli.terminal import holdfast, only_line
+from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
 
 
@@ -81,3 +82,12 @@ def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) ->
     done = holdfast("serve", "model", cwd=tmp_path)
     assert done.returncode == 2
     assert "model" in only_line(done.stderr)
+
+
+def test_a_store_that_cannot_be_written_is_said_where_the_store_is_named(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    (tmp_path / "file").touch()
+    server = ServerProcess(str(tmp_path / "model"), "--store", str(tmp_path / "file" / "store"))
+    server.wait_ready()
+    server.stop()
+    assert "CANNOT BE WRITTEN" in " ".join(server.output().split())
