@@ -65,6 +65,26 @@ def test_leaving_an_answer_early_closes_its_connection() -> None:
     assert statistics.completion_tokens == 1
 
 
+def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
+    with running_server() as server:
+        server.behaviour = "wait"
+        client, statistics = ChatClient(url=server.url), AnswerStatistics()
+        client.model_ids()
+        pieces = client.stream(HELLO, statistics)
+        next(pieces)
+        pieces.close()
+    assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (True, 11, 1)
+
+
+def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
+    with running_server() as server:
+        server.owner = "somebody else"
+        client = ChatClient(url=server.url)
+        client.model_ids()
+        list(client.stream(HELLO, AnswerStatistics()))
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
 @pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])
 def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
     with pytest.raises(ServerFailed):

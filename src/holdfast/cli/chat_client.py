@@ -37,7 +37,8 @@ class ChatClient(ServerClient):
     def stream(self, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
         """The pieces of one answer; `statistics` is filled in on the way. Raises ServerFailed."""
         began = time.monotonic()
-        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.is_holdfast else {})  # others may refuse it
+        request = {**body, "stream": True, "stream_options": options}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_error:
@@ -75,4 +76,4 @@ def _take_usage(usage: dict[str, Any], statistics: AnswerStatistics) -> None:
     statistics.exact = True
     statistics.prompt_tokens = usage.get("prompt_tokens", 0)
     statistics.completion_tokens = usage.get("completion_tokens", 0)
-    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", statistics.cached_tokens)
