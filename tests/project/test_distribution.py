@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.bench import machine
 from tests.project.sources import ROOT
 
 NAME = "holdfast-mlx"
@@ -74,7 +75,7 @@ def test_the_search_leaves_the_rest_alone(text: str) -> None:
 
 def test_the_project_has_its_own_name_and_its_command_and_package_are_called_holdfast() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == holdfast.DISTRIBUTION == NAME
+    assert project["name"] == holdfast.DISTRIBUTION == machine.DISTRIBUTION == NAME
     assert list(project["scripts"]) == ["holdfast"]
 
 

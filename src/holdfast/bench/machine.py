@@ -12,8 +12,7 @@ from typing import Any
 
 import psutil
 
-from holdfast import DISTRIBUTION
-
+DISTRIBUTION = "holdfast-mlx"  # as in holdfast/__init__.py, which may not be imported here: it leads to the library
 _PACKAGES = ("mlx", "mlx-lm", DISTRIBUTION)
 
 
