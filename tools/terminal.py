@@ -92,15 +92,27 @@ class Terminal:
     def text(self) -> str:
         """All that was shown, what has scrolled away too; lines without what is empty at their ends."""
         above = ["".join(line[column].data for column in range(self.screen.columns)) for line in self.screen.history.top]
-        return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
+        return "\n".join([*(line.rstrip() for line in above), self.shown]).rstrip()
+
+    @property
+    def shown(self) -> str:
+        """What the screen shows now."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     def wait_for(self, pattern: str, *, seconds: float = 20.0) -> str:
         """Read until the pattern stands on the screen; returns the text then. Fails after so many seconds."""
+        return self._wait(lambda: self.text, pattern, seconds)
+
+    def wait_for_shown(self, pattern: str, *, seconds: float = 20.0) -> str:
+        """The same, where what has scrolled away or was cleared does not count."""
+        return self._wait(lambda: self.shown, pattern, seconds)
+
+    def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
         deadline = time.monotonic() + seconds
-        while not re.search(pattern, self.text, re.MULTILINE):
+        while not re.search(pattern, look(), re.MULTILINE):
             if time.monotonic() > deadline or not self._read(0.05):
-                raise AssertionError(f"{pattern!r} did not come; the screen shows:\n{self.text}")
-        return self.text
+                raise AssertionError(f"{pattern!r} did not come; the screen shows:\n{look()}")
+        return look()
 
     def read_for(self, seconds: float) -> None:
         """Let time pass, as a person does who reads."""

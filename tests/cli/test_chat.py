@@ -139,7 +139,7 @@ def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(tmp_path: Path) -> None
         terminal.type(CTRL_C)
         terminal.wait_for(r"\(stopped\)")
         terminal.type("/stats" + ENTER)
-        terminal.wait_for("last answer: 11 prompt tokens, 1 answer token,")
+        terminal.wait_for("last answer: 11 prompt tokens, 1 answer token$")
 
 
 def test_an_answer_that_is_stopped_before_it_began_takes_its_message_along(tmp_path: Path) -> None:

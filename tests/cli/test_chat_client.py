@@ -102,4 +102,6 @@ def test_a_server_that_is_not_there_is_named() -> None:
 def test_speed_is_measured_after_the_first_token() -> None:
     statistics = AnswerStatistics(completion_tokens=11, first_token_seconds=1.0, total_seconds=3.0)
     assert statistics.tokens_per_second == pytest.approx(5.0)
+    burst = AnswerStatistics(completion_tokens=15, first_token_seconds=1.0, total_seconds=1.0004)
+    assert burst.tokens_per_second == 0.0
     assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0

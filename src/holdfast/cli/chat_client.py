@@ -11,6 +11,8 @@ import httpx
 
 from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
+_LEAST_SECONDS = 0.05  # an answer that took less from its first text to its last came in one piece, or as good as that
+
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStatistics:
@@ -26,9 +28,9 @@ class AnswerStatistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token; 0 when there is nothing to measure."""
+        """Speed after the first token; 0 when there is nothing to measure: what came all at once says nothing of speed."""
         seconds = self.total_seconds - self.first_token_seconds
-        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else 0.0
+        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > _LEAST_SECONDS else 0.0
 
 
 class ChatClient(ServerClient):

@@ -13,10 +13,11 @@ import termios
 from collections.abc import Iterator
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-PROMPT, CONTINUATION = "> ", "… "
+PROMPT, CONTINUATION = FormattedText([("fg:ansigreen bold", "> ")]), "… "
 LEAVE_HINT = "(Ctrl-C again, Ctrl-D or /exit leaves)"
 _LOCAL, _INPUT = 3, 0  # places in termios' list of attributes
 _KEEP_PASTES_WHOLE, _PASTES_AS_KEYS = "\x1b[?2004h", "\x1b[?2004l"

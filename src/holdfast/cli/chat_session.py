@@ -141,11 +141,12 @@ class ChatSession:
         last = self._answers[-1]
         about = "" if last.exact else "about "
         cached = f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""
+        speed = f", then {last.tokens_per_second:.1f} tokens/s" if last.tokens_per_second else ""
         spoken = sum(answer.completion_tokens for answer in self._answers)
         return (
             f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached}, "
-            f"{about}{count_text(last.completion_tokens, 'answer token')}, "
-            f"first token after {last.first_token_seconds:.2f} s, {last.tokens_per_second:.1f} tokens/s\n"
+            f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
+            f"first token after {last.first_token_seconds:.2f} s{speed}\n"
             f"conversation: {count_text(len(self._answers), 'answer')}, {count_text(spoken, 'answer token')}"
         )
 
