@@ -65,13 +65,11 @@ def test_the_request_over_http_is_answered_from_its_notes(server: ServerProcess)
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-@needs_first_words
 def test_the_request_through_openais_client_is_answered_with_a_greeting(server: ServerProcess, tmp_path: Path) -> None:
     (program,) = blocks("python", containing="from openai import")
     assert_greets(ran(program.replace(ADDRESS, server.url).replace("stream=True", "stream=True, temperature=0"), tmp_path))
 
 
-@needs_first_words
 def test_the_library_example_of_the_readme_answers_with_a_greeting(tmp_path: Path) -> None:
     program, _ = blocks("python", containing="from holdfast import LLM")
     assert_greets(ran(program, tmp_path))
