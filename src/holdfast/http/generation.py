@@ -139,7 +139,7 @@ def _content(plan: AnswerPlan) -> str:
 
 
 async def _write_stream(stream: OutputStream, form: StreamFormat, account: _Account, send: Send) -> None:
-    writer = EventWriter(send, opening=form.opening())
+    writer = EventWriter(send, opening=form.opening(prompt_tokens=stream.prompt_tokens))
 
     async def produce() -> None:
         try:

@@ -43,6 +43,27 @@ def closing_event(prefix: bytes, *, usage: Usage | None, explanation: Explanatio
     return b"%b]%b}\n\n" % (prefix, said) if said else b""
 
 
+class ChunkEnd:
+    """The bytes with which every chunk of an answer ends, after its choices: no `usage`, null, or the counts so far."""
+
+    def __init__(self, *, shows_usage: bool, shows_counts: bool) -> None:
+        self._fixed = b'],"usage":null}\n\n' if shows_usage else b"]}\n\n"
+        self._shows_counts = shows_counts
+        self._prompt_tokens = self._completion_tokens = 0
+
+    def begin(self, *, prompt_tokens: int) -> None:
+        """What is known before the first text."""
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, new_tokens: int = 0) -> bytes:
+        """The end of a chunk that brings so many tokens."""
+        if not self._shows_counts:
+            return self._fixed
+        self._completion_tokens += new_tokens
+        counts = (self._prompt_tokens, self._completion_tokens, self._prompt_tokens + self._completion_tokens)
+        return b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
+
+
 def error_event(problem: Problem) -> bytes:
     """An error inside a stream that has been begun."""
     return b"data: %b\n\n" % problem.body

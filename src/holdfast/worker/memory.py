@@ -98,7 +98,7 @@ class Memory:
         self._tended_at = self._offered_at = 0.0
         loaded = library.load()
         if loaded.placed:
-            logger.info("the store has %d blocks of this model", loaded.placed)
+            logger.info("the store has %d block%s of this model", loaded.placed, "" if loaded.placed == 1 else "s")
 
     @property
     def library(self) -> Library:

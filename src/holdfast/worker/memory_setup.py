@@ -24,7 +24,7 @@ logger = logging.getLogger("holdfast.memory")
 
 
 def open_memory(
-    loaded: LoadedModel, costs: KVCosts, *, folder: Path, store: StoreSettings, kv_budget_bytes: int
+    loaded: LoadedModel, costs: KVCosts, *, folder: Path, served_as: str, store: StoreSettings, kv_budget_bytes: int
 ) -> Memory | None:
     """The memory of the model in `folder`; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder."""
     if costs.form is None:
@@ -35,7 +35,7 @@ def open_memory(
         logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
         codec = "native"
     fingerprint = model_fingerprint(folder, computed_as=_computed_as(loaded, codec), mlx_lm_version=mlx_lm_version())
-    blocks = _open_store(store, fingerprint) if store.folder else None
+    blocks = _open_store(store, fingerprint, served_as=served_as) if store.folder else None
     library = Library(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
     return Memory(library, store=blocks, form=costs.form, codec=codec)
 
@@ -55,8 +55,8 @@ def _computed_as(loaded: LoadedModel, codec: str) -> str:
     return f"{loaded.compute_dtype} {loaded.note} {codec}"
 
 
-def _open_store(store: StoreSettings, fingerprint: str) -> BlockStore:
+def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
     try:
-        return BlockStore(Path(store.folder), fingerprint=fingerprint, limits=store_limits(store))
+        return BlockStore(Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=store_limits(store))
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal
