@@ -5,7 +5,7 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
-# make venv           only make .venv; the others do it when needed
+# make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
 
@@ -16,43 +16,52 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.holdfast-installed
+# What serving needs is installed first; the tools of tests and checks come with the first `make test` or `make check`.
+SERVING := $(VENV)/.holdfast-serving
+TOOLS := $(VENV)/.holdfast-tools
+INSTALLED_FROM := pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
 
-venv: $(STAMP)
+venv:
+	@tools/make_venv.sh $(VENV)
+	@touch $(SERVING)
 
-$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+$(SERVING): $(INSTALLED_FROM)
 	@tools/make_venv.sh $(VENV)
 	@touch $@
 
-serve: $(STAMP)
+$(TOOLS): $(INSTALLED_FROM)
+	@tools/make_venv.sh $(VENV) dev
+	@touch $(SERVING) $@
+
+serve: $(SERVING)
 	@exec $(BIN)/holdfast serve $(MODEL) $(ARGS)
 
-test: $(STAMP)
+test: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
 
-slow: $(STAMP)
+slow: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
 
-check: $(STAMP)
+check: $(TOOLS)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy --strict src
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -q tests/project
 
-format: $(STAMP)
+format: $(TOOLS)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMP)
+bench: $(SERVING)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-architectures: $(STAMP)
+architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
 	@mv docs/architectures.new docs/architectures.md
 

@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with Holdfast and its tools in it, or brings an existing one up to date. Usage: make_venv.sh FOLDER
+# Makes a virtual environment with Holdfast in it, or brings an existing one up to date. Usage: make_venv.sh FOLDER [EXTRA]
+# Without an extra it has what serving needs; `dev` adds the tools of tests and checks. Says what it does every few seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${1:?usage: make_venv.sh FOLDER}
+venv=${1:?usage: make_venv.sh FOLDER [EXTRA]}
+extras=${2:-}
+
+say() { echo "make: $*" >&2; }
+
+size_of() { du -sm "$1" 2>/dev/null | cut -f1; }
 
 recent_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
@@ -17,38 +23,57 @@ find_python() {
     return 1
 }
 
+if [[ ! -x $venv/bin/holdfast ]]; then
+    say "first time here: a Python environment in $venv, with what is needed from PyPI; this takes a minute or two"
+fi
 if ! { [[ -x $venv/bin/python ]] && recent_enough "$venv/bin/python"; }; then
     if python=$(find_python); then
         # Some systems' Python comes without ensurepip: uv does not need it.
         if command -v uv >/dev/null; then
             uv venv --quiet --python "$python" "$venv"
         elif ! "$python" -m venv "$venv"; then
-            echo "make: '$python -m venv' failed; on Debian: apt-get install python3-venv (or install uv)" >&2
+            say "'$python -m venv' failed; on Debian: apt-get install python3-venv (or install uv)"
             exit 1
         fi
     elif command -v uv >/dev/null; then
         uv venv --quiet --python 3.11 "$venv" # fetches one
     else
-        echo "make: no Python 3.11 or newer found; set PYTHON=… or install uv (https://docs.astral.sh/uv/)" >&2
+        say "no Python 3.11 or newer found; set PYTHON=… or install uv (https://docs.astral.sh/uv/)"
         exit 1
     fi
 fi
 
+# A line every few seconds while a command runs that says nothing itself: how long, and how much is there.
+with_progress() {
+    "$@" &
+    local command=$! began=$SECONDS waited=0
+    trap 'kill "$command" 2>/dev/null; exit 130' INT TERM
+    while kill -0 "$command" 2>/dev/null; do
+        sleep 0.2
+        waited=$((waited + 1))
+        if ((waited % 20 == 0)); then
+            say "  … $((SECONDS - began)) s, $(size_of "$venv") MB in $venv"
+        fi
+    done
+    trap - INT TERM
+    wait "$command"
+}
+
 install() {
     if command -v uv >/dev/null; then
-        uv pip install --quiet --python "$venv/bin/python" -c constraints.txt "$@"
+        uv pip install --python "$venv/bin/python" -c constraints.txt "$@" # shows bars of its own on a terminal
     else
-        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"
+        with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@"
     fi
 }
 
-extras=dev
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    extras=dev,cuda
+    extras=${extras:+$extras,}cuda
 fi
-echo "make: installing Holdfast [$extras] into $venv" >&2
-install -e ".[$extras]"
+say "installing Holdfast${extras:+ [$extras]} into $venv"
+install -e ".${extras:+[$extras]}"
 if [[ $extras == *cuda* ]] && ! "$venv/bin/python" -c 'import mlx.core as mx, sys; sys.exit(not mx.cuda.is_available())' 2>/dev/null; then
     # mlx-cpu and mlx-cuda-13 bring the same file, mlx/lib/libmlx.so: the one for CUDA has to be written last.
     install --force-reinstall --no-deps mlx-cuda-13
 fi
+say "ready: $(size_of "$venv") MB in $venv"

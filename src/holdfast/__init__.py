@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+DISTRIBUTION = "holdfast-mlx"  # what is installed; the command and the import are called `holdfast`
 
 if TYPE_CHECKING:
     from holdfast.app.llm import LLM
 
-__all__ = ["LLM", "__version__"]
+__all__ = ["DISTRIBUTION", "LLM", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # the library face loads MLX, the command line must not

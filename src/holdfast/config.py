@@ -38,9 +38,11 @@ _MIB = 1 << 20
 LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
 
 
-def _setting(default: T, doc: str, *, flag: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False) -> T:
-    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides."""
-    metadata = {"doc": doc, "flag": flag, "limits": limits, "auto": auto, "secret": secret}
+def _setting(
+    default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False
+) -> T:
+    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides; limits let it pass."""
+    metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "auto": auto, "secret": secret}
     made: T = field(default=default, metadata=metadata, repr=not secret)
     return made
 
@@ -50,7 +52,9 @@ class ServerSettings:
     """Where and for whom the server listens."""
 
     host: str = _setting("127.0.0.1", "Address to listen on.", flag="--host")
-    port: int = _setting(8321, "Port to listen on; 0 takes a free one.", flag="--port", limits=Limits(at_least=0, at_most=65535))
+    port: int = _setting(
+        8321, "Port to listen on; 0 takes a free one.", flag="--port", short="-p", limits=Limits(at_least=0, at_most=65535)
+    )
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
     allowed_hosts: tuple[str, ...] = _setting(
         (),
@@ -88,7 +92,7 @@ class ModelSettings:
         0,
         "Longest prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
-        limits=Limits(at_least=0),
+        limits=Limits(at_least=64),  # with less, a chat template and one sentence leave no room for an answer
         auto=True,
     )
     trust_remote_code: bool = _setting(False, "Whether Python files that come with a model may be run.")
@@ -192,7 +196,7 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep.",
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep; an imported file may hold no more.",
         limits=Limits(at_least=0, at_most=100),
     )
 

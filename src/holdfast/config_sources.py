@@ -60,6 +60,7 @@ class SettingSpec:
     default: Any
     doc: str
     flag: str  # "" when only --set reaches it
+    short: str  # the flag in one letter, or ""
     choices: tuple[str, ...]
     limits: Limits
     auto: bool  # the word "auto" stands for 0
@@ -179,7 +180,7 @@ def convert(spec: SettingSpec, given: Given) -> Any:
         value = _converted(spec, given.value)
     except (ValueError, TypeError, OverflowError):
         value = None
-    if value is None or not (spec.limits is FREE or spec.limits.hold(value)):
+    if value is None or not (spec.limits is FREE or spec.limits.hold(value) or (spec.auto and value == 0)):
         shown = "the given value" if spec.secret else _as_written(given.value)
         raise ConfigError(f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: {allowed(spec)}")
     return value

@@ -80,6 +80,14 @@ class ConfigError(HoldfastError):
     """A setting is unknown or has a bad value; stops the start with exit code 2."""
 
 
+class AddressInUse(ConfigError):
+    """Another program listens on the port already. `url`: where it is reached."""
+
+    def __init__(self, *, host: str, port: int, url: str) -> None:
+        super().__init__(f"port {port} on {host} is taken by another program; stop it or choose another port (--port)")
+        self.host, self.port, self.url = host, port, url
+
+
 class ModelLoadError(HoldfastError):
     """A model folder is missing, truncated, unsupported, or its tokenizer is broken; exit code 2."""
 

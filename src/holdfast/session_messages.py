@@ -128,6 +128,7 @@ class SessionFailure(enum.Enum):
     NOT_FOUND = "not_found"
     EXISTS = "exists"
     OVER_QUOTA = "over_quota"
+    NO_ROOM = "no_room"  # neither RAM nor disk can take it in
     TOO_MANY = "too_many"
     BAD_FILE = "bad_file"
     OTHER_MODEL = "other_model"

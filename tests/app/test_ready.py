@@ -9,9 +9,18 @@ import pytest
 
 from holdfast.app.ready import OPEN, ReadyServer, announce
 from holdfast.config import LogSettings
+from holdfast.messages import MemoryFigures, StoreFigures
 from tests.fakes.worker_main import INFO
 
-READY = ReadyServer(url="http://127.0.0.1:8321", model="demo", info=INFO, ready_seconds=1.234, needs_key=False, store_folder="")
+READY = ReadyServer(
+    url="http://127.0.0.1:8321",
+    model="demo",
+    info=INFO,
+    ready_seconds=1.234,
+    needs_key=False,
+    store_folder="",
+    memory=MemoryFigures(),
+)
 
 
 def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,10 +34,29 @@ def test_people_read_where_the_server_is_and_how_to_ask_it(capsys: pytest.Captur
 
 
 def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(
-        ReadyServer(url="http://h:1", model="demo", info=INFO, ready_seconds=1, needs_key=True, store_folder="/s"), LogSettings()
-    )
+    announce(replace(READY, needs_key=True), LogSettings())
     assert "$HOLDFAST_SERVER_API_KEY" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (MemoryFigures(store=StoreFigures(model="m", mode="writing", blocks=1)), "store  /kept (1 block of this model)"),
+        (MemoryFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)), "store  /kept (2,000 blocks of this model)"),
+        (
+            MemoryFigures(store=StoreFigures(model="m", mode="memory-only")),
+            "store  /kept CANNOT BE WRITTEN: what is read is kept in",
+        ),
+        (MemoryFigures(), "store  off: what is read is kept in RAM"),
+        (None, "store  nothing is kept: the layout rows"),
+    ],
+)
+def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: MemoryFigures | None, said: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    announce(replace(READY, store_folder="/kept", memory=memory), LogSettings())
+    assert said in capsys.readouterr().out
 
 
 def test_where_logs_are_json_nothing_else_is_printed(

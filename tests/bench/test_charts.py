@@ -24,6 +24,13 @@ def test_memory_grows_from_nothing_with_every_agent() -> None:
     assert chart.lines[0].points == ((0.0, 0.0), (1.0, 1.0), (4.0, 3.0))
 
 
+def test_what_comes_after_a_restart_has_a_picture_of_its_own() -> None:
+    case = case_of("reuse", {"context_tokens": 1000})
+    case.contenders[0].rounds[0].metrics.update({"first_token_seconds @ after a restart": [0.25]})
+    chart = next(chart for chart in charts_of(Results(cases=[case])) if chart.name == "restart-m")
+    assert (chart.lines[0].points, chart.names_values) == (((1000.0, 0.25),), True)
+
+
 def test_models_have_pictures_of_their_own_and_what_has_no_figures_has_none() -> None:
     one, other = (case_of("prefill", {"prompt_tokens": 512}, first_token_seconds=1.0) for _ in range(2))
     other.model = "n"

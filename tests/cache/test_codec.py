@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.cache.codec import (
     Codec,
     can_quantize,
+    check_run,
     cut,
     pack,
     run_from_bytes,
@@ -19,6 +20,7 @@ from holdfast.cache.codec import (
     state_to_bytes,
     unpack,
 )
+from holdfast.cache.form import GrowingForm, HeadsForm, ModelForm
 from holdfast.cache.snapshot import KVRun, RecurrentSnapshot, SnapshotMismatch, StateSnapshot, WindowSnapshot
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -87,3 +89,27 @@ def test_bytes_that_do_not_fit_their_description_are_refused() -> None:
         run_from_bytes(b"\x00" + meta, parts)
     with pytest.raises(SnapshotMismatch, match="cannot be read"):
         state_from_bytes(meta, parts)
+
+
+@pytest.mark.parametrize("codec", ["native", "q8", "q4"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_packed_fits_its_models_form_and_nothing_elses(codec: Codec, dtype: mx.Dtype) -> None:
+    heads = HeadsForm(2, 64, str(dtype).removeprefix("mlx.core."))
+    model = ModelForm(growing=(GrowingForm(heads, heads),) * 2, fixed=())
+    packed = pack(a_run(dtype=dtype), codec)
+    mx.eval(packed.arrays)
+    meta, parts = run_to_bytes(packed)
+    sizes = [part.nbytes for part in parts]
+    assert check_run(meta, sizes, model=model, codec=codec).length == 9
+    wider = HeadsForm(1, 128, heads.dtype)
+    for other in (
+        ModelForm(growing=(GrowingForm(heads, heads),), fixed=()),
+        ModelForm(growing=(GrowingForm(heads, wider),) * 2, fixed=()),
+        ModelForm(growing=(GrowingForm(*[HeadsForm(2, 64, "int32")] * 2),) * 2, fixed=()),
+    ):
+        with pytest.raises(SnapshotMismatch):
+            check_run(meta, sizes, model=other, codec=codec)
+    with pytest.raises(SnapshotMismatch, match="is kept as"):
+        check_run(meta, sizes, model=model, codec="q4" if codec != "q4" else "native")
+    with pytest.raises(SnapshotMismatch):
+        check_run(meta, [*sizes[:-1], sizes[-1] - 1], model=model, codec=codec)

@@ -41,7 +41,7 @@ def test_what_the_platform_recommends_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"nvidia_gpu": True}, "holdfast[cuda]"),
+        ({"nvidia_gpu": True}, "pip install -c constraints.txt '.[cuda]' && pip install --force-reinstall --no-deps mlx-cuda-13"),
         ({"nvidia_gpu": True, "cuda_wheel": True}, "--force-reinstall"),
         ({"system": "Darwin"}, "Apple silicon"),
         ({"system": "Darwin", "architecture": "arm64"}, "macOS 14"),

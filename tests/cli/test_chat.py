@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import re
-import select
 import signal
-import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.cli.terminal import holdfast, only_line
-from tests.fakes.openai_server import running_server
+from tests.fakes.openai_server import OpenAIServer, running_server
+from tests.fakes.server_process import until
 from tests.fakes.tiny_models import write_tiny
+from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 
 
 def test_a_pipe_is_answered_line_by_line(tmp_path: Path) -> None:
@@ -55,63 +53,138 @@ def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert "there is no model folder none" in only_line(done.stderr)
 
 
-class Terminal:
-    """A chat on a pseudo-terminal."""
-
-    def __init__(self, *arguments: str, cwd: Path) -> None:
-        self._screen, inner = pty.openpty()
-        command = [sys.executable, "-m", "holdfast.cli.main", "chat", *arguments]
-        # A shell's background jobs ignore SIGINT, and so would their children; a terminal's processes do not.
-        self.process = subprocess.Popen(
-            command,
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        os.close(inner)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._screen, text.encode())
-
-    def read_until(self, pattern: str, seconds: float = 30) -> None:
-        """Read the screen until the pattern stands in what came since the last time."""
-        deadline, new = time.monotonic() + seconds, ""
-        while not re.search(pattern, new):
-            assert self._has_more(deadline - time.monotonic()), f"{pattern!r} did not come; seen: {self.seen!r}, then {new!r}"
-            new += os.read(self._screen, 4096).decode(errors="replace")
-        self.seen += new
-
-    def interrupt(self) -> None:
-        """Press Ctrl-C until something happens: one that comes just before the process waits is only seen when it wakes up."""
-        self.process.send_signal(signal.SIGINT)
-        for _ in range(10):
-            if self._has_more(2):
-                return
-            self.process.send_signal(signal.SIGINT)
-
-    def _has_more(self, seconds: float) -> bool:
-        return bool(select.select([self._screen], [], [], max(0.0, seconds))[0])
+@contextmanager
+def chat_with(server: OpenAIServer, folder: Path, **size: int) -> Iterator[Terminal]:
+    """A chat with this server on a terminal, at its first prompt."""
+    command = [sys.executable, "-m", "holdfast.cli.main", "chat", "--url", server.url]
+    with Terminal(command, cwd=folder, **size) as terminal:
+        terminal.wait_for("^>$")
+        yield terminal
 
 
-def test_ctrl_c_stops_the_answer_only(tmp_path: Path) -> None:
-    with running_server() as server:
-        terminal = Terminal("--url", server.url, cwd=tmp_path)
-        terminal.read_until("> ")
+def said(server: OpenAIServer) -> list[str]:
+    """What the person has said up to the last request."""
+    return [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
+
+
+POEM = "The ferry leaves at noon.\n\n    The shed is locked.\nWhat is the code?"
+
+
+def test_a_paste_of_several_lines_is_one_message(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        terminal.paste(POEM)
+        terminal.wait_for("What is the code")
+        assert server.requests == []
+        terminal.type(" Please." + ENTER)
+        terminal.wait_for(r"you said: The ferry")
+        terminal.wait_for(r"^>$")
+        assert said(server) == [POEM + " Please."]
+
+
+def test_lines_are_added_by_alt_enter_or_behind_a_backslash(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        terminal.type("one" + ALT_ENTER + "two\\" + ENTER + "thr\\ee" + ENTER)
+        terminal.wait_for("you said: one")
+        assert said(server) == ["one\ntwo\nthr\\ee"]
+
+
+def test_a_message_may_be_longer_than_a_terminals_line_buffer(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        long = "word " * 4000 + "end"
+        terminal.paste(long)
+        terminal.type(ENTER)
+        terminal.wait_for("you said: word")
+        assert said(server) == [long]
+
+
+def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next_prompt(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "wait"
-        terminal.type("one\n")
-        terminal.read_until(r"you\b(?! said)")
-        terminal.interrupt()
-        terminal.read_until(r"\(stopped\)[^>]*> ")
+        terminal.type("one" + ENTER)
+        terminal.wait_for("^you$")
+        terminal.type("between ")
+        terminal.paste("two\nlines")
+        terminal.read_for(0.2)
+        assert "between" not in terminal.text
+        server.behaviour = "answer"
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"\(stopped\)")
+        terminal.wait_for("^> between two")
+        terminal.type(ENTER)
+        terminal.wait_for("you said: between")
+        assert said(server) == ["one", "between two\nlines"]
+
+
+def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        server.behaviour = "wait"
+        terminal.type("one" + ENTER)
+        terminal.wait_for("^you$")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for(r"\(stopped\)\n(.*\n)*>$")
         assert server.client_left.wait(10)
         server.behaviour = "answer"
-        terminal.type("two\\\nthree\n")
-        terminal.read_until(r"you said: two\s+three[^>]*> ")
-        assert [message["content"] for message in server.requests[1]["messages"]] == ["one", "you", "two\nthree"]
-        terminal.interrupt()
-        terminal.read_until(r"Ctrl-D leaves\)[^>]*> ")
-        terminal.type("/exit\n")
-        assert terminal.process.wait(10) == 0
+        terminal.type("two" + ENTER)
+        terminal.wait_for("you said: two")
+        assert [message["content"] for message in server.requests[1]["messages"]] == ["one", "you", "two"]
+        assert "Traceback" not in terminal.text
+
+
+def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        server.behaviour = "wait"
+        terminal.type("one" + ENTER)
+        terminal.wait_for("^you$")
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"\(stopped\)")
+        terminal.type("/stats" + ENTER)
+        terminal.wait_for("last answer: 11 prompt tokens, 1 answer token$")
+
+
+def test_an_answer_that_is_stopped_before_it_began_takes_its_message_along(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        server.behaviour = "think"
+        terminal.type("one" + ENTER)
+        until(lambda: bool(server.requests), "the request")
+        terminal.type(CTRL_C)
+        terminal.wait_for("stopped before the answer began")
+        server.behaviour = "answer"
+        terminal.type("two" + ENTER)
+        terminal.wait_for("you said: two")
+        assert said(server) == ["two"]
+
+
+def test_ctrl_c_gives_a_line_up_and_twice_leaves(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        terminal.type("a mistake")
+        terminal.wait_for("> a mistake")
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"^>$")
+        assert "Ctrl-C again" not in terminal.text
+        terminal.type(CTRL_C)
+        terminal.wait_for("Ctrl-C again, Ctrl-D or /exit leaves")
+        terminal.type(ENTER + "   " + ENTER + "still here" + ENTER)
+        terminal.wait_for(r"^you said: still here\n>$")
+        assert said(server) == ["still here"]
+        terminal.type(CTRL_C)
+        terminal.wait_for(r"(?s)leaves\).*leaves\)")
+        terminal.type(CTRL_C)
+        assert terminal.wait(10) == 0
+        assert "Traceback" not in terminal.text
+
+
+def test_ctrl_d_leaves_and_gives_the_terminal_back_as_it_was(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        assert terminal.marks_pastes
+        terminal.type(CTRL_D)
+        assert terminal.wait(10) == 0
+        assert not terminal.marks_pastes
+        assert terminal.echoes
+
+
+def test_a_mistyped_command_sends_nothing(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        terminal.type("/stat" + ENTER)
+        terminal.wait_for("there is no /stat; did you mean /stats")
+        assert server.requests == []

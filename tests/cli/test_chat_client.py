@@ -65,6 +65,26 @@ def test_leaving_an_answer_early_closes_its_connection() -> None:
     assert statistics.completion_tokens == 1
 
 
+def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
+    with running_server() as server:
+        server.behaviour = "wait"
+        client, statistics = ChatClient(url=server.url), AnswerStatistics()
+        client.model_ids()
+        pieces = client.stream(HELLO, statistics)
+        next(pieces)
+        pieces.close()
+    assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (True, 11, 1)
+
+
+def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
+    with running_server() as server:
+        server.owner = "somebody else"
+        client = ChatClient(url=server.url)
+        client.model_ids()
+        list(client.stream(HELLO, AnswerStatistics()))
+    assert server.requests[0]["stream_options"] == {"include_usage": True}
+
+
 @pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])
 def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
     with pytest.raises(ServerFailed):
@@ -82,4 +102,6 @@ def test_a_server_that_is_not_there_is_named() -> None:
 def test_speed_is_measured_after_the_first_token() -> None:
     statistics = AnswerStatistics(completion_tokens=11, first_token_seconds=1.0, total_seconds=3.0)
     assert statistics.tokens_per_second == pytest.approx(5.0)
+    burst = AnswerStatistics(completion_tokens=15, first_token_seconds=1.0, total_seconds=1.0004)
+    assert burst.tokens_per_second == 0.0
     assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0

@@ -55,7 +55,7 @@ def test_system_sets_shows_and_removes_the_system_prompt(server: OpenAIServer) -
 def test_stats_tell_tokens_and_times(server: OpenAIServer) -> None:
     _, output = converse(server, "/stats", "one", "one two", "/stats")
     assert "nothing was answered yet" in output
-    assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens, first token after " in output
+    assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens\nfirst token after " in output
     assert "conversation: 2 answers, 7 answer tokens" in output
 
 
@@ -67,8 +67,29 @@ def test_exit_ends_the_conversation(server: OpenAIServer) -> None:
 def test_help_and_unknown_commands_send_nothing(server: OpenAIServer) -> None:
     _, output = converse(server, "/help", "/rest")
     assert "/reset" in output
-    assert "there is no /rest; /help lists the commands" in output
+    assert "there is no /rest; did you mean /reset? /help lists the commands" in output
     assert server.requests == []
+
+
+@pytest.mark.parametrize("message", ["/usr/bin/env is a path", "/one\n/two", "  indented\n    code"])
+def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(server: OpenAIServer, message: str) -> None:
+    converse(server, message)
+    assert contents(server, 0) == [("user", message)]
+
+
+def test_a_system_prompt_may_have_several_lines(server: OpenAIServer) -> None:
+    converse(server, "/system Be brief.\nBe kind.", "one")
+    assert contents(server, 0)[0] == ("system", "Be brief.\nBe kind.")
+
+
+@pytest.mark.parametrize("line", ["exit", "quit", "/bye", "/q", "/exit now"])
+def test_a_person_leaves_by_any_usual_word(server: OpenAIServer, line: str) -> None:
+    converse(server, line, "one", interactive=True)
+    assert server.requests == []
+
+
+def test_a_pipe_may_say_exit(server: OpenAIServer) -> None:
+    assert converse(server, "exit", "one")[1] == "you said: exit\nyou said: one\n"
 
 
 def test_two_slashes_begin_a_message_with_one(server: OpenAIServer) -> None:

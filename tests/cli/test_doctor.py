@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.terminal import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 
@@ -21,8 +23,19 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> None:
-    done = holdfast("doctor", "none", cwd=tmp_path)
+    write_tiny(tmp_path / "model", "qwen3")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    done = holdfast("doctor", "model", cwd=tmp_path)
     assert done.returncode == 2
     for part in ("machine", "GFLOP/s as installed", "cannot be run", "what to install"):
         assert part in done.stdout
-    assert only_line(done.stderr).startswith("holdfast: there is no model folder none")
+    assert "no_such_architecture" in only_line(done.stderr)
+
+
+@pytest.mark.parametrize("model", ["none", "./none", "file.gguf", "empty"])
+def test_a_model_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path, model: str) -> None:
+    (tmp_path / "file.gguf").touch()
+    (tmp_path / "empty").mkdir()
+    done = holdfast("doctor", model, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert model.removeprefix("./") in only_line(done.stderr)

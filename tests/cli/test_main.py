@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -25,6 +26,46 @@ def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["serf"], "Did you mean 'serve'?"),
+        (["start"], "Did you mean 'serve'?"),
+        (["run", "some/model"], "Did you mean 'chat'?"),
+        (["list"], "Did you mean 'store ls'?"),
+        (["store", "lst"], "Did you mean 'ls'?"),
+        (["mlx-community/Qwen3-4B-4bit"], "holdfast serve mlx-community/Qwen3-4B-4bit"),
+        (["serve", "--prot", "1"], "--port"),
+        (["doctor", "--jsn"], "--json"),
+    ],
+)
+def test_who_mistypes_is_told_what_was_probably_meant(arguments: list[str], meant: str) -> None:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert meant in result.output
+
+
+@pytest.mark.parametrize(("arguments", "title"), [(["help"], "COMMAND"), (["help", "serve"], "holdfast serve")])
+def test_help_is_a_command_too(arguments: list[str], title: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="holdfast")
+    assert result.exit_code == 0
+    assert f"{title} [" in result.output
+
+
+def test_a_port_can_be_given_in_one_letter() -> None:
+    result = CliRunner().invoke(app, ["config", "-p", "9000", "--json"])
+    assert json.loads(result.output)["server.port"] == {"value": 9000, "origin": "flag --port"}
+
+
+@pytest.mark.parametrize("value", ["4", "63", "-1"])
+def test_a_context_without_room_for_an_answer_is_refused_with_the_smallest_that_has_it(value: str) -> None:
+    result = CliRunner().invoke(app, ["config", "--context", value])
+    assert result.exit_code == 2
+    assert "at least 64, or auto" in result.output
+    for fit in ("64", "auto", "0"):
+        assert CliRunner().invoke(app, ["config", "--context", fit]).exit_code == 0
 
 
 def test_an_unknown_command_or_flag_ends_with_code_2_and_no_traceback(tmp_path: Path) -> None:

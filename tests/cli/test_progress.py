@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
+import sys
 
+import pyte
 import pytest
 from rich.console import Console
 from rich.progress import Progress
@@ -42,6 +45,37 @@ def test_ready_removes_the_line_and_a_restart_brings_it_back() -> None:
     drawing.stop()
     drawing.stop()
     assert shown(progress) == []
+
+
+def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", output)
+    console = Console(file=output, force_terminal=True, width=60)
+    progress = Progress(console=console, auto_refresh=False, transient=True, redirect_stderr=False, redirect_stdout=False)
+    drawing, handler, log = LoadBar(progress), logging.StreamHandler(output), logging.getLogger()
+    log.addHandler(handler)
+    try:
+        drawing("reading", 0.25)
+        progress.refresh()
+        log.warning("the first, \x1b[33min colour\x1b[0m")
+        drawing("reading", 0.5)
+        progress.refresh()
+        log.warning("the second")
+        during = screen(output.getvalue())
+        drawing("ready", 1.0)
+        log.warning("the third")
+    finally:
+        log.removeHandler(handler)
+    assert during[:2] == ["the first, in colour", "the second"]
+    assert during[2].startswith("reading")
+    assert screen(output.getvalue()) == ["the first, in colour", "the second", "the third"]
+
+
+def screen(output: str) -> list[str]:
+    """The lines that a terminal shows."""
+    terminal = pyte.Screen(60, 10)
+    pyte.Stream(terminal).feed(output.replace("\n", "\r\n"))
+    return [line.rstrip() for line in terminal.display if line.strip()]
 
 
 def test_nothing_is_drawn_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.cli.chat_client import ChatClient
 from tests.cli.terminal import holdfast, only_line
+from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
 
 
@@ -54,12 +55,22 @@ def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subp
     [
         (["none"], "there is no model folder none"),
         (["--layout", "columns"], "auto | rows | split | solo"),
-        (["empty"], "empty"),
+        (["empty"], "empty has no config.json"),
+        (["file.gguf"], "GGUF file, the format of llama.cpp"),
+        (["notes.txt"], "notes.txt is a file; a model is a folder"),
+        (["torch"], "mlx_lm.convert --hf-path torch"),
+        (["./torhc"], "did you mean torch?"),
+        (["holdfast-dem"], "did you mean the bundled holdfast-demo?"),
+        (["someone/nothing"], "neither a folder here nor completely in the cache"),
     ],
 )
 def test_what_can_not_be_served_is_one_line_and_code_2(tmp_path: Path, arguments: list[str], part: str) -> None:
     (tmp_path / "empty").mkdir()
-    done = holdfast("serve", *arguments, cwd=tmp_path)
+    (tmp_path / "file.gguf").touch()
+    (tmp_path / "notes.txt").touch()
+    write_tiny(tmp_path / "torch", "qwen3")
+    (tmp_path / "torch" / "model.safetensors").rename(tmp_path / "torch" / "pytorch_model.bin")
+    done = holdfast("serve", *arguments, "--port", "0", cwd=tmp_path, variables={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 2
     assert part in only_line(done.stderr)
 
@@ -71,3 +82,12 @@ def test_a_damaged_model_is_one_line_and_code_2(tmp_path: Path, content: str) ->
     done = holdfast("serve", "model", cwd=tmp_path)
     assert done.returncode == 2
     assert "model" in only_line(done.stderr)
+
+
+def test_a_store_that_cannot_be_written_is_said_where_the_store_is_named(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    (tmp_path / "file").touch()
+    server = ServerProcess(str(tmp_path / "model"), "--store", str(tmp_path / "file" / "store"))
+    server.wait_ready()
+    server.stop()
+    assert "CANNOT BE WRITTEN" in " ".join(server.output().split())

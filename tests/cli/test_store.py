@@ -25,8 +25,8 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def folder(tmp_path: Path) -> Path:
     """A store with five blocks of one model and two of another."""
     folder = tmp_path / "store"
-    for fingerprint, length in (("model one", 5), ("model two", 2)):
-        with BlockStore(folder, fingerprint=fingerprint) as store:
+    for fingerprint, length, served_as in (("model one", 5, "owner/one"), ("model two", 2, "")):
+        with BlockStore(folder, fingerprint=fingerprint, served_as=served_as) as store:
             for block in make_chain(length, fingerprint=fingerprint):
                 store.put(block)
     return folder
@@ -66,6 +66,23 @@ def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore
     assert [(model["blocks"], model["tokens"]) for model in models] == [(5, 20), (2, 8)]
     table = run("ls", "--store", str(folder)).stdout
     assert all(model["model"] in table for model in models)
+    assert [model["served_as"] for model in models] == ["owner/one", ""]
+    assert [line.split()[0] for line in table.splitlines()] == ["model", "owner/one", "(unknown)"]
+
+
+def test_a_model_that_is_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:
+    with BlockStore(folder, fingerprint="model one", served_as="new \x1b[31mname") as store:
+        store.put(make_chain(6, fingerprint="model one")[5])
+    assert shown("ls", "--store", str(folder))[0]["served_as"] == "new [31mname"
+
+
+def test_one_block_is_not_called_blocks(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with BlockStore(folder, fingerprint="model") as store:
+        store.put(make_chain(1, fingerprint="model")[0])
+    assert "1 block," in run("stat", "--store", str(folder)).stdout
+    assert "checked 1 file," in run("verify", "--store", str(folder)).stdout
+    assert "Delete 1 block (" in run("clear", "--store", str(folder), stdin="y\n").stdout
 
 
 def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockStore) -> None:
@@ -115,6 +132,12 @@ def test_clear_can_take_one_model_alone(folder: Path, running: BlockStore) -> No
     assert "deleted 5 blocks" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes").stdout
     assert [model["model"] for model in shown("ls", "--store", str(folder))] == [smaller["model"]]
     assert "ls" in run("clear", "--store", str(folder), "--model", larger["model"], "--yes", code=2).stderr
+
+
+def test_clear_takes_the_name_of_a_model_too_and_forgets_it(folder: Path) -> None:
+    assert "deleted 5 blocks" in run("clear", "--store", str(folder), "--model", "owner/one", "--yes").stdout
+    assert [model["blocks"] for model in shown("ls", "--store", str(folder))] == [2]
+    assert list(folder.rglob("name")) == []
 
 
 @pytest.mark.parametrize("command", ["ls", "stat", "verify", "prune", "clear"])

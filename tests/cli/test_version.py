@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import holdfast
@@ -16,9 +17,16 @@ from holdfast.cli.main import app
 def test_it_prints_the_versions_of_what_matters() -> None:
     result = CliRunner().invoke(app, ["version"])
     assert result.exit_code == 0
-    assert result.output.splitlines()[:2] == [f"holdfast {holdfast.__version__}", f"python {platform.python_version()}"]
+    named = f"holdfast {holdfast.__version__} (distribution holdfast-mlx: {holdfast.__version__})"
+    assert result.output.splitlines()[:2] == [named, f"python {platform.python_version()}"]
     assert "\nmlx " in result.output
     assert "\nmlx-lm " in result.output
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_the_flag_says_the_same(flag: str) -> None:
+    said = CliRunner().invoke(app, [flag])
+    assert (said.exit_code, said.output) == (0, CliRunner().invoke(app, ["version"]).output)
 
 
 def test_it_loads_nothing_heavy(tmp_path: Path) -> None:

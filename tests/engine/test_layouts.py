@@ -13,6 +13,7 @@ from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner,
 from holdfast.engine.plan import Span
 from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import Sequence, SequenceSpan
+from holdfast.engine.step_logits import StepLogits
 from holdfast.messages import SamplingParams, SequenceRequest
 from holdfast.models.head_seam import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
@@ -58,11 +59,16 @@ def assert_close(got: mx.array | None, expected: mx.array) -> None:
     assert float(mx.abs(got - expected).max()) < 1e-3
 
 
-@pytest.mark.parametrize("with_head", [False, True])
+@pytest.mark.parametrize(("with_head", "projects_later"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
-def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(layout: str, with_head: bool) -> None:
+def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
+    layout: str, with_head: bool, projects_later: bool
+) -> None:
     model = make_tiny("llama")
-    runner = runner_of(layout, model, HeadSeam(model) if with_head else None)
+    head = HeadSeam(model) if with_head else None
+    if head is not None:
+        head.projects_later = projects_later
+    runner = runner_of(layout, model, head)
     silent, scoring, drawing, decoding = (a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd")
     runner.forward([a_span(decoding, 0, 8, draws=True)])
     decoding.drawn, decoding.drawn_row = mx.array([0, 77]), 1
@@ -74,8 +80,11 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(layout: 
             a_span(drawing, 0, 8, draws=True),
         ]
     )
-    expected = [logits_at(model, [0, 1, 2, 3]), logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])]
-    assert_close(got, mx.concatenate(expected))
+    assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])]))
+    assert list(got.scored) == ["b"]
+    assert len(got.scored["b"]) == 4
+    assert_close(got.scored["b"].of(0, 4), logits_at(model, [0, 1, 2, 3]))
+    assert_close(got.scored["b"].of(1, 3), logits_at(model, [1, 2]))
 
 
 @pytest.mark.parametrize("layout", ["rows", "split", "solo"])
@@ -83,8 +92,8 @@ def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
-    assert runner.forward([a_span(sequence, 0, 5, draws=False)]) is None
-    assert_close(runner.forward([a_span(sequence, 5, 3, draws=True)]), logits_at(model, [7]))
+    assert runner.forward([a_span(sequence, 0, 5, draws=False)]) == StepLogits()
+    assert_close(runner.forward([a_span(sequence, 5, 3, draws=True)]).drawn, logits_at(model, [7]))
 
 
 def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
@@ -95,7 +104,7 @@ def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
         runner.forward([a_span(sequence, 0, 8, draws=True)])
     quiet.drawn, loud.drawn = mx.array([70]), mx.array([71])
     got = runner.forward([a_span(quiet, 8, 1, draws=False), a_span(loud, 8, 1, draws=True), a_span(late, 0, 8, draws=True)])
-    assert_close(got, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])]))
+    assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])]))
 
 
 def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() -> None:
@@ -112,7 +121,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
         assert layer.window is not None
         assert {array.shape[2] for array in layer.arrays()} == {layer.window + WINDOW_SLACK_TOKENS}
     got = runner.forward([a_span(sequence, 800, 100, draws=True)])
-    assert_close(got, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900))))
+    assert_close(got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900))))
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "mamba2", "falcon_h1"])
@@ -139,4 +148,7 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
     got = runner.forward([a_span(sequence, 0, 8, draws=True) for sequence in sequences])
-    assert_close(got, mx.concatenate([logits_at(model, list(range(8)))] * 9))
+    assert_close(got.drawn, mx.concatenate([logits_at(model, [7])] * 9))
+    assert_close(
+        mx.concatenate([each.of(0, 7) for each in got.scored.values()]), mx.concatenate([logits_at(model, list(range(7)))] * 9)
+    )

@@ -20,7 +20,8 @@ class OpenAIServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.models = ["echo", "other"]
-        self.behaviour = "answer"  # or "refuse", "break", "fail", "wait"
+        self.owner = "holdfast"
+        self.behaviour = "answer"  # or "refuse", "break", "fail", "wait", "think"
         self.client_left = threading.Event()
 
     @property
@@ -50,7 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.keys.append(self.headers.get("Authorization", ""))
         if self.path == "/v1/models":
-            self._send(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
+            self._send(
+                200, {"object": "list", "data": [{"id": name, "owned_by": self.server.owner} for name in self.server.models]}
+            )
         elif self.path == "/health":
             self._send(503, {"status": "starting", "models": [{"id": "echo", "state": "loading"}]})
         else:
@@ -69,12 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         words = f"you said: {body['messages'][-1]['content']}".split(" ")
         self.wfile.write(b": a comment keeps the line open\n\n")
-        for number, word in enumerate(words):
-            if number == 1 and self.server.behaviour == "wait":
+        for number, word in enumerate(["", *words]):
+            if self.server.behaviour == ("think" if number == 1 else "wait" if number == 2 else ""):
                 self._wait_for_the_client_to_leave()
                 return
-            delta = {"content": word if number == 0 else " " + word}
-            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+            delta = {"content": word if number < 2 else " " + word}
+            usage = {"usage": {"prompt_tokens": 11, "completion_tokens": number}} if self._counts() else {}
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], **usage})
         match self.server.behaviour:
             case "fail":
                 self._event({"error": {"message": "the worker died; please try again"}})
@@ -82,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             case _:
                 self._end(words)
+
+    def _counts(self) -> bool:
+        return bool(self.server.requests[-1]["stream_options"].get("continuous_usage_stats"))
 
     def _end(self, words: list[str]) -> None:
         reason = "length" if "max_tokens" in self.server.requests[-1] else "stop"

@@ -51,18 +51,25 @@ class RememberingWorker:
         codec: Codec = "native",
         budget_tokens: int | None = None,
         most_sessions: int = 4,
+        pinned_percent: int = 50,
+        engine: type[Engine] = Engine,
         clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
-        self.engine = Engine(runner, vocab_size=vocab_size)
+        self.engine = engine(runner, vocab_size=vocab_size)
         costs = self.engine.measure_costs()
-        assert costs.run_form is not None
+        assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
         self.library = Library(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.memory = Memory(
-            self.library, store=self.store, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec
+        self.memory = Memory(self.library, store=self.store, form=costs.form, codec=codec)
+        self.sessions = SessionDesk(
+            self.memory,
+            most=most_sessions,
+            ttl_seconds=100.0,
+            pinned_percent=pinned_percent,
+            clock=clock,
+            context_tokens=CONTEXT_TOKENS,
         )
-        self.sessions = SessionDesk(self.memory, most=most_sessions, ttl_seconds=100.0, clock=clock)
         weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
@@ -72,9 +79,11 @@ class RememberingWorker:
             mixes_chunks=runner.mixes_chunks,
         )
 
-    def serve(self, script: Iterable[Sequence[Command]], *, in_turn: bool = False) -> ScriptInbox:
-        """Run the script to its end; the worker is gone then, with its store closed."""
-        inbox = ScriptInbox(script, in_turn=in_turn)
+    def serve(
+        self, script: Iterable[Sequence[Command]], *, in_turn: bool = False, on_receive: Callable[[], None] = lambda: None
+    ) -> ScriptInbox:
+        """Run the script to its end; the worker is gone then, with its store closed. `on_receive`: between two steps."""
+        inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
         loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory, sessions=self.sessions)
         loop.run()
         inbox.check_protocol()

@@ -58,19 +58,22 @@ class ServerProcess:
             self._lines.append(line)
             if found := _READY.search(line):
                 self.url = found[1]
-                threading.Thread(target=lambda: self._lines.extend(self.process.stdout), daemon=True).start()
+                self._reader = threading.Thread(target=lambda: self._lines.extend(self.process.stdout), daemon=True)
+                self._reader.start()
                 return
         raise AssertionError(f"the server ended with {self.process.wait()}: {self.log()}")
+
+    def output(self) -> str:
+        """What it wrote to the standard output; all of it once the process has ended."""
+        if self.process.poll() is not None:
+            self._reader.join()
+        return "".join(self._lines)
 
     def log(self) -> str:
         """What it wrote to the standard error; all of it once the process has ended."""
         if self.process.poll() is not None:
             self._log_reader.join()
         return "".join(self._log)
-
-    def output(self) -> str:
-        """What it wrote to the standard output so far."""
-        return "".join(self._lines)
 
     def model(self) -> dict[str, Any]:
         """The model's entry in /health."""

@@ -25,6 +25,7 @@ class Served:
     order: int
     prompt_tokens: int
     max_tokens: int
+    scores_prompt: bool = False
     drawn: int = 0
     runs: bool = False
     known: int = 0
@@ -34,6 +35,7 @@ class Served:
     touched_by: int = -1  # index of the last plan with a span of it
     idle_steps: int = 0
     is_paused: bool = False
+    lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
     ends: list[str] = field(default_factory=list)
 
@@ -46,6 +48,7 @@ class UnderWay:
     plan: StepPlan
     load: StepLoad
     served: tuple[Served, ...]
+    lives: tuple[int, ...]
 
 
 def device_seconds(load: StepLoad) -> float:
@@ -86,10 +89,10 @@ class StepWorker:
         self.stops_at: StopsAt = lambda request_id, drawn: False
         self._orders = 0
 
-    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int) -> Served:
-        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int, scores_prompt: bool = False) -> Served:
+        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, scores_prompt=scores_prompt)
         self._orders += 1
-        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens)
+        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens, scores_prompt)
         return self.live[request_id]
 
     def cancel(self, request_id: str) -> None:
@@ -113,6 +116,15 @@ class StepWorker:
                 self._orders += 1
                 served.order = self._orders
         self.scheduler.check_invariants()
+
+    def restart(self, request_id: str) -> None:
+        """Its state is no good: whatever is under way for it does not count."""
+        served = self.live[request_id]
+        self.scheduler.restart(request_id)
+        self._orders += 1
+        served.order, served.lives = self._orders, served.lives + 1
+        if served.runs:
+            self._close(served)
 
     def step(self) -> Decision:
         """One turn of the worker's loop."""
@@ -171,17 +183,20 @@ class StepWorker:
         self.plans.append(plan)
         served = tuple(self.live[span.request_id] for span in plan.spans)
         chunks = [span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known]
+        scoring = {each.request_id for each in served if each.scores_prompt}
         load = StepLoad(
             decode_rows=len(plan.spans) - len(chunks),
             chunks=len(chunks),
             chunk_tokens=sum(span.tokens for span in chunks),
             position_sum=sum(span.tokens * (span.start + span.tokens / 2) for span in chunks),
+            scored_tokens=sum(span.tokens for span in chunks if span.request_id in scoring),
         )
         self._check_stall(load, chunks)
         for span, each in zip(plan.spans, served, strict=True):
             self._check_span(span, each)
         self._check_progress(served)
-        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served))
+        lives = tuple(each.lives for each in served)
+        self.under_way.append(UnderWay(len(self.plans) - 1, plan, load, served, lives))
 
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
@@ -223,10 +238,10 @@ class StepWorker:
         step = self.under_way.popleft()
         drawn: list[Drawn] = []
         stopped: list[str] = []
-        for span, served in zip(step.plan.spans, step.served, strict=True):
+        for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             if span.draws:
                 drawn.append(Drawn(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
-            if self.live.get(served.request_id) is served and span.draws:
+            if self.live.get(served.request_id) is served and served.lives == life and span.draws:
                 served.drawn += 1
                 if self.stops_at(served.request_id, served.drawn):
                     stopped.append(served.request_id)

@@ -63,13 +63,19 @@ def kept_tiny(name: str) -> nn.Module:
 
 
 def write_tiny(
-    folder: Path, name: str, quantize: dict[str, Any] | None = None, *, dtype: mx.Dtype = mx.float32, seed: int = 0
+    folder: Path,
+    name: str,
+    quantize: dict[str, Any] | None = None,
+    *,
+    dtype: mx.Dtype = mx.float32,
+    seed: int = 0,
+    changes: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model folder that any server can load, and return it; `quantize` like {"group_size": 32, "bits": 4}."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = make_tiny(name, seed)
+    model = make_tiny(name, seed, **(changes or {}))
     model.set_dtype(dtype)
-    config = {**TINY[name], "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
+    config = {**TINY[name], **(changes or {}), "eos_token_id": VOCAB_SIZE - len(_SPECIALS)}
     if quantize:
         group_size = quantize["group_size"]
 

@@ -62,6 +62,16 @@ async def test_a_whole_answer_has_the_golden_shape() -> None:
     }
 
 
+async def test_a_stream_counts_as_it_goes_when_it_is_asked_to() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await streamed(ScriptedGateway(script=answer("Hel", "lo", cached_tokens=3)), stream_options=options)
+    counted = [(event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]) for event in events]
+    assert counted == [(PROMPT_TOKENS, 0), (PROMPT_TOKENS, 1), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2)]
+    assert [event["usage"].get("prompt_tokens_details") for event in events] == [None] * 4 + [{"cached_tokens": 3}]
+    unasked = await streamed(ScriptedGateway(script=answer("Hel")), stream_options={"continuous_usage_stats": True})
+    assert all("usage" not in event for event in unasked)
+
+
 async def test_a_stream_has_the_golden_events() -> None:
     events = await streamed(ScriptedGateway(script=answer("Hel", 'lo "☃"\n')))
     assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1

@@ -104,7 +104,7 @@ def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
 
 
 def test_an_unknown_model_is_told(hub: HubState) -> None:
-    with pytest.raises(DownloadError, match="there is no model coast/nowhere on the Hub"):
+    with pytest.raises(DownloadError, match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub"):
         fetch("coast/nowhere")
 
 

@@ -98,3 +98,45 @@ def test_a_head_that_the_seam_does_not_know_is_told() -> None:
         logits = model(IDS)
     assert not selection.used
     assert logits.shape == (2, 4, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_rows_that_were_set_aside_have_the_same_logits_later_and_in_pieces(head: str) -> None:
+    model: Any = HEADS[head]()
+    expected = model(IDS).reshape(-1, VOCAB_SIZE)
+    seam = HeadSeam(model)
+    with seam.selecting(ROWS, aside=mx.arange(8)):
+        selected = model(IDS)
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    assert seam.take_aside() is None
+    assert float(mx.abs(selected[:, 0] - expected[ROWS]).max()) < 1e-4
+    for start, stop in ((0, 8), (0, 1), (1, 6), (6, 8)):
+        later = seam.project(set_aside[start:stop])
+        assert later.shape == (stop - start, VOCAB_SIZE)
+        assert float(mx.abs(later - expected[start:stop]).max()) < 1e-4
+    assert mx.array_equal(model(IDS).reshape(-1, VOCAB_SIZE), expected)
+
+
+def test_rows_can_be_set_aside_while_the_projection_sees_everything() -> None:
+    model: Any = make_tiny("llama")
+    expected, seam = model(IDS), HeadSeam(model)
+    with seam.selecting(None, aside=ROWS):
+        assert float(mx.abs(model(IDS) - expected).max()) < 1e-4
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    assert float(mx.abs(seam.project(set_aside) - expected.reshape(-1, VOCAB_SIZE)[ROWS]).max()) < 1e-4
+
+
+def test_projecting_later_computes_no_layer() -> None:
+    model: Any = make_tiny("llama")
+    seam = HeadSeam(model)
+    with seam.selecting(None, aside=ROWS):
+        mx.eval(model(IDS))
+    set_aside = seam.take_aside()
+    assert set_aside is not None
+    mx.eval(set_aside)
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight = layer.mlp.up_proj.weight * float("nan")
+    assert bool(mx.isfinite(seam.project(set_aside)).all())
+    assert not bool(mx.isfinite(model(IDS)).any())

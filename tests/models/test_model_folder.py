@@ -42,7 +42,30 @@ def test_a_whole_folder_is_described(folder: Path) -> None:
 
 def test_a_missing_folder_or_a_file_in_its_place_is_told(folder: Path) -> None:
     assert "there is no model folder" in refusal(folder / "nowhere")
-    assert "is a file" in refusal(folder / "config.json")
+    assert f"name its folder: {folder}" in refusal(folder / "model.safetensors")
+    assert "is a file" in refusal(Path(__file__))
+
+
+def test_a_path_that_was_mistyped_is_told_with_its_likeliest_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-4B-4bit").mkdir()
+    assert f"did you mean {tmp_path / 'Qwen3-4B-4bit'}?" in refusal(tmp_path / "Qwen-4B-4bit")
+    assert "did you mean" not in refusal(tmp_path / "something else")
+
+
+def test_a_gguf_file_is_told_with_the_way_to_a_model_that_can_be_served(tmp_path: Path) -> None:
+    (tmp_path / "Model.GGUF").write_bytes(b"GGUF")
+    said = refusal(tmp_path / "Model.GGUF")
+    assert all(part in said for part in ("GGUF", "llama.cpp", "mlx-community", "mlx_lm.convert"))
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "model.gguf").write_bytes(b"GGUF")
+    assert "mlx_lm.convert" in refusal(tmp_path / "inner")
+
+
+def test_the_folder_above_a_model_is_told_with_the_models_own(folder: Path) -> None:
+    above = folder / "above"
+    (above / "snapshots" / "abc").mkdir(parents=True)
+    (above / "snapshots" / "abc" / "config.json").write_text("{}")
+    assert f"did you mean {above / 'snapshots' / 'abc'}?" in refusal(above)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def documented_row(spec: SettingSpec) -> str:
     default = describe(spec, spec.default)
     cells = (
         f"`{spec.key}`",
-        f"`{spec.flag}`" if spec.flag else "",
+        ", ".join(f"`{name}`" for name in (spec.flag, spec.short) if name),
         f"`{default}`" if default else "",
         allowed(spec).replace("|", "\\|"),
         spec.doc,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +147,39 @@ def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_m
         model.learn(load, device_seconds(load) * slowness)
     expected = model.at_most(next_one)
     assert expected is None or device_seconds(next_one) * slowness < 20 * expected
+
+
+SECONDS_PER_SCORE = 0.004  # eight times what reading a token costs: a small model with a large vocabulary
+
+
+def scored_chunk(rows: int, position: int, tokens: int) -> StepLoad:
+    return replace(chunk(rows, position, tokens), scored_tokens=tokens)
+
+
+def seconds_with_scores(load: StepLoad) -> float:
+    return device_seconds(load) + SECONDS_PER_SCORE * load.scored_tokens
+
+
+def test_what_scores_cost_is_told_apart_from_reading() -> None:
+    model = learned()
+    read = model.more_chunk_seconds(0, 100)
+    for index in range(12):
+        load = scored_chunk(4, index * 64, 64)
+        model.learn(load, seconds_with_scores(load))
+    assert model.score_seconds == pytest.approx(SECONDS_PER_SCORE, rel=0.15)
+    assert model.more_chunk_seconds(0, 100) == read
+    fitting = model.tokens_within(0.25, 16_000, score_seconds=model.score_seconds)
+    assert seconds_with_scores(scored_chunk(0, 16_000, fitting)) - 0.010 == pytest.approx(0.25, rel=0.2)
+
+
+def test_scores_that_came_before_anything_else_do_not_make_reading_dear_for_long() -> None:
+    model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
+    for index in range(8):
+        load = scored_chunk(4, index * 64, 64)
+        model.learn(load, seconds_with_scores(load))
+    for index in range(30):
+        for load in (chunk(4, index * 64, 64), scored_chunk(4, index * 64, 64)):
+            model.learn(StepLoad(4), seconds_with_scores(StepLoad(4)))
+            model.learn(load, seconds_with_scores(load))
+    assert model.more_chunk_seconds(0, 100) == pytest.approx(100 * 0.0005, rel=0.5)
+    assert model.score_seconds == pytest.approx(SECONDS_PER_SCORE, rel=0.25)

@@ -9,7 +9,7 @@ from holdfast.engine.plan import Span, StepPlan
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
-from tests.fakes.step_worker import StepWorker
+from tests.fakes.step_worker import StepWorker, device_seconds
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -145,6 +145,27 @@ def test_decoding_streams_are_held_up_no_longer_than_allowed(depth: int) -> None
     assert max(run.step_seconds[index] for index in reading) <= 0.014 + 0.2 * 1.1
     # A token costs 0.0005 s at first and 0.0014 s in the end: chunks of 384 tokens fit in the beginning, of 128 in the end.
     assert len(reading) <= 9_000 / 160
+
+
+@DEPTHS
+def test_a_prompt_that_is_scored_holds_decoding_streams_up_no_longer_than_another(depth: int) -> None:
+    run = StepWorker(settings=SchedulerSettings(stall_seconds=0.2), depth=depth)
+    run.seconds_of = lambda load: device_seconds(load) + 0.004 * load.scored_tokens
+    run.submit("warm", prompt_tokens=4000, max_tokens=1)
+    for name in "abcd":
+        run.submit(name, prompt_tokens=64, max_tokens=4000)
+    run.read_all_prompts()
+    run.submit("scored once", prompt_tokens=800, max_tokens=1, scores_prompt=True)
+    run.read_all_prompts()
+    before = len(run.plans)
+    scored = run.submit("scored", prompt_tokens=2_000, max_tokens=1, scores_prompt=True)
+    other = run.submit("other", prompt_tokens=4_000, max_tokens=1)
+    while not (scored.planned_draws and other.planned_draws):
+        run.step()
+    run.run_to_end()
+    assert max(run.step_seconds[before : before + 40]) <= 0.014 + 0.2 * 1.25
+    # 0.0045 s for a scored token, 0.0005 to 0.0009 s for another, and not all taken for dear ones
+    assert scored.steps_to_first_draw + other.steps_to_first_draw <= 2 * (2_000 * 0.0045 + 4_000 * 0.0009) / 0.1
 
 
 def test_prompts_wait_beside_decoding_rows_until_chunks_fit_in_whole_quanta() -> None:
@@ -337,3 +358,38 @@ def test_a_decode_step_costs_the_scheduler_little(sequences: int, allowed_second
             spent += time.perf_counter() - started
         best = min(best, spent / 20)
     assert best < allowed_seconds
+
+
+@DEPTHS
+def test_a_request_that_is_restarted_reads_its_prompt_and_its_answer_again_behind_those_that_wait(depth: int) -> None:
+    run = StepWorker(depth=depth, settings=SchedulerSettings(max_running=1, step_tokens=16, min_chunk_tokens=2))
+    run.submit("a", prompt_tokens=10, max_tokens=9)
+    run.submit("b", prompt_tokens=4, max_tokens=1)
+    for _ in range(4):
+        run.step()
+    drawn = run.live["a"].drawn
+    run.restart("a")
+    run.run_to_end()
+    assert [served.request_id for served in run.ended] == ["b", "a"]
+    assert run.ended[1].drawn == 9
+    again = [span for plan in run.plans[4:] for span in plan.spans if span.request_id == "a"]
+    assert again[0] == Span(request_id="a", start=0, tokens=10 + drawn, draws=True)
+
+
+@DEPTHS
+def test_a_request_that_draws_nothing_is_not_ended_by_the_step_from_before_its_restart(depth: int) -> None:
+    run = StepWorker(depth=1)
+    run.submit("a", prompt_tokens=10, max_tokens=0)
+    run.step()
+    if depth:
+        run.restart("a")
+    run.run_to_end()
+    assert sum(span.tokens for plan in run.plans for span in plan.spans) == 10 * (1 + depth)
+
+
+def test_a_request_that_waits_for_memory_is_restarted_too() -> None:
+    scheduler = StepWorker().scheduler
+    scheduler.submit("a", prompt_tokens=10, max_tokens=2)
+    scheduler.wait_for_memory("a")
+    scheduler.restart("a")
+    assert scheduler.next_step().plan.spans == (Span(request_id="a", start=0, tokens=10, draws=True),)

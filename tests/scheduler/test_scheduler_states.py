@@ -80,6 +80,11 @@ class SchedulerStates(RuleBasedStateMachine):
     def resume(self, name: str) -> None:
         self.worker.resume(name)
 
+    @rule(name=st.sampled_from("abcdefghij"))
+    def restart(self, name: str) -> None:
+        if name in self.worker.live:
+            self.worker.restart(name)
+
     @rule(
         steps=st.integers(1, 12),
         stops=st.lists(st.booleans(), min_size=1, max_size=7),

@@ -9,11 +9,13 @@ from typing import Any
 
 import click.testing
 import httpx
+import msgspec
 import openai
 import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
+from holdfast.sessions.portable import Frame, Part, PortableBranch, SessionFile, write_session
 from tests.fakes.server_process import ServerProcess, until
 
 STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 12
@@ -131,6 +133,28 @@ def test_a_session_goes_from_one_server_to_another_as_a_file(server: ServerProce
     assert refusal["error"]["code"] == "session_file_damaged"
     assert ask(other, "POST", "/import?id=empty", tenant="to", content=b"", status=400).json()["error"]["code"]
     assert other.stop() == 0
+
+
+def test_a_forged_file_is_refused_and_nobody_elses_session_is_touched(server: ServerProcess, tmp_path: Path) -> None:
+    complete(server, STORY, tenant="owner", session="kept")
+    (tmp_path / "whole").write_bytes(ask(server, "GET", "/kept/export", tenant="owner").content)
+    file = SessionFile(tmp_path / "whole")
+    header, frame = file.header, file.frame(0)
+    file.close()
+    before = ask(server, "GET", "/kept", tenant="owner").json()
+    own = len(frame.head.packed_tokens) // 4
+    twice = PortableBranch(tuple(Part(0, own, own * (number + 1)) for number in range(4000)), ())
+    once = PortableBranch((Part(0, own, own),), ())
+    turned = msgspec.msgpack.decode(frame.head.meta)
+    turned["arrays"] = [["int32", [-side for side in shape[:2]] + shape[2:]] for _, shape in turned["arrays"]]
+    forged = Frame(msgspec.structs.replace(frame.head, meta=msgspec.msgpack.encode(turned)), frame.parts)
+    for branch, content in ((twice, frame), (once, forged)):
+        write_session(tmp_path / "forged", msgspec.structs.replace(header, frames=1, branches=(branch,)), [content])
+        body = (tmp_path / "forged").read_bytes()
+        refusal = ask(server, "POST", "/import?id=forged", tenant="thief", content=body, status=400).json()
+        assert refusal["error"]["code"] == "session_file_damaged"
+    assert ask(server, "GET", "", tenant="thief").json()["data"] == []
+    assert ask(server, "GET", "/kept", tenant="owner").json() == before
 
 
 def test_the_command_line_does_all_of_it(server: ServerProcess) -> None:

@@ -69,6 +69,21 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     file.close()
 
 
+def test_blocks_that_branches_share_have_one_place(tmp_path: Path) -> None:
+    three = [*frames(), frames()[0], frames()[0]]
+    first, second = PortableBranch((Part(0, 3, 3), Part(2, 3, 6)), ((1, 3),)), PortableBranch((Part(0, 3, 3), Part(3, 3, 6)), ())
+    write_session(tmp_path / "f", header(frames=4, branches=(first, second)), three)
+    SessionFile(tmp_path / "f", most_tokens=6).close()
+    with pytest.raises(BadSessionFile, match="6 tokens, the model takes 5"):
+        SessionFile(tmp_path / "f", most_tokens=5)
+    for other in (((2, 3), (0, 6)), ((2, 3), (3, 6)), ((0, 2), (2, 5)), ((0, 3), (3, 6), (2, 9))):
+        ends = (0, *(end for _, end in other))
+        parts = tuple(Part(frame, end - before, end) for (frame, end), before in zip(other, ends, strict=False))
+        write_session(tmp_path / "f", header(frames=4, branches=(first, second, PortableBranch(parts, ()))), three)
+        with pytest.raises(BadSessionFile, match="named twice"):
+            SessionFile(tmp_path / "f")
+
+
 def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
     def broken() -> Any:
         yield frames()[0]
@@ -97,6 +112,13 @@ def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
     {"branches": (PortableBranch((Part(-1, 3, 3),), ()),)},
     {"branches": (PortableBranch((Part(0, 3, 3),), ((1, 4),)),)},
     {"branches": (PortableBranch((Part(0, 3, 3),), ((0, 3),)),)},
+    {"branches": (PortableBranch((Part(0, 3, 3), Part(0, 3, 6)), ((1, 3),)),)},
+    {"branches": (PortableBranch((Part(0, 3, 3),), ((1, 3), (1, 3))),)},
+    {"branches": (PortableBranch((Part(0, 3, 3),), ((1, 3),)), PortableBranch((Part(0, 3, 3),), ((1, 2),)))},
+    {"branches": (PortableBranch((Part(0, 3, 3),), ()),)},
+    {"branches": ()},
+    {"frames": -1, "branches": ()},
+    {"frames": 1 << 62},
 ])  # fmt: skip
 def test_a_header_that_makes_no_sense_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write_session(tmp_path / "f", header(**changes), frames())

@@ -367,7 +367,7 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
     )  # fmt: skip
     small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
     inbox = serve(small, ImportSession(call_id="i", tenant="", path=path), ListSessions(call_id="l", tenant=""))
-    assert answer(inbox, "i").failure is SessionFailure.FAILED
+    assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
     assert answer(inbox, "l").sessions == ()
 
 

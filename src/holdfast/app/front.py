@@ -68,7 +68,7 @@ class Front:
         self._folder = folder
         order = WorkerOrder(
             folder=str(folder),
-            model=settings.model,
+            model=replace(settings.model, name=self._model),
             scheduler=settings.scheduler,
             store=settings.store,
             log=settings.log,
@@ -127,6 +127,7 @@ class Front:
         await listening.wait()
         from holdfast.http.host_header import is_loopback
 
+        figures = (await self._residency.statistics()).get(self._model)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
         ready = ReadyServer(
@@ -138,6 +139,7 @@ class Front:
             store_folder=self._settings.store.folder,
             lan_urls=_lan_urls(listens_on, url),
             is_open=not self._settings.server.api_key and not is_loopback(listens_on),
+            memory=None if figures is None else figures.memory,
         )
         announce(ready, self._settings.log)
 

@@ -32,6 +32,7 @@ from holdfast.messages import (
     WorkerFailed,
     WorkerStatistics,
 )
+from holdfast.models.download import served_id
 from holdfast.store.settings import library_folder
 from holdfast.worker.device import serve_model
 
@@ -180,9 +181,10 @@ class LLM:
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
     store = replace(settings.store, folder=library_folder(settings.store, os.environ))
+    model = replace(settings.model, name=served_id(settings.model))
 
     def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(inbox, folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=store)
+        return serve_model(inbox, folder=str(folder), model=model, scheduler=settings.scheduler, store=store)
 
     return InProcessClient(run_worker, on_progress=lambda event: None)
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from holdfast.config import LogSettings
-from holdfast.messages import ModelInfo
+from holdfast.messages import MemoryFigures, ModelInfo
 
 logger = logging.getLogger("holdfast.app")
 OPEN = (
@@ -25,6 +25,7 @@ class ReadyServer:
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: what is read is kept in RAM only
+    memory: MemoryFigures | None  # None: this model's layout does not allow to keep anything
     lan_urls: tuple[str, ...] = ()  # for other machines, where it listens on all addresses
     is_open: bool = False  # others than this machine can come in, and without a key
 
@@ -66,9 +67,21 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     ]
     if info.blas:
         rows.append(("BLAS", info.blas))
-    rows.append(("memory", ready.store_folder or "in RAM, until the server ends"))
+    rows.append(("store", _store(ready)))
     rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
     return rows
+
+
+def _store(ready: ReadyServer) -> str:
+    """Where what is read is kept, and whether it can be."""
+    if ready.memory is None:
+        return f"nothing is kept: the layout {ready.info.layout} does not allow it"
+    store = ready.memory.store
+    if store is None:
+        return "off: what is read is kept in RAM, until the server ends"
+    if store.mode != "writing":
+        return f"{ready.store_folder} CANNOT BE WRITTEN: what is read is kept in RAM only, until the server ends; see the log"
+    return f"{ready.store_folder} ({store.blocks:,} {'block' if store.blocks == 1 else 'blocks'} of this model)"
 
 
 def _example(ready: ReadyServer) -> str:

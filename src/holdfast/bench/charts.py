@@ -36,6 +36,7 @@ class Chart:
     kind: Literal["line", "steps"] = "line"
     log_x: bool = False
     log_y: bool = False
+    names_values: bool = False  # each point has its value beside it
 
 
 def charts_of(results: Results) -> list[Chart]:
@@ -74,6 +75,20 @@ def _first_token_over_context(model: str, cases: Sequence[CaseResult]) -> Iterat
         lines=tuple(lines),
         log_x=True,
         log_y=True,
+    )
+
+
+def _first_token_after_a_restart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    reuse = [case for case in cases if case.scenario == "reuse"]
+    yield Chart(
+        name=f"restart-{model}",
+        title=f"Time to the first token of a context that was read before the server was restarted ({model})",
+        x_label="tokens of the context",
+        y_label="seconds",
+        lines=_over(reuse, "context_tokens", lambda each: each.pooled("first_token_seconds @ after a restart")),
+        log_x=True,
+        log_y=True,
+        names_values=True,
     )
 
 
@@ -154,6 +169,7 @@ def _bytes_by_tokens(each: ContenderResult) -> tuple[Point, ...]:
 
 _MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (
     _first_token_over_context,
+    _first_token_after_a_restart,
     _throughput_over_streams,
     _gap_histogram,
     _memory_over_agents,

@@ -12,7 +12,8 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("mlx", "mlx-lm", "holdfast")
+DISTRIBUTION = "holdfast-mlx"  # as in holdfast/__init__.py, which may not be imported here: it leads to the library
+_PACKAGES = ("mlx", "mlx-lm", DISTRIBUTION)
 
 
 def machine(*, watched_seconds: float = 1.0) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def now() -> str:
 
 def holdfast_version() -> str:
     """Of the installed package."""
-    return _version("holdfast")
+    return _version(DISTRIBUTION)
 
 
 def commit() -> str:

@@ -36,6 +36,8 @@ def svg(chart: Chart) -> str:
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>')
         if chart.kind == "line":
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in placed]
+        if chart.names_values:
+            parts += _named(placed, [value for _, value in line.points])
         y = 36 + number * _LEGEND_LINE
         parts.append(f'<line x1="{_LEFT}" y1="{y}" x2="{_LEFT + 22}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{_LEFT + 28}" y="{y + 4}">{escape(line.label)}</text>')
@@ -83,6 +85,13 @@ def _frame(chart: Chart, x_axis: _Axis, y_axis: _Axis, floor: float) -> Iterator
     yield f'<line x1="{_LEFT}" y1="{floor}" x2="{right}" y2="{floor}" stroke="#6b7280"/>'
     yield f'<text x="{(_LEFT + right) / 2}" y="{floor + 38}" text-anchor="middle">{escape(chart.x_label)}</text>'
     yield f'<text transform="translate(16 {floor / 2 + 20}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>'
+
+
+def _named(placed: Sequence[Point], values: Sequence[float]) -> Iterator[str]:
+    """The values beside their points; those at the edges lean inwards."""
+    anchors = ["start", *["middle"] * (len(placed) - 2), "end"]
+    for (x, y), value, anchor in zip(placed, values, anchors, strict=False):
+        yield f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="{anchor}">{_number(value)}</text>'
 
 
 def _outline(chart: Chart, line: Line) -> list[Point]:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from holdfast.cache.foreign import ForeignState
+from holdfast.cache.form import ArrayForm, GrowingForm, HeadsForm, RecurrentForm, WindowForm
 
 WINDOW_SLACK_TOKENS = 256  # room behind a window, so that its tokens move only once in so many steps
 
@@ -26,6 +27,14 @@ def _copied_into(old: mx.array | None, like: mx.array, *, capacity: int, start: 
 def _copy(array: mx.array) -> mx.array:
     """A bit-exact copy with a buffer of its own; `mx.contiguous` shares the buffer where a slice happens to be contiguous."""
     return array * mx.ones((), array.dtype)
+
+
+def _array_form(array: mx.array) -> ArrayForm:
+    return ArrayForm(str(array.dtype).removeprefix("mlx.core."), tuple(array.shape))
+
+
+def _heads_form(array: mx.array) -> HeadsForm:
+    return HeadsForm(array.shape[1], array.shape[3], _array_form(array).dtype)
 
 
 class FullKV:
@@ -73,6 +82,10 @@ class FullKV:
         assert self._keys is not None
         assert self._values is not None
         return _copy(self._keys[:, :, start:end]), _copy(self._values[:, :, start:end])
+
+    def form(self) -> GrowingForm:
+        """What is kept of such a layer looks like. After the first append."""
+        return GrowingForm(*map(_heads_form, self.arrays()))
 
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of the state, to be evaluated with a step."""
@@ -152,6 +165,10 @@ class WindowKV:
         keys, values = self.last(self.visible(self.tokens))
         return _copy(keys), _copy(values)
 
+    def form(self) -> WindowForm:
+        """What is kept of such a layer looks like. After the first append."""
+        return WindowForm(self._size - 1, *map(_heads_form, self.arrays()))
+
     def restore(self, keys: mx.array, values: mx.array, *, tokens: int) -> None:
         """Begin from the visible part of a sequence of `tokens` tokens. Only on a fresh object."""
         self.append(keys, values)
@@ -221,6 +238,10 @@ class RecurrentState:
             array = self[index]
             if array is not None:
                 yield index, _copy(array)
+
+    def form(self) -> RecurrentForm:
+        """What is kept of such a layer looks like. After the first token."""
+        return RecurrentForm(self.slots, tuple((index, _array_form(array)) for index, array in self.copied()))
 
     def settle(self) -> None:
         """Let go of the chunk that was read last: a slot may be a view of it."""

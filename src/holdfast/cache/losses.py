@@ -19,6 +19,7 @@ class LossCause(Enum):
 
     EVICTED = "evicted"  # it had to make room
     UNREADABLE = "unreadable"  # its file is damaged, missing or does not fit the model
+    UNTRUSTED = "untrusted"  # what began from it did not come out as numbers
     FORGOTTEN = "forgotten"  # somebody asked for it
 
 

@@ -7,13 +7,13 @@ them. Restoring writes into fresh objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import mlx.core as mx
 
 from holdfast.cache.foreign import ForeignState
+from holdfast.cache.form import ModelForm
 from holdfast.cache.kinds import Composite, FullKV, LayerState, RecurrentState, WindowKV
 
 
@@ -89,14 +89,6 @@ class StateSnapshot:
             yield from layer.arrays()
 
 
-RunForm: TypeAlias = tuple[tuple[int, int, mx.Dtype], ...]  # kv heads, head dimension and type of each array of a run
-
-
-def form_of(run: KVRun) -> RunForm:
-    """What all runs of one model have in common."""
-    return tuple((array.shape[1], array.shape[3], array.dtype) for array in run.arrays)
-
-
 def leaves(layers: Sequence[LayerState]) -> Iterator[LayerState]:
     """All layers' states with composites taken apart, in order."""
     for layer in layers:
@@ -111,9 +103,20 @@ def can_be_kept(layers: Sequence[LayerState]) -> bool:
     return not any(isinstance(leaf, ForeignState) for leaf in leaves(layers))
 
 
-def needs_boundaries(layers: Sequence[LayerState]) -> bool:
-    """Whether a sequence can only be resumed where a `StateSnapshot` was taken, not at any token."""
-    return any(not isinstance(leaf, FullKV) for leaf in leaves(layers))
+def form_of(layers: Sequence[LayerState]) -> ModelForm | None:
+    """What is kept of a model looks like, told by layers that have read something; None when they have no snapshot form."""
+    if not can_be_kept(layers):
+        return None
+    return ModelForm(
+        growing=tuple(leaf.form() for leaf in leaves(layers) if isinstance(leaf, FullKV)),
+        fixed=tuple(leaf.form() for leaf in leaves(layers) if isinstance(leaf, WindowKV | RecurrentState)),
+    )
+
+
+def all_finite(arrays: Iterable[mx.array]) -> mx.array:
+    """bool []: whether none of the arrays holds NaN or infinity; lazy."""
+    floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
+    return mx.stack([mx.isfinite(array).all() for array in floats]).all() if floats else mx.array(True)
 
 
 def take_run(layers: Sequence[LayerState], *, start: int, tokens: int) -> KVRun:

@@ -11,6 +11,9 @@ from pathlib import Path
 from holdfast.models.platform import PlatformReport
 
 _CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
+_UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
+# From the clone: no index has a distribution of ours yet, and the name `holdfast` on PyPI is another project's.
+_INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,6 @@ def _idle_gpu(surroundings: Surroundings) -> str:
     if not surroundings.nvidia_gpu:
         return ""
     if not surroundings.cuda_wheel:
-        return "there is an NVIDIA GPU: pip install 'holdfast[cuda]'"
+        return f"there is an NVIDIA GPU that is not used: run `make venv` in Holdfast's clone, or there {_INSTALL_CUDA}"
     # Both wheels bring the file mlx/lib/libmlx.so; the one that was written last is used.
-    return "MLX for CUDA is installed, but hidden by the one for CPUs: pip install --force-reinstall --no-deps mlx-cuda-13"
+    return f"MLX for CUDA is installed, but hidden by the one for CPUs: {_UNHIDE_CUDA}"

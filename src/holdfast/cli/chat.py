@@ -26,7 +26,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option(min=0, help="0 takes the most likely token every time.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")] = None,
 ) -> None:
-    """Talk with a model: /help lists the commands, Ctrl-C stops an answer. Reads lines from a pipe too."""
+    """Talk with a model: /help lists the commands, Ctrl-C stops an answer. From a pipe, every line is a message."""
     from rich.console import Console
 
     from holdfast.cli.chat_session import ChatSession
@@ -38,7 +38,7 @@ def chat(
         session = ChatSession(client, model, console, interactive=interactive)
         session.system = system
         session.options = {"temperature": temperature, "max_tokens": max_tokens}
-        code = session.run(_typed_lines(console) if interactive else (line.rstrip("\n") for line in sys.stdin))
+        code = session.run(_typed() if interactive else (line.rstrip("\n") for line in sys.stdin))
     raise typer.Exit(code)
 
 
@@ -74,23 +74,7 @@ def _model(client: ChatClient, wanted: str) -> str:
     return wanted or available[0]
 
 
-def _typed_lines(console: Console) -> Iterator[str]:
-    """What a person types, one message at a time; a backslash at a line's end continues it on the next."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - gives input() its editing keys and history
+def _typed() -> Iterator[str]:
+    from holdfast.cli.chat_keyboard import typed_messages
 
-    parts: list[str] = []
-    while True:
-        try:
-            line = input("… " if parts else "> ")
-        except EOFError:
-            console.print()
-            return
-        except KeyboardInterrupt:
-            console.print("\n(/exit or Ctrl-D leaves)", style="dim")
-            parts.clear()
-            continue
-        parts.append(line.removesuffix("\\"))
-        if not line.endswith("\\"):
-            yield "\n".join(parts)
-            parts.clear()
+    return typed_messages()

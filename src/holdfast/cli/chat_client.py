@@ -11,6 +11,8 @@ import httpx
 
 from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
+_LEAST_SECONDS = 0.05  # an answer that took less from its first text to its last came in one piece, or as good as that
+
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStatistics:
@@ -26,9 +28,9 @@ class AnswerStatistics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first token; 0 when there is nothing to measure."""
+        """Speed after the first token; 0 when there is nothing to measure: what came all at once says nothing of speed."""
         seconds = self.total_seconds - self.first_token_seconds
-        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else 0.0
+        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > _LEAST_SECONDS else 0.0
 
 
 class ChatClient(ServerClient):
@@ -37,7 +39,8 @@ class ChatClient(ServerClient):
     def stream(self, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
         """The pieces of one answer; `statistics` is filled in on the way. Raises ServerFailed."""
         began = time.monotonic()
-        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.is_holdfast else {})  # others may refuse it
+        request = {**body, "stream": True, "stream_options": options}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
                 if response.is_error:
@@ -75,4 +78,4 @@ def _take_usage(usage: dict[str, Any], statistics: AnswerStatistics) -> None:
     statistics.exact = True
     statistics.prompt_tokens = usage.get("prompt_tokens", 0)
     statistics.completion_tokens = usage.get("completion_tokens", 0)
-    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    statistics.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", statistics.cached_tokens)

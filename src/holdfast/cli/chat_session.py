@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+import signal
+import threading
 import unicodedata
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.chat_client import AnswerStatistics, ChatClient
 from holdfast.cli.errors import complain
 from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +24,12 @@ HELP = """\
 /stats          tokens and times of the last answer and of the whole conversation
 /help           this list
 /exit           leave (Ctrl-D too)
-Ctrl-C stops an answer; what was said of it stays in the conversation. A line that ends with \\ goes on in the next.
-A message that begins with a slash is written with two."""
+Enter sends. Several lines: Alt-Enter, or a \\ at the end of the line; what is pasted is one message, however many lines it has.
+Ctrl-C stops an answer; what was said of it stays in the conversation. A message that begins like a command is written with
+two slashes."""
+_COMMANDS = ("/reset", "/system", "/stats", "/help", "/exit")
+_LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
+_LIKE_A_COMMAND = re.compile(r"/[A-Za-z?]*")  # so that a path is a message
 
 
 class ChatSession:
@@ -39,19 +48,21 @@ class ChatSession:
             self._note(f"{self._model} · /help lists the commands")
         failed = False
         for line in lines:
-            text = line.strip()
-            if not text:
+            text = line.strip("\r\n")  # and not more: what is pasted may begin with spaces that mean something
+            word = next(iter(text.split()), "")
+            if not word:
                 continue
-            if text in ("/exit", "/quit"):
+            if word in _LEAVE or (self._interactive and text.strip() in ("exit", "quit")):
                 break
-            if text.startswith("/") and not text.startswith("//"):
-                self._obey(text)
+            if word in _COMMANDS or (_LIKE_A_COMMAND.fullmatch(word) and "\n" not in text):
+                self._obey(text.strip())
             else:
                 failed |= not self._answer(text.removeprefix("/") if text.startswith("//") else text)
         return 1 if failed and not self._interactive else 0
 
     def _obey(self, text: str) -> None:
-        command, _, argument = text.partition(" ")
+        command, *rest = text.split(maxsplit=1)
+        argument = "".join(rest)
         match command:
             case "/reset":
                 self._forget()
@@ -62,7 +73,8 @@ class ChatSession:
             case "/help":
                 self._note(HELP)
             case _:
-                self._note(f"there is no {command}; /help lists the commands")
+                near = difflib.get_close_matches(command, _COMMANDS, n=1)
+                self._note(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
 
     def _forget(self) -> None:
         self._messages.clear()
@@ -83,26 +95,40 @@ class ChatSession:
         body = {"model": self._model, "messages": system + self._messages}
         body |= {name: value for name, value in self.options.items() if value is not None}
         statistics, said, stopped = AnswerStatistics(), "", False
-        try:
-            for piece in self._client.stream(body, statistics):
-                said += piece
-                self._show(piece)
-        except ServerFailed as error:
-            self._messages.pop()
-            if said:
-                self._console.print()
-            complain(str(error))
-            return False
-        except KeyboardInterrupt:
-            if not self._interactive:
-                raise
-            stopped = True
-        self._console.print()
-        if stopped or statistics.finish_reason == "length":
-            self._note("(stopped)" if stopped else "(cut off: no more tokens allowed)")
-        self._messages.append({"role": "assistant", "content": said})
-        self._answers.append(statistics)
+        with _OneInterrupt() as interrupt:
+            try:
+                for piece in self._client.stream(body, statistics):
+                    said += piece
+                    self._show(piece)
+            except ServerFailed as error:
+                self._messages.pop()
+                if said:
+                    self._console.print()
+                complain(str(error))
+                return False
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+                stopped = True
+            interrupt.ignore()
+            self._keep(said, statistics, stopped=stopped)
         return True
+
+    def _keep(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
+        """End the answer on the screen, and put what was said into the conversation."""
+        if said or not self._interactive:
+            self._console.print()
+        if said:
+            self._messages.append({"role": "assistant", "content": said})
+        else:
+            self._messages.pop()  # a question without an answer: many chat templates allow no second one behind it
+        if stopped:
+            self._note("(stopped)" if said else "(stopped before the answer began; the message is forgotten)")
+        elif statistics.finish_reason == "length":
+            self._note("(cut off: no more tokens allowed)")
+        elif not said and self._interactive:
+            self._note("(an empty answer; the message is forgotten)")
+        self._answers.append(statistics)
 
     def _show(self, piece: str) -> None:
         """The model's words as they are: rich would expand tabs and smileys."""
@@ -115,16 +141,44 @@ class ChatSession:
         last = self._answers[-1]
         about = "" if last.exact else "about "
         cached = f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""
+        speed = f", then {last.tokens_per_second:.1f} tokens/s" if last.tokens_per_second else ""
         spoken = sum(answer.completion_tokens for answer in self._answers)
         return (
-            f"last answer: {last.prompt_tokens} prompt tokens{cached}, {about}{last.completion_tokens} answer tokens, "
-            f"first token after {last.first_token_seconds:.2f} s, {last.tokens_per_second:.1f} tokens/s\n"
-            f"conversation: {len(self._answers)} answers, {spoken} answer tokens"
+            f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached}, "
+            f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
+            f"first token after {last.first_token_seconds:.2f} s{speed}\n"
+            f"conversation: {count_text(len(self._answers), 'answer')}, {count_text(spoken, 'answer token')}"
         )
 
     def _note(self, text: str) -> None:
         """Words of ours, not the model's: dimmed, and out of the way of a pipe's output."""
         self._console.print(text, style="dim")
+
+
+class _OneInterrupt:
+    """Ctrl-C while an answer comes: the first one stops it; more of them change nothing until it is put away."""
+
+    def __init__(self) -> None:
+        self._listens = True
+        self._before: Any = None
+
+    def __enter__(self) -> _OneInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def ignore(self) -> None:
+        """From now on there is nothing to be stopped."""
+        self._listens = False
+
+    def _on(self, number: int, frame: object) -> None:
+        if self._listens:
+            self._listens = False
+            raise KeyboardInterrupt
 
 
 def _printable(text: str) -> str:

@@ -28,7 +28,9 @@ def doctor(
 
     from holdfast.cli.diagnosis import diagnose
     from holdfast.cli.progress import load_progress
+    from holdfast.models.download import check_present
 
+    check_present(effective.settings.model)  # a name that was mistyped is told before anything is measured
     with load_progress(effective.settings.log) as progress:
         found = diagnose(effective.settings.model, progress=progress)
     if as_json:

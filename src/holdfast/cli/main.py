@@ -6,21 +6,29 @@ import typer
 
 from holdfast.cli.bench import bench
 from holdfast.cli.chat import chat
+from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
-from holdfast.cli.version import version
+from holdfast.cli.version import Version, version
 
 app = typer.Typer(
     name="holdfast",
-    help="Runs language models with MLX for agents.",
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def holdfast(version: Version = False) -> None:
+    """Run language models with MLX for agents. Begin with: holdfast serve"""
+
+
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
 app.add_typer(store, name="store")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.config import LogSettings
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 
@@ -32,10 +34,11 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
 
 
 class LoadBar:
-    """One line: the stage under way and how far it is. Called from one thread."""
+    """One line: the stage under way and how far it is; what is logged meanwhile goes above it. Called from one thread."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
+        self._logs_above = contextlib.ExitStack()
         self._stage = ""
         self._task: TaskID | None = None
 
@@ -46,6 +49,7 @@ class LoadBar:
             return
         if self._task is None:
             self._bars.start()
+            self._logs_above.enter_context(_logs_above(self._bars.console))
             self._task = self._bars.add_task(stage, total=1.0)
         elif stage != self._stage:
             self._bars.reset(self._task, description=stage)
@@ -55,9 +59,26 @@ class LoadBar:
     def stop(self) -> None:
         """Remove the line. Twice is fine; when a worker is started anew it comes back."""
         if self._task is not None:
+            self._logs_above.close()
             self._bars.stop()
             self._bars.remove_task(self._task)
             self._task = None
+
+
+@contextlib.contextmanager
+def _logs_above(console: Console) -> Iterator[None]:
+    """While the line is drawn: lines of the log on the same terminal are printed above it, not into it."""
+    from rich.file_proxy import FileProxy
+
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    moved = [(handler, handler.stream) for handler in handlers if handler.stream is sys.stderr]
+    for handler, stream in moved:
+        handler.setStream(FileProxy(console, stream))
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)
 
 
 def _ignore(stage: str, fraction: float) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings
+from holdfast.errors import AddressInUse, ConfigError
 
 
 @settings_command
@@ -21,12 +22,16 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, and /health and /metrics."""
     from holdfast.app import front
+    from holdfast.cli.port_taken import who_has_the_port
     from holdfast.cli.progress import load_progress
 
     if until_stdin_closes:
         threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()
-    with load_progress(effective.settings.log) as progress:
-        code = front.run(effective, progress=progress)
+    try:
+        with load_progress(effective.settings.log) as progress:
+            code = front.run(effective, progress=progress)
+    except AddressInUse as taken:
+        raise ConfigError(who_has_the_port(taken)) from None
     raise typer.Exit(code)
 
 

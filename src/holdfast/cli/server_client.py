@@ -27,6 +27,7 @@ class ServerClient:
         self, *, url: str, api_key: str = "", headers: Mapping[str, str] | None = None, use_proxies: bool = True
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self.is_holdfast = False  # known once the models were asked for
         sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         try:
@@ -47,6 +48,7 @@ class ServerClient:
     def model_ids(self) -> tuple[str, ...]:
         """The models that the server serves. Raises ServerFailed."""
         answer = self.call("GET", "/v1/models", timeout=CONNECT_SECONDS)
+        self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in answer.get("data", ()))
         return tuple(str(model["id"]) for model in answer.get("data", ()))
 
     def health(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 
 from holdfast.cli.server_command import Server, server_command
-from holdfast.cli.sizes import size_text
+from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
 
 _PATH = "/v1/sessions"
@@ -162,7 +162,7 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
         ("session", session["id"]),
         ("model", session["model"]),
         ("tokens", f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept ({session['ram_tokens']:,} in RAM)"),
-        ("size", f"{size_text(session['kept_bytes'])} in {_count(session['branches'], 'branch', 'branches')}"),
+        ("size", f"{size_text(session['kept_bytes'])} in {count_text(session['branches'], 'branch', 'branches')}"),
         ("requests", f"{session['requests']:,}"),
         ("last used", _time(session["last_used_at"])),
         ("ends", _NEVER if session["expires_at"] is None else _time(session["expires_at"])),
@@ -202,10 +202,6 @@ def _pinned(session: Mapping[str, Any]) -> str:
     if not session["pinned"]:
         return ""
     return "in part: over the quota" if session["pin_state"] == "over_quota" else "yes"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def _time(seconds: float) -> str:

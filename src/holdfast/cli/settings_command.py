@@ -66,7 +66,8 @@ def _parameter(spec: SettingSpec) -> inspect.Parameter:
                 _name(spec), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
             )
         metavar = "|".join(spec.choices) if spec.choices else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
-        option = typer.Option(spec.flag, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
+        names = (spec.flag, spec.short) if spec.short else (spec.flag,)
+        option = typer.Option(*names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
         annotation: Any = Annotated[str | None, option]
     else:
         annotation = Annotated[str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)]

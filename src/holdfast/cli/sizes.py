@@ -1,4 +1,4 @@
-"""Numbers of bytes for people."""
+"""Numbers for people: bytes, and how many there are of something."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def size_text(size: int) -> str:
             return f"{size} bytes" if unit == "bytes" else f"{shown:.1f} {unit}"
         shown /= 1024
     return f"{shown:,.1f} TiB"
+
+
+def count_text(number: int, one: str, many: str = "") -> str:
+    """How many there are: `1 block`, `2 blocks`, `1,000 branches`. many: where the plural is not just an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
-from holdfast.cli.sizes import size_text
+from holdfast.cli.sizes import count_text, size_text
 from holdfast.config import StoreSettings, default_file, load_settings
 from holdfast.errors import ConfigError
 
@@ -86,16 +86,18 @@ def prune(folder: Folder = None, config: Config = None) -> None:
     with _plain_failures():
         settings = _settings(folder, config)
         report = prune_store(Path(settings.folder), limits=store_limits(settings))
-    typer.echo(f"removed {len(report.keys):,} blocks, {size_text(report.freed_bytes)}")
+    typer.echo(f"removed {count_text(len(report.keys), 'block')}, {size_text(report.freed_bytes)}")
     if report.salvaged_blocks:
-        typer.echo(f"finished {report.salvaged_blocks:,} blocks that a dead server had left half done")
+        typer.echo(f"finished {count_text(report.salvaged_blocks, 'block')} that a dead server had left half done")
 
 
 @store.command("clear")
 def clear(
     folder: Folder = None,
     config: Config = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="Only this model, as `ls` shows it.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Only this model: a name or id that `ls` shows.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete what is kept, of all models or of one. A running server forgets it as it finds it gone."""
@@ -103,14 +105,15 @@ def clear(
 
     with _plain_failures():
         path = Path(_settings(folder, config).folder)
-        concerned = [kept for kept in list_store(path) if model in (None, kept.model)]
+        concerned = [kept for kept in list_store(path) if model in (None, kept.model, kept.served_as)]
         if model is not None and not concerned:
             raise ConfigError(f"nothing is kept of a model {model}; `holdfast store ls` shows the models")
         blocks, size = sum(kept.blocks for kept in concerned), sum(kept.file_bytes for kept in concerned)
         if not yes:
-            typer.confirm(f"Delete {blocks:,} blocks ({size_text(size)}) in {path}?", abort=True)
-        report = clear_store(path, model=model)
-    typer.echo(f"deleted {len(report.keys):,} blocks, {size_text(report.freed_bytes)}")
+            typer.confirm(f"Delete {count_text(blocks, 'block')} ({size_text(size)}) in {path}?", abort=True)
+        reports = [clear_store(path, model=each) for each in ([None] if model is None else [kept.model for kept in concerned])]
+    deleted, freed_bytes = sum(len(report.keys) for report in reports), sum(report.freed_bytes for report in reports)
+    typer.echo(f"deleted {count_text(deleted, 'block')}, {size_text(freed_bytes)}")
 
 
 @contextlib.contextmanager
@@ -138,15 +141,19 @@ def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
 def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
     rows = [
         ("folder", str(summary.folder)),
-        ("kept", f"{summary.blocks:,} blocks, {size_text(summary.file_bytes)}"),
+        ("kept", f"{count_text(summary.blocks, 'block')}, {size_text(summary.file_bytes)}"),
         ("may be kept", size_text(summary.allowed_bytes)),
         ("written today", size_text(summary.written_today_bytes)),
         ("volume", f"{size_text(summary.volume_free_bytes)} free of {size_text(summary.volume_bytes)}"),
     ]
     odd = [
-        ("pinned", summary.pinned_blocks, f"{summary.pinned_blocks:,} blocks"),
-        ("unreachable", summary.unreachable_blocks, f"{summary.unreachable_blocks:,} blocks; they go first"),
-        ("quarantine", summary.quarantined_files, f"{summary.quarantined_files:,} files, {size_text(summary.quarantined_bytes)}"),
+        ("pinned", summary.pinned_blocks, count_text(summary.pinned_blocks, "block")),
+        ("unreachable", summary.unreachable_blocks, f"{count_text(summary.unreachable_blocks, 'block')}; first to go"),
+        (
+            "quarantine",
+            summary.quarantined_files,
+            f"{count_text(summary.quarantined_files, 'file')}, {size_text(summary.quarantined_bytes)}",
+        ),
     ]
     return rows + [(name, text) for name, count, text in odd if count]
 
@@ -156,18 +163,21 @@ def _print_models(models: Sequence[ModelHoldings]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
+    table.add_column("id", no_wrap=True)
     for column in ("tokens", "blocks", "states", "size"):
         table.add_column(column, justify="right")
     table.add_column("last used")
     for kept in models:
         counts = (f"{kept.tokens:,}", f"{kept.blocks:,}", f"{kept.states:,}", size_text(kept.file_bytes))
-        table.add_row(kept.model, *counts, time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used)))
+        table.add_row(
+            kept.served_as or "(unknown)", kept.model, *counts, time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used))
+        )
     Console().print(table)
 
 
 def _print_verified(report: VerifyReport) -> None:
-    typer.echo(f"checked {report.files:,} files, {size_text(report.file_bytes)}, in {report.seconds:.1f} s")
+    typer.echo(f"checked {count_text(report.files, 'file')}, {size_text(report.file_bytes)}, in {report.seconds:.1f} s")
     for bad in report.bad:
         typer.echo(f"damaged: {bad.path}: {bad.reason}")
     typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "all are whole")

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from holdfast.cache.snapshot import RunForm, can_be_kept, form_of, needs_boundaries, restore, take_run
+from holdfast.cache.form import ModelForm
+from holdfast.cache.snapshot import can_be_kept, form_of, restore
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
 from holdfast.engine.sampling import Drawn, advance, row_state, sample
-from holdfast.engine.scoring import PromptScores, drawn_logprobs, score_prompt
+from holdfast.engine.scoring import PromptScores, drawn_logprobs
 from holdfast.engine.sequence import Sequence as LiveSequence
 from holdfast.engine.sequence import SequenceSpan
+from holdfast.engine.step_logits import StepLogits
 from holdfast.messages import RequestId, SamplingParams, SequenceRequest, TokenLogprob
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
@@ -34,6 +36,7 @@ class PendingStep:
     drawing: list[SequenceSpan]  # those with a row in `drawn`, in its order
     drawn: Drawn | None
     scores: dict[RequestId, PromptScores]
+    prompt_logprobs: dict[RequestId, tuple[TokenLogprob, ...]]  # what became of `scores`
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
     launched: bool = False
@@ -45,8 +48,7 @@ class KVCosts:
 
     bytes_per_token: int
     fixed_bytes: int
-    run_form: RunForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
-    resumes_anywhere: bool  # at any token, not only where a state was taken
+    form: ModelForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +205,7 @@ class Engine:
         costs = KVCosts(
             bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
             fixed_bytes=sum(layer.fixed_bytes() for layer in layers),
-            run_form=form_of(take_run(layers, start=0, tokens=len(tokens))) if can_be_kept(layers) else None,
-            resumes_anywhere=can_be_kept(layers) and not needs_boundaries(layers),
+            form=form_of(layers),
         )
         self.close("costs")
         return costs
@@ -216,29 +217,24 @@ class Engine:
         live = sum(array.nbytes for array in arrays.values())
         return EngineStatistics(steps=self._counters.steps, sequences=len(self._sequences), live_bytes=live)
 
-    def _draw(self, spans: list[SequenceSpan], logits: mx.array | None) -> PendingStep:
-        """Split the wanted rows of logits into prompt scores and draws."""
-        drawing: list[SequenceSpan] = []
-        rows: list[int] = []
-        scores: dict[RequestId, PromptScores] = {}
-        first = 0
-        for each in spans:
-            if each.scores_prompt and logits is not None:
-                scored = score_prompt(logits[first : first + each.wanted_rows], each)
-                if scored is not None:
-                    scores[each.span.request_id] = scored
-            first += each.wanted_rows
-            if each.span.draws:
-                drawing.append(each)
-                rows.append(first - 1)
-        drawn: Drawn | None = None
-        if drawing and logits is not None:
-            picked = logits if len(rows) == logits.shape[0] else logits[mx.array(rows)]
-            drawn = self._draw_rows(picked, drawing)
-        outputs = [array for score in scores.values() for array in score.arrays()]
+    def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
+        """Draw where it is wanted, and note what of the prompts is to be scored."""
+        scores = {
+            each.span.request_id: PromptScores(
+                token_ids=each.scored_tokens,
+                logits=logits.scored[each.span.request_id],
+                top_logprobs=each.sequence.request.top_logprobs,
+                vocab_size=self._vocab_size,
+            )
+            for each in spans
+            if each.span.request_id in logits.scored
+        }
+        drawing = [each for each in spans if each.span.draws]
+        drawn = None if logits.drawn is None else self._draw_rows(logits.drawn, drawing)
+        outputs = [score.logits.source for score in scores.values()]
         if drawn is not None:
             outputs.extend(drawn.arrays())
-        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, kept=[], outputs=outputs)
+        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, prompt_logprobs={}, kept=[], outputs=outputs)
 
     def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> Drawn:
         states = [each.sequence.sampler for each in drawing]
@@ -261,13 +257,16 @@ def _wait(pending: PendingStep) -> None:
     if pending.drawn is not None:
         mx.eval(pending.drawn.tokens)
     mx.synchronize()
+    # Before the next step is launched, lest what was drawn here waits for it.
+    pending.prompt_logprobs = {request_id: score.logprobs() for request_id, score in pending.scores.items()}
+    pending.scores = {}
 
 
 def _results(pending: PendingStep) -> list[SpanResult]:
     results = _draws(pending)
-    for request_id, scores in pending.scores.items():
+    for request_id, logprobs in pending.prompt_logprobs.items():
         result = results.get(request_id, SpanResult(request_id=request_id))
-        results[request_id] = replace(result, prompt_logprobs=scores.logprobs())
+        results[request_id] = replace(result, prompt_logprobs=logprobs)
     ids = [each.span.request_id for each in pending.spans]
     return [results.get(request_id, SpanResult(request_id=request_id)) for request_id in ids]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from holdfast.cache.snapshot import KVRun, StateSnapshot, take_run, take_state
+from holdfast.cache.snapshot import KVRun, StateSnapshot, all_finite, take_run, take_state
 from holdfast.engine.plan import KeepPolicy
 from holdfast.engine.sequence import Sequence
 from holdfast.messages import RequestId
@@ -28,9 +28,22 @@ class Kept:
     request_id: RequestId
     runs: tuple[KVRun, ...]
     state: StateSnapshot | None = None
+    finite: mx.array = field(init=False)  # bool []: neither NaN nor infinity is in it; evaluated with the rest
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "finite", all_finite(self._snapshots()))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of it are finite numbers. What is not must not be kept, whatever the logits were: it would be restored."""
+        return bool(self.finite.item())
 
     def arrays(self) -> Iterator[mx.array]:
         """What has to be evaluated."""
+        yield from self._snapshots()
+        yield self.finite
+
+    def _snapshots(self) -> Iterator[mx.array]:
         for run in self.runs:
             yield from run.arrays
         if self.state is not None:
@@ -48,7 +61,8 @@ def keep_due(sequence: Sequence, policy: KeepPolicy) -> Kept | None:
 
 def keep_everything(sequence: Sequence) -> Kept:
     """Copy out all that has not been kept yet, and the state as it is. Lazy."""
-    return _kept_up_to_now(sequence, [])
+    run_tokens = (sequence.keep or KeepPolicy()).run_tokens  # one that was read alone has kept nothing on its way
+    return _kept_up_to_now(sequence, list(_full_runs(sequence, run_tokens)))
 
 
 def _kept_up_to_now(sequence: Sequence, runs: list[KVRun]) -> Kept:

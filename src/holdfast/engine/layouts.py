@@ -1,12 +1,13 @@
 """The three ways to lay out the spans of a step as forward passes. Which one a model gets is decided by the probe.
 
-Each runner returns the logits that the spans asked for, [wanted rows, vocabulary], in the order of the spans.
+Each runner returns the logits of the spans that draw, in the order of the spans; those that score a prompt are computed later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -14,7 +15,9 @@ import mlx.core as mx
 from holdfast.cache.foreign import ForeignState
 from holdfast.cache.kinds import LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
 from holdfast.engine.sequence import SequenceSpan, TokenSource
+from holdfast.engine.step_logits import LaterLogits, StepLogits
 from holdfast.engine.views import GatherView, LoneView, MaskBook, RowsView, SpanView, StateView, layer_view
+from holdfast.messages import RequestId
 from holdfast.models.head_seam import HeadSeam
 
 Model = Callable[..., mx.array]
@@ -34,8 +37,8 @@ class Runner(Protocol):
         """Empty live state of a new sequence."""
         ...
 
-    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
-        """Logits of the wanted rows, lazily; None when no span wants any."""
+    def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits:
+        """Logits of the spans that want some, lazily."""
         ...
 
 
@@ -56,7 +59,7 @@ class RowsRunner:
         """Empty live state of a new sequence."""
         return _own_layers(self._model, allow_recurrent=False)
 
-    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+    def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits:
         """One forward pass over all spans."""
         if len(spans) == 1:
             return self._forward_alone(spans[0])
@@ -67,7 +70,7 @@ class RowsRunner:
         ids = TokenSource().gather(list(spans))
         return _project(self._model, self._head, ids[:, None], caches, spans)
 
-    def _forward_alone(self, span: SequenceSpan) -> mx.array | None:
+    def _forward_alone(self, span: SequenceSpan) -> StepLogits:
         masks = MaskBook()
         caches = _views([span], lambda layers: LoneView(layers[0], masks=masks), _no_recurrent)
         return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
@@ -91,24 +94,17 @@ class SplitRunner:
         """Empty live state of a new sequence."""
         return _own_layers(self._model, allow_recurrent=True)
 
-    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+    def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits:
         """One pass for the decoding spans together, one for each of the others."""
         decoding = [each for each in spans if each.is_decoding]
-        logits: dict[int, mx.array] = {}
-        if decoding:
-            rows = self._decode(decoding)
-            drawing = [each for each in decoding if each.wanted_rows]
-            logits = {id(each): rows[at : at + 1] for at, each in enumerate(drawing)} if rows is not None else {}
-        for each in spans:
-            if not each.is_decoding:
-                chunk = self._read(each)
-                if chunk is not None:
-                    logits[id(each)] = chunk
-        if len(decoding) == len(spans) and decoding:
-            return rows
-        return _joined([logits[id(each)] for each in spans if id(each) in logits])
+        decoded = self._decode(decoding) if decoding else StepLogits()
+        if len(decoding) == len(spans):
+            return decoded
+        drawing = [each for each in decoding if each.span.draws]
+        rows = {id(each): decoded.drawn[at : at + 1] for at, each in enumerate(drawing) if decoded.drawn is not None}
+        return _joined([StepLogits(drawn=rows.get(id(each))) if each.is_decoding else self._read(each) for each in spans])
 
-    def _decode(self, spans: list[SequenceSpan]) -> mx.array | None:
+    def _decode(self, spans: list[SequenceSpan]) -> StepLogits:
         caches = _views(spans, self._view_of_kv, StateView)
         return _project(self._model, self._head, TokenSource().gather(spans)[:, None], caches, spans)
 
@@ -118,7 +114,7 @@ class SplitRunner:
         offset = mx.array([layer.tokens for layer in layers])
         return RowsView(layers, tokens=[1] * len(layers), offset=offset, masks=MaskBook())
 
-    def _read(self, span: SequenceSpan) -> mx.array | None:
+    def _read(self, span: SequenceSpan) -> StepLogits:
         masks = MaskBook()
         view = LoneView if self._gather is None else SpanView
         caches = _views([span], lambda layers: view(layers[0], masks=masks), lambda states: states[0])
@@ -149,11 +145,11 @@ class SoloRunner:
         """The kinds that stand for mlx-lm's cache objects, whether or not a layout can use them."""
         return [fresh_layer(cache) for cache in self.own_caches(self._model)]
 
-    def forward(self, spans: Sequence[SequenceSpan]) -> mx.array | None:
+    def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits:
         """One pass per span."""
-        return _joined([logits for each in spans if (logits := self._pass(each)) is not None])
+        return _joined([self._pass(each) for each in spans])
 
-    def _pass(self, span: SequenceSpan) -> mx.array | None:
+    def _pass(self, span: SequenceSpan) -> StepLogits:
         caches = [layer.cache for layer in span.sequence.layers if isinstance(layer, ForeignState)]
         return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
 
@@ -180,31 +176,62 @@ def _views(
     return [layer_view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 
-def _joined(parts: list[mx.array]) -> mx.array | None:
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+def _joined(parts: list[StepLogits]) -> StepLogits:
+    drawn = [part.drawn for part in parts if part.drawn is not None]
+    scored = {request_id: logits for part in parts for request_id, logits in part.scored.items()}
+    return StepLogits(drawn=mx.concatenate(drawn) if len(drawn) > 1 else next(iter(drawn), None), scored=scored)
 
 
-def _project(
-    model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]
-) -> mx.array | None:
-    """Run the model and return the logits of the wanted rows of these spans, [rows, vocabulary]."""
-    wanted: list[int] = []
-    first = 0
-    for each in spans:
-        end = first + each.span.tokens
-        wanted.extend(range(end - each.wanted_rows, end))
-        first = end
-    everything = len(wanted) == ids.size
-    rows = mx.array(wanted) if wanted and not everything else None
-    with head.selecting(rows) if head is not None else nullcontext() as selection:
+def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
+    """Run the model for these spans, laid out one behind the other."""
+    wanted = _WantedRows.of(spans)
+    sets_aside = head is not None and head.projects_later and bool(wanted.scored)
+    everything = len(wanted.drawn) == ids.size
+    # Without a seam that sets rows aside, those that are scored come out of this pass with all others.
+    selects = bool(wanted.drawn) and not everything and (sets_aside or not wanted.scored)
+    rows = mx.array(wanted.drawn) if wanted.drawn else None
+    aside = mx.array([row for _, scored in wanted.scored for row in scored]) if sets_aside else None
+    with head.selecting(rows if selects else None, aside=aside) if head is not None else nullcontext() as selection:
         logits = model(ids, cache=caches)
     for each in spans:
         each.sequence.is_settled = False
         if each.span.tokens > 1:
             each.sequence.settle()
-    if not wanted:
-        return None  # the state is evaluated, the logits never are
     flat: mx.array = logits.reshape(-1, logits.shape[-1])
-    return flat if everything or (selection is not None and selection.used) else flat[rows]
+    set_aside = head.take_aside() if head is not None else None
+    if head is not None and set_aside is not None:
+        scored = _aside(set_aside, wanted, head.project)
+    else:
+        scored = {request_id: LaterLogits(flat[at.start : at.stop]) for request_id, at in wanted.scored}
+    if rows is None:
+        return StepLogits(scored=scored)  # the state is evaluated, the logits of this pass may never be
+    is_selected = everything or (selects and selection is not None and selection.used)
+    return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored)
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedRows:
+    """Rows of the flattened positions: those that draw, and for each request that is scored its range."""
+
+    drawn: list[int]
+    scored: list[tuple[RequestId, range]]
+
+    @staticmethod
+    def of(spans: Sequence[SequenceSpan]) -> _WantedRows:
+        drawn, scored, first = [], [], 0
+        for each in spans:
+            followers = len(each.scored_tokens)
+            if followers:
+                scored.append((each.span.request_id, range(first, first + followers)))
+            first += each.span.tokens
+            if each.span.draws:
+                drawn.append(first - 1)
+        return _WantedRows(drawn, scored)
+
+
+def _aside(rows: mx.array, wanted: _WantedRows, project: Callable[[mx.array], mx.array]) -> dict[RequestId, LaterLogits]:
+    first, scored = 0, {}
+    for request_id, positions in wanted.scored:
+        scored[request_id] = LaterLogits(rows[first : first + len(positions)], project)
+        first += len(positions)
+    return scored

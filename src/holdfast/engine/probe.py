@@ -78,6 +78,8 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Probe
             runner, trial = _try(make, variant, reference)
             trials.append(trial)
             if runner is not None and wanted in ("auto", runner.name):
+                if head is not None:
+                    head.projects_later = reference.is_right_later(head)
                 return ProbeResult(runner=runner, reason=_reason(trials), trials=tuple(trials))
         if head is not None:
             head.remove()
@@ -187,6 +189,18 @@ class _Reference:
         noises = [NOISE_FACTOR * error for error in (noise, in_chunks) if math.isfinite(error)]
         return max(RIGHT_RELATIVE_ERROR, rounding, min(max(noises, default=0.0), LARGEST_TOLERANCE[precision.size]))
 
+    def is_right_later(self, head: HeadSeam) -> bool:
+        """Whether what is set aside in front of the head and projected later gives the logits of the model."""
+        ids = mx.array([self.cases[1].tokens])
+        with head.selecting(None, aside=mx.arange(ids.size)):
+            at_once = self._model(ids, cache=SoloRunner.own_caches(self._model))[0]
+        set_aside = head.take_aside()
+        try:
+            error = math.inf if set_aside is None else _distance(at_once, head.project(set_aside)) / self._effect
+        except _MISFITS:
+            return False
+        return error <= RIGHT_RELATIVE_ERROR or error <= self.tolerance
+
     def relative_error(self, got: list[mx.array]) -> float:
         """Largest deviation of any logit, relative to the effect of a changed token; infinite when a logit is not a number."""
         return max(_distance(a, b) for a, b in zip(self._expected, got, strict=True)) / self._effect
@@ -219,13 +233,13 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
         # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it gets every other step
         with host_attention.paying_from(0) if step % 2 == 0 else nullcontext():
-            logits = runner.forward(spans)
+            logits = runner.forward(spans).drawn
         mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
-            if each.wanted_rows and logits is not None:
+            if each.span.draws and logits is not None:
                 got[index].append(logits[row : row + 1])
-            row += each.wanted_rows
+                row += 1
         step += 1
     return [mx.concatenate(rows) for rows in got]
 

@@ -1,5 +1,6 @@
-"""Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters. Nothing is read back.
+"""Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters.
 
+Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`, `host_scores`), which waits.
 Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then temperature, top-k,
 top-p, min-p, the draw. A row's token depends on its logits, its parameters, its seed and its position only. Device thread only.
 """
@@ -11,6 +12,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from holdfast.engine.host_draw import draw_on_host, drawing_pays
+from holdfast.engine.host_rows import rows_of
+from holdfast.engine.host_scores import score_on_host, scoring_pays
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
 from holdfast.engine.sampling_edits import LogitBias, PenaltyState, RowEdits, apply_edits
 from holdfast.messages import SamplingParams, SequenceRequest
@@ -98,30 +102,44 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
 
 
 def sample(logits: mx.array, rows: Sequence[RowState]) -> Drawn:
-    """Draw a token for each row. Lazy; changes neither `logits` nor `rows`.
+    """Draw a token for each row. Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
     if any(row.is_edited for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
-    peaks = mx.max(logits, axis=-1).astype(mx.float32)  # NaN if the row holds one: MLX's max propagates it
+    if any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows):
+        logits = logits.astype(mx.float32)
+        peaks = mx.array(rows_of(logits).max(axis=-1))
+    else:
+        peaks = mx.max(logits, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
     tokens = _drawn_tokens(logits, rows, peaks)
     drawn = Drawn(tokens=tokens, ok=mx.isfinite(peaks))
     return _with_logprobs(drawn, logits, rows) if any(row.want_logprobs for row in rows) else drawn
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
-    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely. Lazy.
+    """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely. Lazy, unless numpy does it.
 
     logits: any float dtype [n, vocab]; token_ids: int [n], the token that follows each row's position.
     """
     logits = logits.astype(mx.float32)
+    if scoring_pays(vocab_size=logits.shape[-1]):
+        return _scored_on_host(logits, token_ids, count=min(top_logprobs, logits.shape[-1]))
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
     if top_logprobs == 0:
         return Scores(chosen=chosen)
     values, ids = largest(logits, count=min(top_logprobs, logits.shape[-1]))
     return Scores(chosen=chosen, top_ids=ids, top_logprobs=values - total)
+
+
+def _scored_on_host(logits: mx.array, token_ids: mx.array, *, count: int) -> Scores:
+    found = score_on_host(logits, token_ids, top_logprobs=count)
+    if count == 0:
+        return Scores(chosen=mx.array(found.chosen))
+    ids = mx.array(found.top_ids.astype("uint32"))
+    return Scores(chosen=mx.array(found.chosen), top_ids=ids, top_logprobs=mx.array(found.top_logprobs))
 
 
 def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
@@ -155,6 +173,8 @@ def _draw_kind(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> m
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
     keys = [draw_key(seed=row.seed, position=row.position) for row in rows]
+    if drawing_pays(kind, vocab_size=logits.shape[-1]):
+        return draw_on_host(logits, params=[row.params for row in rows], keys=keys)
     return draw(logits.astype(mx.float32), kind=kind, params=[row.params for row in rows], keys=keys, peaks=peaks)
 
 

@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from holdfast.engine.sampling import Drawn, Scores, score_tokens
-from holdfast.engine.sequence import SequenceSpan
+from holdfast.engine.step_logits import LaterLogits
 from holdfast.messages import TokenLogprob
 
+PIECE_BYTES = 32 << 20  # of float32 logits that are there at a time; half as much more where the model computes in 16 bits
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptScores:
-    """Scores of the prompt tokens that follow the positions of one chunk, still on the device."""
+    """What it takes to score the prompt tokens that follow the first positions of one chunk."""
 
     token_ids: tuple[int, ...]
-    scores: Scores
+    logits: LaterLogits  # of the positions before each of them
+    top_logprobs: int
+    vocab_size: int
 
-    def arrays(self) -> list[mx.array]:
-        """What has to be evaluated."""
-        parts = (self.scores.chosen, self.scores.top_ids, self.scores.top_logprobs)
-        return [array for array in parts if array is not None]
+    def logprobs(self, *, piece_bytes: int = PIECE_BYTES) -> tuple[TokenLogprob, ...]:
+        """Compute and read back, a piece after the other, none of which has more logits than fit in `piece_bytes` or one row."""
+        rows = max(1, piece_bytes // (4 * self.vocab_size))
+        starts = range(0, len(self.token_ids), rows)
+        return tuple(logprob for start in starts for logprob in self._piece(start, start + rows))
 
-    def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Read them back; waits if they are not evaluated."""
-        chosen: list[float] = self.scores.chosen.tolist()  # type: ignore[assignment]
-        tops = _top_rows(self.scores.top_ids, self.scores.top_logprobs, rows=len(chosen))
-        return tuple(
-            TokenLogprob(token_id, value, top) for token_id, value, top in zip(self.token_ids, chosen, tops, strict=True)
-        )
-
-
-def score_prompt(logits: mx.array, each: SequenceSpan) -> PromptScores | None:
-    """Score the tokens that follow a chunk's positions within the prompt; None when the chunk has no position with a follower.
-
-    logits: [tokens of the span, vocabulary].
-    """
-    first = each.span.start + 1
-    prompt = each.sequence.request.prompt_token_ids
-    token_ids = prompt[first : first + each.span.tokens]
-    if not token_ids:
-        return None
-    followers = mx.array(token_ids, dtype=mx.int32)
-    scores = score_tokens(logits[: len(token_ids)], followers, top_logprobs=each.sequence.request.top_logprobs)
-    return PromptScores(token_ids, scores)
+    def _piece(self, start: int, stop: int) -> Iterator[TokenLogprob]:
+        token_ids = self.token_ids[start:stop]
+        logits = self.logits.of(start, start + len(token_ids))
+        scores = score_tokens(logits, mx.array(token_ids, dtype=mx.int32), top_logprobs=self.top_logprobs)
+        return _logprobs(scores, token_ids)
 
 
 def drawn_logprobs(drawn: Drawn, tokens: list[int]) -> list[TokenLogprob]:
     """The log-probability of every drawn row, with as many rivals as any row wants; empty when no row wants them."""
     if drawn.chosen_logprobs is None:
         return []
-    chosen: list[float] = drawn.chosen_logprobs.tolist()  # type: ignore[assignment]
-    tops = _top_rows(drawn.top_ids, drawn.top_logprobs, rows=len(chosen))
-    return [TokenLogprob(token_id, value, top) for token_id, value, top in zip(tokens, chosen, tops, strict=True)]
+    scores = Scores(chosen=drawn.chosen_logprobs, top_ids=drawn.top_ids, top_logprobs=drawn.top_logprobs)
+    return list(_logprobs(scores, tokens))
+
+
+def _logprobs(scores: Scores, token_ids: Sequence[int]) -> Iterator[TokenLogprob]:
+    chosen: list[float] = scores.chosen.tolist()  # type: ignore[assignment]
+    tops = _top_rows(scores.top_ids, scores.top_logprobs, rows=len(chosen))
+    return (TokenLogprob(token_id, value, top) for token_id, value, top in zip(token_ids, chosen, tops, strict=True))
 
 
 def _top_rows(ids: mx.array | None, values: mx.array | None, *, rows: int) -> list[tuple[tuple[int, float], ...]]:

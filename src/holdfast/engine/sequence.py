@@ -62,16 +62,12 @@ class SequenceSpan:
         return self.span.start >= self.sequence.known_tokens
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether the logits of all positions are wanted, not just of the last."""
-        return self.sequence.request.want_prompt_logprobs and not self.is_decoding
-
-    @property
-    def wanted_rows(self) -> int:
-        """How many rows of logits the span asks for."""
-        if self.scores_prompt:
-            return self.span.tokens
-        return 1 if self.span.draws else 0
+    def scored_tokens(self) -> tuple[int, ...]:
+        """The tokens of the prompt that follow the span's first positions, one each, if they are to be scored."""
+        if not self.sequence.request.want_prompt_logprobs:
+            return ()
+        first = self.span.start + 1
+        return self.sequence.request.prompt_token_ids[first : first + self.span.tokens]
 
 
 @dataclass(slots=True)

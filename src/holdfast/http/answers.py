@@ -73,7 +73,7 @@ class StreamFormat(abc.ABC):
     """Events of one streamed answer as bytes, each a complete server-sent event."""
 
     @abc.abstractmethod
-    def opening(self) -> bytes:
+    def opening(self, *, prompt_tokens: int) -> bytes:
         """What comes before the first text; may be empty."""
 
     @abc.abstractmethod

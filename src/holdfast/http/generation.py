@@ -165,12 +165,13 @@ def _content(plan: AnswerPlan) -> str:
 
 
 async def _write_stream(opened: _Opened, form: StreamFormat, send: Send) -> None:
-    writer = EventWriter(send, opening=form.opening())
+    writer = EventWriter(send)
 
     async def produce() -> None:
         try:
             stream = await opened.stream()
             account = opened.account
+            writer.begin_with(form.opening(prompt_tokens=stream.prompt_tokens))
             async for event in stream:
                 account.observe(event)
                 writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))

@@ -60,7 +60,7 @@ class ChatCompletionRequest(GenerationFields):
         )
         form: StreamFormat | WholeAnswer
         if self.streams:
-            form = ChatStream(head, choices=self.choices, shows_usage=self.streams_usage)
+            form = ChatStream(head, choices=self.choices, shows_usage=self.streams_usage, shows_counts=self.streams_counts)
         else:
             form = WholeChat(head, choices=self.choices, shows_logprobs=bool(self.logprobs))
         return AnswerPlan(requests=(request,), choices_per_prompt=self.choices, form=form, explains=self.explains)

@@ -15,7 +15,7 @@ from holdfast.http.openai_shapes import (
     TopLogprob,
     Usage,
 )
-from holdfast.http.sse import closing_event, event_prefix
+from holdfast.http.sse import ChunkEnd, closing_event, event_prefix
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
@@ -24,27 +24,28 @@ _encode = msgspec.json.encode
 class ChatStream(StreamFormat):
     """StreamFormat of a chat answer. All that is the same in every chunk is encoded once."""
 
-    def __init__(self, head: AnswerHead, *, choices: int, shows_usage: bool) -> None:
+    def __init__(self, head: AnswerHead, *, choices: int, shows_usage: bool, shows_counts: bool = False) -> None:
         self._head, self._choices, self._shows_usage = head, choices, shows_usage
         self._prefix = event_prefix(head, "chat.completion.chunk")
-        self._tail = b'}],"usage":null}\n\n' if shows_usage else b"}]}\n\n"
-        self._text_tail = b',"finish_reason":null' + self._tail
+        self._end = ChunkEnd(shows_usage=shows_usage, shows_counts=shows_counts)
         self._text_heads = [self._choice(index) + b'"delta":{"content":' for index in range(choices)]
 
-    def opening(self) -> bytes:
+    def opening(self, *, prompt_tokens: int) -> bytes:
         """One chunk per choice that says who speaks."""
-        said = b'"delta":{"role":"assistant","content":""},"logprobs":null'
-        return b"".join(self._choice(index) + said + self._text_tail for index in range(self._choices))
+        self._end.begin(prompt_tokens=prompt_tokens)
+        said = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self._end()
+        return b"".join(self._choice(index) + said for index in range(self._choices))
 
     def delta(self, event: TextDelta) -> bytes:
         """New text of a choice."""
         logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
-        return b'%b%b},"logprobs":%b%b' % (self._text_heads[event.index], _encode(event.text), logprobs, self._text_tail)
+        parts = (self._text_heads[event.index], _encode(event.text), logprobs, self._end(len(event.token_ids)))
+        return b'%b%b},"logprobs":%b,"finish_reason":null}%b' % parts
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"' % event.reason.value.encode()
-        return self._choice(event.index) + end + self._tail
+        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"}' % event.reason.value.encode()
+        return self._choice(event.index) + end + self._end()
 
     def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """Token counts and explanation, in a chunk without choices."""

@@ -73,7 +73,7 @@ class CompletionRequest(GenerationFields):
         )
         form: StreamFormat | WholeAnswer
         if self.streams:
-            form = CompletionStream(head, shows_usage=self.streams_usage)
+            form = CompletionStream(head, shows_usage=self.streams_usage, shows_counts=self.streams_counts)
         else:
             form = WholeCompletion(head, choices=len(prompts) * self.choices, shows_logprobs=self.logprobs is not None)
         return AnswerPlan(requests=requests, choices_per_prompt=self.choices, form=form, explains=self.explains)

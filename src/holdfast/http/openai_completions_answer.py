@@ -10,7 +10,7 @@ import msgspec
 from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
 from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import Completion, CompletionChoice, CompletionLogprobs, Usage
-from holdfast.http.sse import closing_event, event_prefix
+from holdfast.http.sse import ChunkEnd, closing_event, event_prefix
 from holdfast.messages import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
@@ -19,25 +19,26 @@ _encode = msgspec.json.encode
 class CompletionStream(StreamFormat):
     """StreamFormat of a completion. All that is the same in every chunk is encoded once."""
 
-    def __init__(self, head: AnswerHead, *, shows_usage: bool) -> None:
+    def __init__(self, head: AnswerHead, *, shows_usage: bool, shows_counts: bool = False) -> None:
         self._shows_usage = shows_usage
         self._prefix = event_prefix(head, "text_completion")
-        self._tail = b'}],"usage":null}\n\n' if shows_usage else b"}]}\n\n"
+        self._end = ChunkEnd(shows_usage=shows_usage, shows_counts=shows_counts)
 
-    def opening(self) -> bytes:
+    def opening(self, *, prompt_tokens: int) -> bytes:
         """Nothing: a completion has no role to announce."""
+        self._end.begin(prompt_tokens=prompt_tokens)
         return b""
 
     def delta(self, event: TextDelta) -> bytes:
         """New text of a choice."""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
-        parts = (self._prefix, event.index, _encode(event.text), logprobs, self._tail)
-        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b' % parts
+        parts = (self._prefix, event.index, _encode(event.text), logprobs, self._end(len(event.token_ids)))
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        parts = (self._prefix, event.index, event.reason.value.encode(), self._tail)
-        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"%b' % parts
+        parts = (self._prefix, event.index, event.reason.value.encode(), self._end())
+        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
     def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """Token counts and explanation, in a chunk without choices."""

@@ -55,6 +55,9 @@ class StreamOptions(BaseModel):
     model_config = STRICT
 
     include_usage: bool | None = Field(None, description="Send a last chunk with the token counts before [DONE].")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last."
+    )
 
 
 class GenerationFields(BaseModel):
@@ -119,6 +122,11 @@ class GenerationFields(BaseModel):
     def streams_usage(self) -> bool:
         """Whether the stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def streams_counts(self) -> bool:
+        """Whether every chunk of the stream is to have the counts so far."""
+        return self.streams_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""

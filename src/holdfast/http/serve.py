@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.config import ServerSettings
-from holdfast.errors import ConfigError
+from holdfast.errors import AddressInUse, ConfigError
 from holdfast.http.connections import Addresses, BoundedProtocol
 
 _log = logging.getLogger(__name__)
@@ -139,21 +139,25 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(_why_not(error, settings)) from None
+        raise _why_not(error, settings, url=_url(str(address[0]), int(address[1]))) from None
     return listener
 
 
 def url_of(listener: socket.socket) -> str:
     """The address of a bound socket as clients write it."""
     host, port = listener.getsockname()[:2]
+    return _url(host, port)
+
+
+def _url(host: str, port: int) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
 
 
-def _why_not(error: OSError, settings: ServerSettings) -> str:
+def _why_not(error: OSError, settings: ServerSettings, *, url: str) -> ConfigError:
     where = f"port {settings.port} on {settings.host}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is taken by another program; stop it or choose another port (--port)"
+        return AddressInUse(host=settings.host, port=settings.port, url=url)
     if error.errno == errno.EACCES:
-        return f"{where} may not be used by this user; choose a port from 1024 on (--port)"
-    return f"cannot listen on {where}: {error.strerror}"
+        return ConfigError(f"{where} may not be used by this user; choose a port from 1024 on (--port)")
+    return ConfigError(f"cannot listen on {where}: {error.strerror}")

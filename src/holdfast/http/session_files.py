@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ from holdfast.session_messages import SessionFailure
 
 MEDIA_TYPE = "application/octet-stream"
 _PIECE_BYTES = 1 << 20
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -46,7 +48,8 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
                     raise too_large(limit_bytes)
                 await asyncio.to_thread(file.write, piece)
     except OSError as error:
-        raise SessionRefused(SessionFailure.FAILED, f"the file cannot be stored for checking: {error.strerror}") from None
+        failure = SessionFailure.NO_ROOM if error.errno in _NO_SPACE else SessionFailure.FAILED
+        raise SessionRefused(failure, f"the file cannot be stored for checking: {error.strerror}") from None
 
 
 def sent(path: Path, *, name: str) -> StreamingResponse:

@@ -44,6 +44,27 @@ def closing_event(prefix: bytes, *, usage: Usage | None, explanation: Explanatio
     return b"%b]%b}\n\n" % (prefix, said) if said else b""
 
 
+class ChunkEnd:
+    """The bytes with which every chunk of an answer ends, after its choices: no `usage`, null, or the counts so far."""
+
+    def __init__(self, *, shows_usage: bool, shows_counts: bool) -> None:
+        self._fixed = b'],"usage":null}\n\n' if shows_usage else b"]}\n\n"
+        self._shows_counts = shows_counts
+        self._prompt_tokens = self._completion_tokens = 0
+
+    def begin(self, *, prompt_tokens: int) -> None:
+        """What is known before the first text."""
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, new_tokens: int = 0) -> bytes:
+        """The end of a chunk that brings so many tokens."""
+        if not self._shows_counts:
+            return self._fixed
+        self._completion_tokens += new_tokens
+        counts = (self._prompt_tokens, self._completion_tokens, self._prompt_tokens + self._completion_tokens)
+        return b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
+
+
 def error_event(problem: Problem) -> bytes:
     """An error inside a stream that has been begun."""
     return b"data: %b\n\n" % problem.body
@@ -52,7 +73,7 @@ def error_event(problem: Problem) -> bytes:
 class EventWriter:
     """Writes events in order, all that are ready in one go; while nothing comes, comments keep the line open."""
 
-    def __init__(self, send: Send, *, opening: bytes) -> None:
+    def __init__(self, send: Send, *, opening: bytes = b"") -> None:
         self._send = send
         self._ready: list[bytes] = [opening] if opening else []
         self._ready_bytes = len(opening)
@@ -61,6 +82,14 @@ class EventWriter:
         self._ended = False
         self._quiet = False
         self._started = False
+
+    def begin_with(self, opening: bytes) -> None:
+        """What comes before the first event. It is written with it, but at once to a client that has its headers already."""
+        if opening:
+            self._ready.append(opening)
+            self._ready_bytes += len(opening)
+        if opening and self._started:
+            self._wake.set()
 
     def put(self, event: bytes) -> None:
         """Queue one event; never waits. See `is_full`."""

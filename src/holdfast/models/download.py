@@ -6,6 +6,7 @@ when something has to be fetched.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import shutil
@@ -17,7 +18,8 @@ from typing import Any, Literal
 
 from holdfast.config import ModelSettings
 from holdfast.errors import DownloadError, ModelLoadError
-from holdfast.models.demo import DEMO_ID, demo_folder, is_demo
+from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
+from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
 _STAGE = "download"
@@ -49,8 +51,12 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
         return ModelSource(kind="folder", name=str(folder))
     hub = _HUB_ID.fullmatch(model)
     if hub is None:
-        hint = "" if "/" in model or "\\" in model else "; a model on the Hub is written owner/name"
-        raise ModelLoadError(f"there is no model folder {model}{hint}")
+        near = difflib.get_close_matches(model, DEMO_IDS, n=1)
+        if near:
+            raise ModelLoadError(f"there is no model folder {model}; did you mean the bundled {near[0]}?")
+        if "/" in model or "\\" in model:
+            check_is_folder(folder)
+        raise ModelLoadError(f"there is no model folder {model}; a model on the Hub is written owner/name")
     return ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
 
 
@@ -60,6 +66,13 @@ def served_id(settings: ModelSettings) -> str:
         return settings.name
     source = model_source(settings.path, revision=settings.revision)
     return Path(source.name).resolve().name if source.kind == "folder" else source.name
+
+
+def check_present(settings: ModelSettings) -> None:
+    """Raise ModelLoadError for a model that is said to be on this machine and is not. Fetches nothing, and asks nobody."""
+    source = model_source(settings.path, revision=settings.revision)
+    if source.kind == "folder":
+        check_is_folder(Path(source.name))
 
 
 def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
@@ -72,6 +85,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if source.kind == "bundled":
         return demo_folder(source.name)
     if source.kind == "folder":
+        check_is_folder(Path(source.name))
         return Path(source.name)
     return download(source, with_code=settings.trust_remote_code, progress=progress)
 
@@ -197,15 +211,15 @@ def _explained(source: ModelSource, error: BaseException) -> DownloadError:
         case RevisionNotFoundError():
             text = f"{name} has no revision {source.revision or 'main'} on the Hub"
         case RepositoryNotFoundError() if get_token():
-            text = f"there is no model {name} on the Hub, or your token may not see it"
+            text = f"there is no folder {name} here and no model {name} on the Hub, or your token may not see it"
         case RepositoryNotFoundError():
-            text = f"there is no model {name} on the Hub, or it is private and HF_TOKEN is not set"
+            text = f"there is no folder {name} here and no model {name} on the Hub, or it is private and HF_TOKEN is not set"
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             text = f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
         case HfHubHTTPError():
             text = f"the Hub answered {error.response.status_code} when asked for {name}; try again later"
         case OfflineModeIsEnabled():
-            text = f"{name} is not completely in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+            text = f"{name} is neither a folder here nor completely in the cache, and HF_HUB_OFFLINE forbids to fetch it"
         case IncompleteSnapshotError():
             text = f"{name} is in the cache only in part, and the Hub cannot be reached to fetch the rest"
         case OSError() if error.errno == errno.ENOSPC:
@@ -213,7 +227,9 @@ def _explained(source: ModelSource, error: BaseException) -> DownloadError:
         case OSError() if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             text = f"the cache folder {error.filename} cannot be written: set HF_HOME to one that can"
         case _ if isinstance(error, (_network_error(), ConnectionError, TimeoutError)):
-            text = f"the Hub cannot be reached, and {name} is not completely in the cache ({_one_line(error)})"
+            text = (
+                f"the Hub cannot be reached, and {name} is neither a folder here nor completely in the cache ({_one_line(error)})"
+            )
         case _:
             text = f"{name} could not be fetched: {_one_line(error)}"
     return DownloadError(text)

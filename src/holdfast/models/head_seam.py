@@ -1,7 +1,11 @@
-"""Compute logits only for the positions that are asked for.
+"""Compute logits only for the positions that are asked for, and when they are asked for.
 
 A prompt chunk needs at most the logits of its last position, but a model's `__call__` ends in the vocabulary projection of all
 positions. The projection's module gets a subclass that first takes the wanted rows; parameters and their names stay as they are.
+
+What the projection takes can be set aside and projected later, some rows at a time: the logits of 2,048 positions over 152,000
+tokens are 1.2 GB. A model may change logits after its projection (scale, cap), so its `__call__` is run once more then, on
+one token that stands for nothing: at the seam the rows take its place, and since MLX is lazy, no layer is computed for it.
 """
 
 from __future__ import annotations
@@ -19,11 +23,16 @@ _HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 class HeadSeam:
     """Row selection in front of the vocabulary projection of one model. Device thread only."""
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._rows: mx.array | None = None
+        self._aside: mx.array | None = None
+        self._instead: mx.array | None = None
         self._used = False
+        self._set_aside: mx.array | None = None
+        self.projects_later = False  # set by who has seen that `project` gives what the model gives
         self._plain_classes: list[tuple[Module, type[Module]]] = []
-        for name, part in model.named_modules():  # type: ignore[no-untyped-call]
+        for name, part in model.named_modules():
             path = name.split(".")
             if path[-1] in _HEAD_NAMES and "weight" in part and not any(step.isdigit() for step in path):
                 self._select_in(part, "__call__")
@@ -42,11 +51,15 @@ class HeadSeam:
         part.__class__ = type(type(part).__name__, (type(part),), {method: project, "__module__": type(part).__module__})
 
     def _take(self, x: mx.array) -> mx.array:
-        if self._rows is None or self._used:
+        if self._used or (self._rows is None and self._aside is None and self._instead is None):
             return x
         self._used = True
+        if self._instead is not None:
+            return self._instead[:, None]
         flat = x.reshape(-1, x.shape[-1])
-        return flat[self._rows][:, None]
+        if self._aside is not None:
+            self._set_aside = flat[self._aside]
+        return x if self._rows is None else flat[self._rows][:, None]
 
     def remove(self) -> None:
         """Give the modules their own classes back."""
@@ -55,16 +68,31 @@ class HeadSeam:
         self._plain_classes.clear()
 
     @contextmanager
-    def selecting(self, rows: mx.array | None) -> Iterator[HeadSeam]:
+    def selecting(self, rows: mx.array | None, *, aside: mx.array | None = None) -> Iterator[HeadSeam]:
         """Within the block the projection sees only these rows of the flattened (batch * length) positions, as shape (rows, 1).
 
-        None: no selection. Afterwards `.used` tells whether the model's head went through the seam.
+        None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells whether the model's head went
+        through the seam.
         """
-        self._rows, self._used = rows, False
+        self._rows, self._aside, self._used, self._set_aside = rows, aside, False, None
         try:
             yield self
         finally:
-            self._rows = None
+            self._rows = self._aside = None
+
+    def take_aside(self) -> mx.array | None:
+        """What the projection was given in the rows to be set aside, [rows, hidden], once; None if it was not reached."""
+        taken, self._set_aside = self._set_aside, None
+        return taken
+
+    def project(self, rows: mx.array) -> mx.array:
+        """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Only right where `projects_later`."""
+        self._instead, self._used = rows, False
+        try:
+            logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
+        finally:
+            self._instead = None
+        return logits.reshape(-1, logits.shape[-1])
 
     @property
     def used(self) -> bool:

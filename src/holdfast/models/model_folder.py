@@ -6,6 +6,7 @@ compared with its size first. Reads only, and never more than the headers.
 
 from __future__ import annotations
 
+import difflib
 import json
 import struct
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ from typing import Any
 from holdfast.errors import ModelLoadError
 
 _PATTERN = "model*.safetensors"  # what mlx-lm reads
+_CONFIG = "config.json"
+_WANTED = f"a model is a folder with {_CONFIG} and {_PATTERN}, or an id on the Hub (owner/name)"
+_MLX_FORMAT = (
+    "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve mlx-community/Qwen3-4B-4bit), or "
+    "convert the original one: mlx_lm.convert --hf-path owner/name"
+)
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
@@ -31,16 +38,48 @@ class ModelFolder:
 
 def inspect_folder(folder: Path) -> ModelFolder:
     """Check the folder. Raises ModelLoadError with one line that says what is wrong."""
-    if not folder.exists():
-        raise ModelLoadError(f"there is no model folder {folder}")
-    if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is a file; a model is a folder with config.json and model*.safetensors")
-    config = read_json(folder / "config.json")
+    check_is_folder(folder)
+    config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{folder / 'config.json'} does not say which model_type it is")
+        raise ModelLoadError(f"{folder / _CONFIG} does not say which model_type it is")
     files = sorted(folder.glob(_PATTERN))
     _check_shards(folder, files)
     return ModelFolder(path=folder, config=config, tensor_bytes=sum(_checked_tensor_bytes(file) for file in files))
+
+
+def check_is_folder(folder: Path) -> None:
+    """Raise ModelLoadError for what cannot be a model's folder, with what to do instead."""
+    if not folder.exists():
+        raise ModelLoadError(f"there is no model folder {folder}{_likely_meant(folder)}")
+    if folder.is_dir():
+        if not (folder / _CONFIG).is_file():
+            raise ModelLoadError(f"{folder} has no {_CONFIG}: it is not a model folder{_found_instead(folder)}")
+    elif folder.suffix.lower() == ".gguf":
+        raise ModelLoadError(f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {_MLX_FORMAT}")
+    elif (folder.parent / _CONFIG).is_file():
+        raise ModelLoadError(f"{folder} is a file of a model; name its folder: {folder.parent}")
+    else:
+        raise ModelLoadError(f"{folder} is a file; {_WANTED}")
+
+
+def _likely_meant(folder: Path) -> str:
+    """The neighbour whose name is nearest, as the end of a sentence."""
+    try:
+        neighbours = [path.name for path in folder.parent.iterdir() if path.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(folder.name, neighbours, n=1)
+    return f"; did you mean {folder.parent / near[0]}?" if near else ""
+
+
+def _found_instead(folder: Path) -> str:
+    """What a folder without configuration holds that explains it, as the end of a sentence."""
+    inner = sorted(path.parent for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}") for path in folder.glob(pattern))
+    if inner:
+        return f"; did you mean {inner[0]}?"
+    if next(folder.glob("*.gguf"), None) is not None:
+        return f", but has GGUF files, the format of llama.cpp. {_MLX_FORMAT}"
+    return ""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -74,7 +113,8 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
         file.name for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz") for file in folder.glob(f"*.{ending}")
     )
     if others:
-        raise ModelLoadError(f"{folder} has no {_PATTERN} (found {_some(others)}): convert the model with mlx_lm.convert first")
+        convert = f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
+        raise ModelLoadError(f"{folder} has no {_PATTERN} (found {_some(others)}); convert the model first: {convert}")
     raise ModelLoadError(f"{folder} has no weights ({_PATTERN})")
 
 

@@ -45,16 +45,18 @@ class Allowance:
         """
         position, wanted = sequence.position + taken, sequence.longest_span - taken
         entry = 0.0 if taken else costs.seconds_per_chunk()
+        score_seconds = costs.score_seconds if sequence.scores_prompt else 0.0
         tokens = min(wanted, self.tokens - self._held_tokens)
         if not math.isinf(self.seconds):
-            tokens = min(tokens, costs.tokens_within(self.seconds - self._held_seconds - entry, position))
+            left = self.seconds - self._held_seconds - entry
+            tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
         if tokens < wanted:
             tokens -= tokens % self._quantum
         if at_least_a_quantum:
             tokens = max(tokens, min(self._quantum, wanted, self.tokens))
         if tokens > 0:
             self.tokens -= tokens
-            self.seconds -= entry + costs.more_chunk_seconds(position, tokens)
+            self.seconds -= entry + costs.more_chunk_seconds(position, tokens, score_seconds=score_seconds)
         return max(tokens, 0)
 
 

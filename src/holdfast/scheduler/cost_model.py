@@ -1,4 +1,4 @@
-"""What steps cost on this machine, learned from the steps themselves: decoding rows and prompt tokens apart."""
+"""What steps cost on this machine, learned from the steps themselves: decoding rows, prompt tokens and their scores apart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _FLOOR = 1 / 10  # of the mean: extrapolation never goes below it
 
 _FIRST_DECODE_SECONDS = 0.02
 _FIRST_PROMPT_TOKEN_SECONDS = 0.001
+_FIRST_SCORE_SECONDS = 0.001
 _ROWS_SPREAD = 1.0
 _POSITIONS_SPREAD = 256.0
 
@@ -75,13 +76,15 @@ class StepLoad:
     chunks: int = 0
     chunk_tokens: int = 0
     position_sum: float = 0.0  # over the chunks' tokens, of their positions
+    scored_tokens: int = 0  # of the chunks' tokens, those whose log-probabilities are wanted
 
 
 class CostModel:
     """Learns the seconds of a decode step by its rows, and of a prompt token by its position (attention grows with it).
 
     `mixes_chunks`: prompt chunks ride in the same forward as the decoding rows. Otherwise each chunk reads the weights once more,
-    which is taken to cost as much as a decode step of one row.
+    which is taken to cost as much as a decode step of one row. What it takes to score a prompt token (logits over the whole
+    vocabulary) is learned apart: with a small model and a large vocabulary it is most of what a token costs.
     """
 
     def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int) -> None:
@@ -90,6 +93,7 @@ class CostModel:
         self._last_chunks_seconds = 0.0
         self._decode = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
         self._prompt = Trend(first_guess=_FIRST_PROMPT_TOKEN_SECONDS, spread=_POSITIONS_SPREAD)
+        self._scores = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
 
     @property
     def decode_step_seconds(self) -> float:
@@ -100,6 +104,11 @@ class CostModel:
     def prompt_token_seconds(self) -> float:
         """A prompt token at the positions seen lately."""
         return self._prompt.mean
+
+    @property
+    def score_seconds(self) -> float:
+        """What the log-probability of a prompt token costs beside reading it."""
+        return self._scores.mean
 
     @property
     def knows_decoding(self) -> bool:
@@ -118,15 +127,15 @@ class CostModel:
         """What a chunk from `position` on adds to a step."""
         return self.seconds_per_chunk() + self.more_chunk_seconds(position, tokens)
 
-    def more_chunk_seconds(self, position: int, tokens: int) -> float:
-        """What further tokens add to a chunk that is in the step already."""
-        return tokens * self._prompt.at(position + tokens / 2)
+    def more_chunk_seconds(self, position: int, tokens: int, *, score_seconds: float = 0.0) -> float:
+        """What further tokens add to a chunk that is in the step already. score_seconds: what each costs beside being read."""
+        return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
 
-    def tokens_within(self, seconds: float, position: int) -> int:
+    def tokens_within(self, seconds: float, position: int, *, score_seconds: float = 0.0) -> int:
         """The most tokens from `position` on that take no longer; the inverse of `more_chunk_seconds`, or a little less."""
         if seconds <= 0.0:
             return 0
-        first, slope = self._prompt.at(position), self._prompt.slope
+        first, slope = self._prompt.at(position) + score_seconds, self._prompt.slope
         # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope = 0 too.
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
@@ -138,6 +147,8 @@ class CostModel:
         """
         if (load.decode_rows and not self._decode.is_learned) or (load.chunks and not self._prompt.is_learned):
             return None
+        if load.scored_tokens and not self._scores.is_learned:
+            return None
         seconds = 0.0
         if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
             seconds = self._decode.at_most(max(load.decode_rows, 1))  # what any step takes that reads the weights
@@ -145,7 +156,7 @@ class CostModel:
             seconds = self._last_chunks_seconds  # one token may take as long as all of them
         if load.chunk_tokens:
             seconds += load.chunk_tokens * self._prompt.at_most(load.position_sum / load.chunk_tokens)
-        return seconds + load.chunks * self.seconds_per_chunk()
+        return seconds + load.scored_tokens * self._scores.mean + load.chunks * self.seconds_per_chunk()
 
     def learn(self, load: StepLoad, seconds: float) -> None:
         """Take in what a step took."""
@@ -157,6 +168,11 @@ class CostModel:
         fixed = self._seconds_without_prompt_tokens(load)
         # A decode estimate that is too high for the moment must not make prompt tokens look free.
         added = max(seconds - fixed, seconds / 4)
+        if load.scored_tokens and self._prompt.is_learned:
+            read = load.chunk_tokens * self._prompt.at(load.position_sum / load.chunk_tokens)
+            # As above: what reading is thought to take must not make scores look free, from where no factor leads back.
+            self._scores.learn(0.0, max(added - read, added / 16) / load.scored_tokens)
+            return
         # What a step takes beside its tokens blurs the cost of each in inverse proportion to their number.
         weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
         self._prompt.learn(load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight)

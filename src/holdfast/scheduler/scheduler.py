@@ -71,9 +71,18 @@ class Scheduler:
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = self._growths = 0
 
-    def submit(self, request_id: RequestId, *, prompt_tokens: int, max_tokens: int, boundaries: tuple[int, ...] = ()) -> None:
+    def submit(
+        self,
+        request_id: RequestId,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        boundaries: tuple[int, ...] = (),
+        scores_prompt: bool = False,
+    ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
+        scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
@@ -98,6 +107,7 @@ class Scheduler:
             max_tokens=max_tokens,
             submitted_after_step=self._issued_steps,
             boundaries=boundaries,
+            scores_prompt=scores_prompt,
         )
         self._known[request_id] = sequence
         self._queue.join(sequence)
@@ -156,6 +166,26 @@ class Scheduler:
     def is_paused(self, request_id: RequestId) -> bool:
         """Whether a request is paused; not if it is not known."""
         return request_id in self._known and self._known[request_id].is_paused
+
+    def restart(self, request_id: RequestId) -> None:
+        """Have a request, running or waiting, read again from its first token, behind all that wait. What it has drawn stays.
+
+        Draws of steps under way do not count.
+        """
+        sequence = self._known[request_id]
+        if request_id in self._running:
+            self._leave(sequence)
+        elif self._aside.pop(request_id, None) is None:
+            self._queue.remove(sequence)
+        self._submissions += 1
+        sequence.order = self._submissions
+        sequence.submitted_after_step = self._issued_steps
+        sequence.cached_tokens = 0
+        sequence.awaits_memory = False
+        if sequence.is_paused:
+            self._aside[request_id] = sequence
+        else:
+            self._queue.join(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
@@ -327,7 +357,11 @@ class Scheduler:
 
     def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
         """Forget what ended with a step; returns those of them that the worker does not know of yet."""
-        finished += [each.request_id for each in step.drawless if self._known.get(each.request_id) is each]
+        finished += [
+            each.request_id
+            for each in step.drawless
+            if self._known.get(each.request_id) is each and each.submitted_after_step < step.number
+        ]
         for request_id in (*outcome.ended, *finished):
             sequence = self._known.get(request_id)
             if sequence is not None and sequence.submitted_after_step < step.number:
@@ -380,7 +414,7 @@ class Scheduler:
     def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[Sequence, ...]]:
         rows = len(spans)
         seconds = self._settings.stall_seconds if rows else math.inf
-        chunk_tokens, position_sum = 0, 0.0
+        chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[Sequence] = []
         chunks = self._sharing.share(self._reading, tokens=self._settings.step_tokens - rows, seconds=seconds, step=number)
         for sequence, tokens in chunks:
@@ -398,5 +432,6 @@ class Scheduler:
                     self._decoding.append(sequence)
             spans.append(Span(request_id=sequence.request_id, start=start, tokens=tokens, draws=draws))
             chunk_tokens += tokens
+            scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
-        return StepLoad(rows, len(chunks), chunk_tokens, position_sum), tuple(drawless)
+        return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)

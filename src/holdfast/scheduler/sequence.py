@@ -18,8 +18,9 @@ class Sequence:
     order: int  # of submission; smaller is older
     prompt_tokens: int
     max_tokens: int
-    submitted_after_step: int  # results of that step and of earlier ones belong to another sequence of the same id
+    submitted_after_step: int  # results of that step and of earlier ones are of another sequence of the same id, or not wanted
     boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
     drawn: int = 0
     planned_draws: int = 0

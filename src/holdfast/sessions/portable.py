@@ -5,7 +5,9 @@
     for each frame of the header: u64 bytes of its head, the head (msgpack, see `FrameHead`), its parts one after the other
     16s   xxh3-128 of everything before
 
-All integers are little-endian. The checksum guards against damage, not against forgery: import only files that you trust.
+All integers are little-endian. The checksum guards against damage, not against forgery: all that a file claims is checked
+(here, and against the model in `worker.session_transfer`), but not whether its numbers are what the model would have computed.
+Import only files that you trust.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ from typing import Literal, TypeVar
 import msgspec
 import xxhash
 
+from holdfast.cache.branch import MOST_STATES
 from holdfast.cache.tree import BLOCK_TOKENS
 from holdfast.session_messages import is_fit_metadata, is_fit_ttl, is_session_id
 from holdfast.sessions.session import MOST_BRANCHES
+from holdfast.store.block import MOST_TOKENS
 
 MAGIC = b"HOLDFAST-SESSION-1"
 _LENGTH = struct.Struct("<Q")
 _SUM_BYTES = 16
 _MOST_HEADER_BYTES = 4 << 20  # a million tokens in eight branches take a tenth of it
-_MOST_FRAME_HEAD_BYTES = 1 << 20
+_MOST_FRAME_HEAD_BYTES = 128 << 10  # 256 tokens, and what describes the arrays of 500 layers
 _MOST_FRAME_BYTES = 512 << 20  # a block of the largest models
 _PIECE_BYTES = 8 << 20
 
@@ -50,6 +54,11 @@ class PortableBranch(msgspec.Struct, frozen=True, array_like=True):
 
     parts: tuple[Part, ...]
     states: tuple[tuple[int, int], ...]
+
+    @property
+    def tokens(self) -> int:
+        """How long the chain is said to be."""
+        return self.parts[-1].end if self.parts else 0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +122,12 @@ def _pieces(header: Header, frames: Iterable[Frame]) -> Iterator[memoryview | by
 class SessionFile:
     """A session's file that is whole: header, and frames in any order. Raises BadSessionFile and OSError."""
 
-    def __init__(self, path: Path, *, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means BadSessionFile."""
-        self._is_stopped = is_stopped
+    def __init__(self, path: Path, *, most_tokens: int = MOST_TOKENS, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means BadSessionFile.
+
+        most_tokens: how long a branch may be.
+        """
+        self._most_tokens, self._is_stopped = most_tokens, is_stopped
         self._file = open(path, "rb")  # noqa: SIM115 - for the life of this object
         try:
             self._check_sum()
@@ -123,8 +135,10 @@ class SessionFile:
             if self._take(len(MAGIC)) != MAGIC:
                 raise BadSessionFile("the file is not a session's")
             self.header = self._decoded(Header, most_bytes=_MOST_HEADER_BYTES)
-            self._frames = [self._skip_frame() for _ in range(self.header.frames)]
             self._check_header()
+            self._frames = [self._skip_frame() for _ in range(self.header.frames)]
+            for branch in self.header.branches:
+                self._check_frames_of(branch)
         except BaseException:
             self.close()
             raise
@@ -143,6 +157,11 @@ class SessionFile:
     def head(self, number: int) -> FrameHead:
         """A frame without its bytes."""
         return self._frames[number][0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all frames."""
+        return sum(sum(head.part_bytes) for head, _ in self._frames)
 
     def close(self) -> None:
         """Let the file go."""
@@ -178,18 +197,21 @@ class SessionFile:
             raise BadSessionFile("the name, the metadata or the time to live in the file make no sense")
         if len(header.branches) > MOST_BRANCHES:
             raise BadSessionFile("the file has more branches than a session")
+        places: dict[int, _Place] = {}
         for branch in header.branches:
-            self._check_branch(branch)
+            if branch.tokens > self._most_tokens:
+                raise BadSessionFile(f"a branch of the file has {branch.tokens} tokens, the model takes {self._most_tokens}")
+            _check_branch(branch, places)
+        if len(places) != header.frames or any(not 0 <= frame < header.frames for frame in places):
+            raise BadSessionFile(f"the file has {header.frames} blocks, and its branches name {len(places)}, or others")
 
-    def _check_branch(self, branch: PortableBranch) -> None:
-        end = 0
+    def _check_frames_of(self, branch: PortableBranch) -> None:
         for part in branch.parts:
-            own = len(self.head(part.frame).packed_tokens) // 4 if 0 <= part.frame < len(self._frames) else 0
-            if not 0 < part.end - end == part.tokens <= own or self.head(part.frame).kind != "kv":
+            head = self.head(part.frame)
+            if head.kind != "kv" or part.tokens > len(head.packed_tokens) // 4:
                 raise BadSessionFile("a branch of the file makes no sense")
-            end = part.end
-        for frame, position in branch.states:
-            if not (0 <= frame < len(self._frames) and self.head(frame).kind == "state" and 0 < position <= end):
+        for frame, _ in branch.states:
+            if self.head(frame).kind != "state":
                 raise BadSessionFile("a state of the file makes no sense")
 
     def _decoded(self, form: type[_Head], *, most_bytes: int) -> _Head:
@@ -205,3 +227,34 @@ class SessionFile:
         if self._file.tell() + length > self._end:
             raise BadSessionFile("the file ends too early")
         return self._file.read(length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a frame stands in every branch that names it: behind which other frame, and from which token on."""
+
+    behind: int | None
+    token: int
+
+
+def _check_branch(branch: PortableBranch, places: dict[int, _Place]) -> None:
+    """A chain stands on each of its blocks once, and a block has one place: what it has read decides its name."""
+    end, behind = 0, None
+    named: set[int] = set()
+    for part in branch.parts:
+        if not 0 < part.end - end == part.tokens:
+            raise BadSessionFile("a branch of the file makes no sense")
+        _name_once(part.frame, _Place(behind, end), named, places)
+        end, behind = part.end, part.frame
+    if len(branch.states) > MOST_STATES:
+        raise BadSessionFile("a branch of the file has more states than are kept")
+    for frame, position in branch.states:
+        if not 0 < position <= end:
+            raise BadSessionFile("a state of the file makes no sense")
+        _name_once(frame, _Place(None, position), named, places)
+
+
+def _name_once(frame: int, place: _Place, named: set[int], places: dict[int, _Place]) -> None:
+    if frame in named or places.setdefault(frame, place) != place:
+        raise BadSessionFile(f"block {frame} of the file is named twice")
+    named.add(frame)

@@ -3,6 +3,7 @@
     HOLDFAST-STORE-1            marker: this folder is ours; the number is the format of the folder
     lock                        flock: only one process rebuilds, salvages or evicts
     blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the fingerprint
+    blocks/<model>/name         what the model was last served as, for people
     incoming/<writer>/          files that are being written, and a lock that says whether the writer is alive
     index/<time>.sqlite         see index.py
     quarantine/                 damaged files
@@ -21,7 +22,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from holdfast.store.keys import KEY_BYTES, BlockKey, fingerprint_id
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
 BLOCK_SUFFIX = ".block"
+_NAME_FILE = "name"  # beside a model's blocks: what it was last served as
+_LONGEST_NAME = 200
 
 _OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions")
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into empty folders by systems, not by people
@@ -67,8 +70,10 @@ class BlockFile:
 class StoreFolder:
     """Paths and locks. One thread changes things through it, others may ask for paths. Every method may raise OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
+        """`names`: what models are served as, by fingerprint."""
         self.path = path.expanduser().absolute()
+        self._names = names or {}
         self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
         self._incoming: Path | None = None
         self._parent_device: int | None = None
@@ -231,12 +236,30 @@ class StoreFolder:
                         yield BlockFile(bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime)
 
     def make_model_folder(self, fingerprint: str) -> Path:
-        """The folder of a model's blocks, made if need be."""
+        """The folder of a model's blocks, made if need be; with a note of what the model is served as, if that is known."""
         folder = self.path / "blocks" / fingerprint_id(fingerprint)
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(folder.parent)
+        name = self._names.get(fingerprint, "")[:_LONGEST_NAME]
+        if name and self.served_as(folder.name) != name:
+            fresh = folder / f"{_NAME_FILE}.{secrets.token_hex(4)}"
+            fresh.write_text(name, encoding="utf-8")
+            fresh.replace(folder / _NAME_FILE)
         return folder
+
+    def served_as(self, model: str) -> str:
+        """What a model (short name of its fingerprint) was last served as; empty when nobody has noted it."""
+        try:
+            with open(self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace") as file:
+                noted = file.read(_LONGEST_NAME)
+        except OSError:
+            return ""
+        return "".join(character for character in noted if character.isprintable())
+
+    def forget_name(self, model: str) -> None:
+        """Remove the note of what a model was served as."""
+        (self.path / "blocks" / model / _NAME_FILE).unlink(missing_ok=True)
 
 
 def is_plain_file(path: Path) -> bool:

@@ -26,6 +26,7 @@ class ModelHoldings:
     """What the store keeps of one model."""
 
     model: str  # short name
+    served_as: str  # empty when it is not known
     fingerprint: str
     blocks: int
     states: int
@@ -90,7 +91,7 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
     """What is kept of each model, the largest first. Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
         fingerprints = opened.keeper.use(BlockIndex.fingerprints)
-        listed = [_holdings_of(opened.keeper, fingerprint) for fingerprint in fingerprints.values()]
+        listed = [_holdings_of(opened, fingerprint) for fingerprint in fingerprints.values()]
     return tuple(sorted((holdings for holdings in listed if holdings.blocks), key=lambda holdings: -holdings.file_bytes))
 
 
@@ -170,6 +171,8 @@ def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
         opened.keeper.use(lambda index: index.remove(keys))
         for path in _records(opened.folder, model):
             path.unlink(missing_ok=True)
+        for each in {file.model for file in found}:
+            opened.folder.forget_name(each)
         if model is None:
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
@@ -212,10 +215,12 @@ def _open_index(folder: StoreFolder, keeper: IndexKeeper) -> None:
         keeper.open_in_memory()
 
 
-def _holdings_of(keeper: IndexKeeper, fingerprint: str) -> ModelHoldings:
-    entries, _ = keeper.use(lambda index: index.entries(fingerprint))
+def _holdings_of(opened: _Opened, fingerprint: str) -> ModelHoldings:
+    entries, _ = opened.keeper.use(lambda index: index.entries(fingerprint))
+    model = fingerprint_id(fingerprint)
     return ModelHoldings(
-        model=fingerprint_id(fingerprint),
+        model=model,
+        served_as=opened.folder.served_as(model),
         fingerprint=fingerprint,
         blocks=len(entries),
         states=sum(entry.kind == "state" for entry in entries),

@@ -42,11 +42,20 @@ class BlockStore:
     """
 
     def __init__(
-        self, folder: Path, *, fingerprint: str, limits: StoreLimits | None = None, clocks: Clocks | None = None
+        self,
+        folder: Path,
+        *,
+        fingerprint: str,
+        served_as: str = "",
+        limits: StoreLimits | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
-        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error."""
+        """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error.
+
+        served_as: the model's name for people who look at the store.
+        """
         limits, clocks = limits or StoreLimits(), clocks or Clocks()
-        self._folder = StoreFolder(folder)
+        self._folder = StoreFolder(folder, names={fingerprint: served_as})
         with contextlib.suppress(OSError):  # a place that cannot even be looked at is found by the I/O thread again
             self._folder.check()
         self._clocks, self._model = clocks, fingerprint_id(fingerprint)

@@ -115,7 +115,8 @@ class Upkeep:
                 gone.append(found.key)
                 quarantine(found.path, bad, folder=self._folder.quarantine_folder)
         if damaged:
-            _LOG.warning("%d damaged files were found in the store and set aside", damaged)
+            were = "file was" if damaged == 1 else "files were"
+            _LOG.warning("%d damaged %s found in the store and set aside", damaged, were)
             self._bound_quarantine()
         return damaged, gone
 

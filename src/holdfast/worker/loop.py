@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
@@ -30,7 +28,7 @@ from holdfast.messages import (
 from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
-from holdfast.worker.counters import resident_bytes
+from holdfast.worker.flight import Flight, expected_together
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.parts import Engine, Memory, Sessions
@@ -63,26 +61,6 @@ class DeviceBroken(Exception):
     """Nothing runs on the device any more; only a new process can help."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """A step under way. `sequences`: whose spans they are, in the order of `plan`."""
-
-    decided: StepPlan  # the scheduler's, which wants it back
-    plan: StepPlan  # what of it was dispatched: without sequences that could not be opened
-    sequences: tuple[LiveSequence, ...]
-    started_at: float
-    expected_seconds: float | None  # None: nothing like it was measured
-    pending: Any = None
-    is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
-
-
-def _together(expected_seconds: float | None, ahead: _Flight | None) -> float | None:
-    """What a step takes at most that is dispatched behind another one; None when one of them is of a kind not measured yet."""
-    if ahead is None or expected_seconds is None:
-        return expected_seconds
-    return None if ahead.expected_seconds is None else ahead.expected_seconds + expected_seconds
-
-
 class WorkerLoop:
     """Serves the inbox until Shutdown. Each accepted request gets exactly one Finished."""
 
@@ -105,7 +83,7 @@ class WorkerLoop:
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
         self._remembering = Remembering(memory, engine=engine, scheduler=scheduler, sessions=sessions, clock=clock)
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._collected_at = 0.0
         self._told_at = -IDLE_SECONDS
         self._told_busy = False
@@ -132,9 +110,8 @@ class WorkerLoop:
             self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
             self._remembering.abandon()
             raise
-        self._finish_all(FinishReason.CANCELLED)
         self._pulse.rest()  # how long the end may take is bounded by who has asked for it
-        self._settle()
+        self._finish_all(FinishReason.CANCELLED, unhealthy=self._end_flight())
         self._remembering.close()
 
     def _receive(self, *, timeout_seconds: float) -> list[Command]:
@@ -168,37 +145,37 @@ class WorkerLoop:
         with _costing_no_answer("what a request has left behind could not be kept"):
             self._remembering.put_away_all()
 
-    def _settle(self) -> None:
-        """Let the step under way end before its arrays are dropped."""
-        if self._flight is not None and self._flight.pending is not None:
-            try:
-                self._engine.collect(self._flight.pending)
-            except Exception:  # nobody waits for it
-                logger.exception("the last step failed")
-        self._flight = None
+    def _end_flight(self) -> tuple[LiveSequence, ...]:
+        """Let the step under way end before its arrays are dropped; returns for whom it did not come out right."""
+        flight, self._flight = self._flight, None
+        if flight is None or flight.pending is None:
+            return ()
+        try:
+            result = self._engine.collect(flight.pending)
+        except Exception:  # nobody waits for it
+            logger.exception("the last step failed")
+            unhealthy = flight.sequences
+        else:
+            unhealthy = tuple(sequence for _, sequence, given in flight.wanted(result) if given.failure)
+            self._take_kept(flight, result)
+        self._remembering.discard_left(unhealthy)
+        return unhealthy
+
+    def _complete_flight(self) -> None:
+        """Collect the step under way at once: what follows has to know how it came out."""
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            self._complete(flight)
+
+    def _complete_what_is_left(self) -> None:
+        """What a sequence has left behind is handed over when the step that computes it has come out right."""
+        if self._flight is not None and self._remembering.has_left(self._flight.sequences):
+            self._complete_flight()
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start and gauges of now."""
-        counters, load, memory = self._ledger.counters, self._scheduler.statistics(), self._remembering.figures()
-        return WorkerStatistics(
-            in_answer=in_answer,
-            running=load.running,
-            queued=load.queued,
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            cached_tokens=0 if memory is None else memory.ram_tokens + memory.disk_tokens,
-            preemptions=load.preemptions,
-            finished=sum(counters.finished.values()),
-            failed=counters.finished[FinishReason.FAILED],
-            cancelled=counters.finished[FinishReason.CANCELLED],
-            rejected=counters.rejected,
-            kv_reserved_bytes=load.reserved_bytes,
-            kv_budget_bytes=load.budget_bytes,
-            resident_bytes=resident_bytes(),
-            step_seconds=counters.step_seconds.histogram(),
-            memory=memory,
-        )
+        load, memory = self._scheduler.statistics(), self._remembering.figures()
+        return self._ledger.counters.statistics(load, memory, in_answer=in_answer)
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
@@ -210,9 +187,7 @@ class WorkerLoop:
             if isinstance(command, SequenceRequest):
                 self._accept(command)
             elif isinstance(command, CancelRequest):
-                sequence = self._ledger.find(command.request_id)
-                if sequence is not None:
-                    self._drop(sequence, FinishReason.CANCELLED)
+                self._cancel(command.request_id)
             elif isinstance(command, PauseRequest):
                 self._pause(command.request_id)
             elif isinstance(command, ResumeRequest):
@@ -241,7 +216,16 @@ class WorkerLoop:
         if not sequence.is_open:
             self._look_up(sequence)
 
+    def _cancel(self, request_id: RequestId) -> None:
+        sequence = self._ledger.find(request_id)
+        if sequence is not None and self._flight is not None and sequence in self._flight.sequences:
+            self._complete_flight()
+            sequence = self._ledger.find(request_id)
+        if sequence is not None:
+            self._drop(sequence, FinishReason.CANCELLED)
+
     def _carry_out(self, command: SessionCommand) -> None:
+        self._complete_what_is_left()
         try:
             answer = self._remembering.carry_out(command)
         except Exception as error:  # as in _costing_no_answer
@@ -260,6 +244,7 @@ class WorkerLoop:
         if self._is_closing:
             ledger.reject(request, SHUTTING_DOWN)
             return
+        self._complete_what_is_left()
         try:
             self._submit(request)
         except (QueueFull, InvalidRequest) as refusal:
@@ -273,44 +258,51 @@ class WorkerLoop:
             prompt_tokens=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
             boundaries=self._remembering.boundaries(request),
+            scores_prompt=request.want_prompt_logprobs,
         )
 
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
+        self._complete_what_is_left()
         self._settle_recalls()
         self._tend_sessions()
-        previous, self._flight = self._flight, None
-        if previous is not None and not self._engine.runs_ahead:
-            self._complete(previous)
+        previous = self._flight
+        if not self._engine.runs_ahead:
+            self._complete_flight()
             self._inbox.send(self._ledger.take_outbox())
         decision = self._scheduler.next_step()
-        self._pulse.work(_together(decision.expected_seconds, previous))
+        if decision.preempted:
+            self._complete_flight()  # what it leaves behind is handed over when it is known how the step came out
+        behind, self._flight = self._flight, None
+        self._pulse.work(expected_together(decision.expected_seconds, behind))
         self._flight = self._begin(decision)
-        if previous is not None and self._engine.runs_ahead:
-            self._complete(previous)
+        if behind is not None:
+            self._complete(behind)
         if self._flight is not None and self._flight.is_suspect:
             suspect, self._flight = self._flight, None
             self._complete(suspect)
             return True
         return previous is not None or self._flight is not None
 
-    def _begin(self, decision: Decision) -> _Flight | None:
+    def _begin(self, decision: Decision) -> Flight | None:
         ledger = self._ledger
-        for request_id in decision.preempted:
-            self._close(ledger[request_id], for_good=False)
-            if not self._scheduler.is_paused(request_id):  # it looks when it goes on
-                self._look_up(ledger[request_id])
+        for sequence in filter(None, map(ledger.find, decision.preempted)):
+            self._close(sequence, for_good=False)
+            if not self._scheduler.is_paused(sequence.request.request_id):  # it looks when it goes on
+                self._look_up(sequence)
         for growth in decision.grown:
-            self._grow(ledger[growth.request_id], growth.capacity_tokens)
-        for admission in decision.admitted:
-            self._admit(ledger[admission.request_id], admission.capacity_tokens)
+            grown = ledger.find(growth.request_id)
+            if grown is not None and grown.is_open:
+                self._grow(grown, growth.capacity_tokens)
+        self._admit_all(decision)
         if not decision.plan.spans:
             return None
         spans = tuple(span for span in decision.plan.spans if span.request_id in ledger and ledger[span.request_id].is_open)
-        flight = _Flight(
+        flight = Flight(
             decided=decision.plan,
             plan=StepPlan(spans=spans),
             sequences=tuple(ledger[span.request_id] for span in spans),
+            lives=tuple(ledger[span.request_id].lives for span in spans),
             started_at=self._clock(),
             expected_seconds=decision.expected_seconds,
         )
@@ -322,7 +314,7 @@ class WorkerLoop:
                 flight.is_suspect = True
         return flight
 
-    def _complete(self, flight: _Flight) -> None:
+    def _complete(self, flight: Flight) -> None:
         self._pulse.work(flight.expected_seconds)
         result = StepResult(spans=()) if not flight.sequences else None
         if result is None and not flight.is_suspect:
@@ -335,43 +327,52 @@ class WorkerLoop:
                     self._flight.is_suspect = True
         if result is None:
             self._engine.abandon_pending()
+            self._remembering.discard_left(flight.sequences)
             result = StepResult(spans=tuple(map(self._retry_alone, flight.plan.spans, flight.sequences)))
         else:
-            self._take_kept(flight)
+            self._take_kept(flight, result)
         started_at, self._collected_at = max(flight.started_at, self._collected_at), self._clock()
         self._take(flight, result, seconds=self._collected_at - started_at)
 
-    def _take(self, flight: _Flight, result: StepResult, *, seconds: float) -> None:
+    def _take(self, flight: Flight, result: StepResult, *, seconds: float) -> None:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
         drawn: list[Drawn] = []
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
-        for span, sequence, given in zip(flight.plan.spans, flight.sequences, result.spans, strict=True):
+        failed: list[tuple[LiveSequence, str]] = []
+        for span, sequence, given in flight.wanted(result):
             ledger.count_prompt(sequence, start=span.start, tokens=span.tokens)
-            if not ledger.is_live(sequence):
-                continue
             if given.failure:
-                ended.append((sequence, FinishReason.FAILED, given.failure))
+                failed.append((sequence, given.failure))
+                if ledger.is_live(sequence) and not sequence.can_begin_anew:
+                    ended.append((sequence, FinishReason.FAILED, given.failure))
+                continue
+            if not ledger.is_live(sequence):
                 continue
             ledger.score(sequence, given.prompt_logprobs)
             if given.token_ids:
                 end = sequence.ending(given.token_ids)
                 ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
                 drawn.append(Drawn(request_id=span.request_id, tokens=end.counted_tokens))
+                if sequence.reads_afresh and sequence.began_from:
+                    self._blame(sequence)
                 if end.reason is FinishReason.STOP:
                     ended.append((sequence, FinishReason.STOP, ""))
         ids = tuple(sequence.request.request_id for sequence, _, _ in ended)
         by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=tuple(drawn), ended=ids, seconds=seconds))
+        for sequence, failure in failed:
+            self._give_up_state(sequence, failure)
         for sequence, reason, error in ended:
             self._finish(sequence, reason, error=error)
         for request_id in by_length:
             self._finish(ledger[request_id], FinishReason.LENGTH)
 
-    def _take_kept(self, flight: _Flight) -> None:
+    def _take_kept(self, flight: Flight, result: StepResult) -> None:
         if not flight.sequences:
             return
+        healthy = tuple(sequence for _, sequence, given in flight.wanted(result) if not given.failure)
         with _costing_no_answer("what a step has read could not be kept"):
-            self._remembering.take(flight.pending, flight.sequences)
+            self._remembering.take(flight.pending, healthy)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
@@ -392,25 +393,43 @@ class WorkerLoop:
         self._failures_in_a_row = 0
         return result
 
-    def _admit(self, sequence: LiveSequence, capacity_tokens: int) -> None:
-        sequence.admit(now=self._clock(), capacity_tokens=capacity_tokens)
-        try:
-            self._open(sequence)
-        except Exception as error:  # see _begin
-            logger.exception("request %s could not be opened", sequence.request.request_id)
-            if not self._waits_again(sequence):
-                self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {error}")
+    def _admit_all(self, decision: Decision) -> None:
+        unopened: list[tuple[LiveSequence, Exception]] = []
+        for admission in decision.admitted:
+            sequence = self._ledger[admission.request_id]
+            sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)
+            try:
+                self._open(sequence)
+            except Exception as error:  # see _begin
+                unopened.append((sequence, error))
+        for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
+            if sequence.can_begin_anew:
+                self._give_up_state(sequence, f"it cannot begin from what is remembered: {failure}")
+                continue
+            logger.error("request %s could not be opened", sequence.request.request_id, exc_info=failure)
+            self._drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}")
 
-    def _waits_again(self, sequence: LiveSequence) -> bool:
-        """Put a request that could not begin from what is remembered back into the queue, to be read from its first token."""
-        if not self._remembering.begin_again(sequence) or sequence.generated:
-            return False
-        self._scheduler.cancel(sequence.request.request_id)
-        try:
-            self._submit(sequence.request)
-        except QueueFull:
-            return False
-        return True
+    def _give_up_state(self, sequence: LiveSequence, reason: str) -> None:
+        """Keep nothing of what a sequence has computed. If what it began from may be to blame, have it read again without."""
+        request_id = sequence.request.request_id
+        is_live = self._ledger.is_live(sequence)
+        begins_anew = is_live and sequence.can_begin_anew
+        if is_live:
+            logger.warning(
+                "request %s %s: %s", request_id, "is read again from its beginning" if begins_anew else "fails", reason
+            )
+        with _costing_no_answer("what request %s has handed over could not be forgotten", request_id):
+            self._remembering.distrust(sequence, live=self._ledger.live())
+        sequence.give_up_state()
+        if begins_anew:
+            self._close(sequence, is_healthy=False)
+            self._remembering.begin_again(sequence)
+            sequence.reads_afresh = True
+            self._scheduler.restart(request_id)
+
+    def _blame(self, sequence: LiveSequence) -> None:
+        with _costing_no_answer("what request %s began from could not be forgotten", sequence.request.request_id):
+            self._remembering.blame(sequence, live=self._ledger.live())
 
     def _leave(self, sequence: LiveSequence, *, for_good: bool) -> None:
         with _costing_no_answer("what request %s has read could not be kept", sequence.request.request_id):
@@ -444,6 +463,7 @@ class WorkerLoop:
     def _open_afresh(self, sequence: LiveSequence) -> None:
         """From its first token, whatever is remembered: after a failure."""
         self._remembering.begin_again(sequence)
+        sequence.began_from = ()
         generated = tuple(sequence.generated)
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
@@ -465,11 +485,11 @@ class WorkerLoop:
         self._ledger.finish(sequence, reason, error=error)
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
-    def _finish_all(self, reason: FinishReason, *, error: str = "") -> None:
+    def _finish_all(self, reason: FinishReason, *, error: str = "", unhealthy: tuple[LiveSequence, ...] = ()) -> None:
         for sequence in self._ledger.live():
             self._ledger.finish(sequence, reason, error=error)
             if reason is FinishReason.CANCELLED:
-                self._close(sequence)
+                self._close(sequence, is_healthy=sequence not in unhealthy)
         self._inbox.send(self._ledger.take_outbox())
 
     def _tell_statistics(self, *, is_busy: bool) -> None:

@@ -11,31 +11,37 @@ from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import mlx.core as mx
 
 from holdfast.cache.addition import Addition
 from holdfast.cache.codec import (
     Codec,
+    Description,
     PackedRun,
+    Payload,
+    check_run,
+    check_state,
+    check_values,
     cut,
     pack,
     run_from_bytes,
-    run_to_bytes,
     state_from_bytes,
-    state_to_bytes,
+    to_bytes,
     unpack,
 )
+from holdfast.cache.form import ModelForm
 from holdfast.cache.hold import Hold
 from holdfast.cache.library import Library
+from holdfast.cache.losses import LossCause
 from holdfast.cache.reuse import ReusePlan
-from holdfast.cache.snapshot import KVRun, RunForm, SnapshotMismatch, StateSnapshot, form_of
+from holdfast.cache.snapshot import KVRun, SnapshotMismatch, StateSnapshot, all_finite
+from holdfast.cache.tree import BLOCK_TOKENS
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
 from holdfast.messages import MemoryFigures, MemoryReport
 from holdfast.store.block import Block, ReadFailed
-from holdfast.store.keys import BlockKey
+from holdfast.store.keys import BlockKey, BlockKind
 from holdfast.store.store import BlockStore
 from holdfast.worker.memory_report import figures_of, report_of
 
@@ -46,8 +52,6 @@ TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
 BLOCKS_AT_A_TIME = 8
-
-Payload: TypeAlias = PackedRun | StateSnapshot
 
 logger = logging.getLogger("holdfast.memory")
 
@@ -70,6 +74,11 @@ class Recall:
         """Tokens that need not be read."""
         return self.plan.tokens
 
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """The blocks and the state that they are in, parents before children."""
+        return self.plan.keys
+
     def report(self) -> MemoryReport:
         """What was found, and why not more."""
         return report_of(self.plan, restore_seconds=self.restored_seconds)
@@ -83,15 +92,13 @@ class Recall:
 class Memory:
     """The library of one model, its store, and the way between them and the engine."""
 
-    def __init__(
-        self, library: Library, *, store: BlockStore | None, run_form: RunForm, resumes_anywhere: bool, codec: Codec = "native"
-    ) -> None:
+    def __init__(self, library: Library, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
         self._library, self._store = library, store
-        self._run_form, self._resumes_anywhere, self._codec = run_form, resumes_anywhere, codec
+        self._form, self._codec = form, codec
         self._tended_at = self._offered_at = 0.0
         loaded = library.load()
         if loaded.placed:
-            logger.info("the store has %d blocks of this model", loaded.placed)
+            logger.info("the store has %d block%s of this model", loaded.placed, "" if loaded.placed == 1 else "s")
 
     @property
     def library(self) -> Library:
@@ -108,7 +115,7 @@ class Memory:
 
         The last token is read again in any case, so that a repeated prompt can begin right before it.
         """
-        if self._resumes_anywhere:
+        if self._form.resumes_anywhere:
             return ()
         marks = {*range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS), *partings[:MOST_PARTINGS], prompt_tokens - 1}
         return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
@@ -185,19 +192,47 @@ class Memory:
         assert isinstance(state, StateSnapshot)
         return state
 
-    def keep(self, tokens: array[int], kept: Kept, *, salt: str = "") -> None:
-        """Take in what a sequence that knows `tokens` has left behind; longer than what it knows is not kept."""
-        for run in kept.runs:
-            self._keep_run(tokens, run, salt)
-        if kept.state is not None:
-            self.keep_state(tokens, kept.state, salt=salt)
+    def keep(self, tokens: array[int], kept: Kept, *, salt: str = "") -> tuple[BlockKey, ...]:
+        """Take in what a sequence that knows `tokens` has left behind; returns what is new of it.
 
-    def keep_state(self, tokens: array[int], state: StateSnapshot, *, salt: str) -> None:
-        """Take in a state that has seen the first of these tokens; one that has seen more is not kept."""
-        if 0 < state.position <= len(tokens):
-            addition = self._library.add_state(tokens[: state.position], payload=state, salt=salt)
-            if addition.is_new:
-                self._save(addition, state)
+        Longer than what it knows is not kept, and nothing that holds values which are not finite.
+        """
+        if not kept.is_finite:
+            logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
+            return ()
+        added = [key for run in kept.runs for key in self._keep_run(tokens, run, salt)]
+        if kept.state is not None:
+            added += self.keep_state(tokens, kept.state, salt=salt)
+        return tuple(added)
+
+    def keep_state(self, tokens: array[int], state: StateSnapshot, *, salt: str) -> tuple[BlockKey, ...]:
+        """Take in a state that has seen the first of these tokens; one that has seen more is not kept. Returns what is new."""
+        if not 0 < state.position <= len(tokens):
+            return ()
+        return self._save_new(self._library.add_state(tokens[: state.position], payload=state, salt=salt), state)
+
+    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on disk; returns what that was."""
+        return self._library.forget(keys, cause=LossCause.UNTRUSTED)
+
+    def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Of a chain, forget everything from the first block on that is not known to be sound; returns what that was.
+
+        Known to be sound is what is in RAM, has the model's form and holds finite values only.
+        """
+        first = next((key for key in keys if not self._is_sound(key)), None)
+        return () if first is None else self.forget((first,))
+
+    def _is_sound(self, key: BlockKey) -> bool:
+        payload = self._library.payload(key)
+        if not isinstance(payload, PackedRun | StateSnapshot):
+            return False
+        meta, parts = to_bytes(payload)
+        try:
+            self.check("state" if isinstance(payload, StateSnapshot) else "kv", meta, parts)
+        except SnapshotMismatch:
+            return False
+        return True
 
     def tend(self) -> None:
         """Now and then: learn from the store what became durable and what was lost."""
@@ -230,7 +265,7 @@ class Memory:
             self._store.close()
 
     def _plan(self, tokens: array[int], salt: str) -> ReusePlan:
-        return self._library.plan(tokens, salt=salt, resumable_anywhere=self._resumes_anywhere, limit=len(tokens) - 1)
+        return self._library.plan(tokens, salt=salt, resumable_anywhere=self._form.resumes_anywhere, limit=len(tokens) - 1)
 
     def _plan_again(self, recall: Recall) -> None:
         recall.hold.release()
@@ -246,40 +281,59 @@ class Memory:
 
     def _payload_of(self, block: Block) -> Payload:
         parts = tuple(memoryview(part) for part in block.parts)
-        if block.kind == "state":
-            return state_from_bytes(block.meta, parts)
-        packed = self.run_of(block.meta, parts)
-        if packed.tokens != len(block.token_ids):
+        payload = self.decoded(block.kind, block.meta, parts)
+        if isinstance(payload, StateSnapshot):
+            if payload.position != block.start:
+                raise SnapshotMismatch("a stored state stands elsewhere than its block")
+        elif payload.tokens != len(block.token_ids):
             raise SnapshotMismatch("a stored run has another length than its tokens")
-        return packed
+        return payload
 
-    def run_of(self, meta: bytes, parts: Sequence[memoryview]) -> PackedRun:
-        """A run of this model out of its bytes. Raises SnapshotMismatch for what is none."""
-        packed = run_from_bytes(meta, parts)
-        if form_of(unpack(packed)) != self._run_form or any(array.shape[2] != packed.tokens for array in packed.arrays):
-            raise SnapshotMismatch("a run is of another form than this model's")
-        return packed
+    def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
+        """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
+        if kind == "state":
+            return check_state(meta, part_bytes, model=self._form)
+        run = check_run(meta, part_bytes, model=self._form, codec=self._codec)
+        if run.length > BLOCK_TOKENS:
+            raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
+        return run
 
-    def _keep_run(self, tokens: array[int], run: KVRun, salt: str) -> None:
-        if min(run.start + run.tokens, len(tokens)) > run.start:
-            self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), salt=salt)
+    def check(self, kind: BlockKind, meta: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """The same, and that every value is finite. Any thread. Raises SnapshotMismatch."""
+        check_values(self.describe(kind, meta, _sizes(parts)).arrays, parts)
 
-    def keep_packed(self, tokens: array[int], run: PackedRun, *, salt: str) -> None:
-        """Take in what is not there yet of a run that begins at its `start` among `tokens`."""
+    def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
+        """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
+        self.describe(kind, meta, _sizes(parts))
+        return state_from_bytes(meta, parts) if kind == "state" else run_from_bytes(meta, parts)
+
+    def _keep_run(self, tokens: array[int], run: KVRun, salt: str) -> tuple[BlockKey, ...]:
+        if min(run.start + run.tokens, len(tokens)) <= run.start:
+            return ()
+        return self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), salt=salt)
+
+    def keep_packed(self, tokens: array[int], run: PackedRun, *, salt: str) -> tuple[BlockKey, ...]:
+        """Take in what is not there yet of a run that begins at its `start` among `tokens`; returns what is new."""
         end = min(run.start + run.tokens, len(tokens))
         start = max(run.start, self._library.missing(tokens[:end], salt=salt))
         if start >= end:
-            return
+            return ()
         packed = cut(run, offset=start - run.start, tokens=end - start)
         mx.eval(packed.arrays)
-        addition = self._library.add_run(tokens[:end], start=start, payload=packed, salt=salt)
-        if addition.is_new:
-            self._save(addition, packed)
+        if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
+            return ()
+        return self._save_new(self._library.add_run(tokens[:end], start=start, payload=packed, salt=salt), packed)
+
+    def _save_new(self, addition: Addition, payload: Payload) -> tuple[BlockKey, ...]:
+        if not addition.is_new:
+            return ()
+        self._save(addition, payload)
+        return (addition.key,)
 
     def _save(self, addition: Addition, payload: Payload) -> None:
         if self._store is None:
             return
-        meta, parts = run_to_bytes(payload) if isinstance(payload, PackedRun) else state_to_bytes(payload)
+        meta, parts = to_bytes(payload)
         self._store.put(
             Block(
                 key=addition.key,
@@ -292,3 +346,7 @@ class Memory:
                 parts=parts,
             )
         )
+
+
+def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:
+    return [memoryview(part).nbytes for part in parts]

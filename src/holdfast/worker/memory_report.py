@@ -15,6 +15,7 @@ from holdfast.store.statistics import StoreStatistics
 _OF_A_LOSS = {
     LossCause.EVICTED: MemoryOutcome.EVICTED,
     LossCause.UNREADABLE: MemoryOutcome.UNREADABLE,
+    LossCause.UNTRUSTED: MemoryOutcome.UNREADABLE,
     LossCause.FORGOTTEN: MemoryOutcome.FORGOTTEN,
 }
 

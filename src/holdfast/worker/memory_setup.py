@@ -24,33 +24,39 @@ logger = logging.getLogger("holdfast.memory")
 
 
 def open_memory(
-    loaded: LoadedModel, costs: KVCosts, *, folder: Path, store: StoreSettings, kv_budget_bytes: int
+    loaded: LoadedModel, costs: KVCosts, *, folder: Path, served_as: str, store: StoreSettings, kv_budget_bytes: int
 ) -> Memory | None:
     """The memory of the model in `folder`; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder."""
-    if costs.run_form is None:
+    if costs.form is None:
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
         return None
     codec = store.codec
-    if codec != "native" and any(head_dim % 64 for _, head_dim, _ in costs.run_form):
+    if codec != "native" and any(heads.dimension % 64 for heads in costs.form.heads):
         logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
         codec = "native"
     fingerprint = model_fingerprint(folder, computed_as=_computed_as(loaded, codec), mlx_lm_version=mlx_lm_version())
-    blocks = _open_store(store, fingerprint) if store.folder else None
+    blocks = _open_store(store, fingerprint, served_as=served_as) if store.folder else None
     library = Library(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
-    return Memory(library, store=blocks, run_form=costs.run_form, resumes_anywhere=costs.resumes_anywhere, codec=codec)
+    return Memory(library, store=blocks, form=costs.form, codec=codec)
 
 
-def open_sessions(memory: Memory, store: StoreSettings) -> SessionDesk:
+def open_sessions(memory: Memory, store: StoreSettings, *, context_tokens: int) -> SessionDesk:
     """The sessions of a model; those of an earlier worker on the same store are there again."""
-    return SessionDesk(memory, most=store.max_sessions, ttl_seconds=store.session_seconds, pinned_percent=store.pinned_percent)
+    return SessionDesk(
+        memory,
+        most=store.max_sessions,
+        ttl_seconds=store.session_seconds,
+        pinned_percent=store.pinned_percent,
+        context_tokens=context_tokens,
+    )
 
 
 def _computed_as(loaded: LoadedModel, codec: str) -> str:
     return f"{loaded.compute_dtype} {loaded.note} {codec}"
 
 
-def _open_store(store: StoreSettings, fingerprint: str) -> BlockStore:
+def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
     try:
-        return BlockStore(Path(store.folder), fingerprint=fingerprint, limits=store_limits(store))
+        return BlockStore(Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=store_limits(store))
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

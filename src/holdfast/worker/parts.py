@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
 from holdfast.messages import MemoryFigures, MemoryReport, RequestId, SequenceRequest
 from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.store.keys import BlockKey
 
 
 class Engine(Protocol):
@@ -74,6 +75,11 @@ class Recall(Protocol):
         """Tokens that need not be read, fewer than the request knows."""
         ...
 
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """What it stands on, parents before children."""
+        ...
+
     def report(self) -> MemoryReport:
         """What was found, and why not more. The times are the caller's, but for that of the disk."""
         ...
@@ -106,8 +112,16 @@ class Memory(Protocol):
         """What to give to the engine; None when there is nothing."""
         ...
 
-    def keep(self, tokens: array[int], kept: Any, *, salt: str = "") -> None:
-        """Take in what a sequence that knows `tokens` has left behind."""
+    def keep(self, tokens: array[int], kept: Any, *, salt: str = "") -> tuple[BlockKey, ...]:
+        """Take in what a sequence that knows `tokens` has left behind; returns what is new of it."""
+        ...
+
+    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Forget blocks that cannot be trusted; returns what is gone by that."""
+        ...
+
+    def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Of a chain, forget everything from the first block on that is not known to be sound; returns what is gone by that."""
         ...
 
     def tend(self) -> None:

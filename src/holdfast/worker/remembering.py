@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from holdfast.engine.plan import KeepPolicy
 from holdfast.messages import MemoryFigures, MemoryOutcome, MemoryReport, RequestId, SequenceRequest
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
+from holdfast.store.keys import BlockKey
 from holdfast.worker.counters import MemoryCounters
 from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.sequences import LiveSequence
@@ -75,7 +76,7 @@ class Remembering:
 
         It waits when that is on its way from disk, or when another sequence is reading what both begin with.
         """
-        if self._memory is None or not _takes_part(sequence.request):
+        if self._memory is None or not _takes_part(sequence.request) or sequence.reads_afresh:
             return
         if self.has_work:
             self.put_away_all()  # the next turn often comes right after the answer that it goes on from
@@ -135,8 +136,11 @@ class Remembering:
             self._book(sequence, MemoryReport(outcome=outcome))
             return None, None
         prefix, report = None, MemoryReport(outcome=MemoryOutcome.FAILED)
+        if not sequence.reads_afresh:
+            sequence.began_from = ()
         if sequence.recall is not None:
             began_at = self._clock()
+            sequence.began_from = sequence.recall.keys
             prefix = self._memory.prefix(sequence.recall)
             report = sequence.recall.report()
             report = msgspec.structs.replace(report, restore_seconds=report.restore_seconds + self._clock() - began_at)
@@ -144,15 +148,44 @@ class Remembering:
         self._book(sequence, report)
         return prefix, self._memory.policy(len(sequence.request.prompt_token_ids), sequence.request.partings)
 
-    def begin_again(self, sequence: LiveSequence) -> bool:
-        """The sequence is read from its first token on: nothing was reused after all. False if nothing was to be, anyway."""
-        had_recall = sequence.recall is not None
+    def begin_again(self, sequence: LiveSequence) -> None:
+        """The sequence is read from its first token on: nothing was reused after all."""
         self.drop_recall(sequence)
-        if sequence.memory is None or not sequence.memory.cached_tokens:
-            return had_recall
-        if not sequence.generated:
+        if sequence.memory is not None and sequence.memory.cached_tokens and not sequence.generated:
             sequence.memory = MemoryReport(outcome=MemoryOutcome.FAILED)
-        return True
+
+    def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
+        """What a sequence computed is not to be kept: forget what it handed over, and what it began from if that may be why.
+
+        What is known to be sound stays until the sequence, read afresh, has come out right (`blame`): a model may give nonsense
+        for one prompt, and others stand on the same chain. `live`: who of them was to begin from what is gone looks again.
+        """
+        self.discard_left((sequence,))
+        if self._memory is None:
+            return
+        gone = self._memory.forget(tuple(sequence.handed_over))
+        if not sequence.reads_afresh:
+            unsound = self._memory.forget_unsound(sequence.began_from)
+            if unsound:
+                sequence.began_from = ()
+            gone += unsound
+        self._look_elsewhere(gone, [other for other in live if other is not sequence])
+
+    def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
+        """Read afresh, a sequence has come out right: forget what it began from the first time."""
+        began_from, sequence.began_from = sequence.began_from, ()
+        if self._memory is not None and began_from:
+            self._look_elsewhere(self._memory.forget(began_from), live)
+
+    def _look_elsewhere(self, gone: tuple[BlockKey, ...], live: Iterable[LiveSequence]) -> None:
+        lost = set(gone)
+        for other in live:
+            if other.recall is not None and not lost.isdisjoint(other.recall.keys):
+                self._scheduler.wait_for_memory(other.request.request_id)
+                self.drop_recall(other)
+                self._freed.append(other)
+                self._freed += [self._behind.pop(request_id) for request_id in self._readings.withdraw(other.request.request_id)]
+        self._look_again(())
 
     def figures(self) -> MemoryFigures | None:
         """What is kept and what it was good for; None without a memory."""
@@ -211,13 +244,23 @@ class Remembering:
             elif for_good:
                 self._note_use(sequence)
 
+    def discard_left(self, sequences: Container[LiveSequence]) -> None:
+        """Keep nothing of what these have left behind."""
+        self._left = [left for left in self._left if left.sequence not in sequences]
+        self._ready = [left for left in self._ready if left.sequence not in sequences]
+
+    def has_left(self, sequences: Container[LiveSequence]) -> bool:
+        """Whether one of these has left behind what is still being computed."""
+        return any(left.sequence in sequences for left in self._left)
+
     def take(self, pending: Any, sequences: tuple[LiveSequence, ...]) -> None:
-        """A step was collected: put away what it has made, and what was left behind before it was dispatched."""
+        """A step was collected: put away what it has made of these sequences, and what was left behind before its dispatch."""
         if self._memory is None:
             return
         by_id = {sequence.request.request_id: sequence for sequence in sequences}
         for kept in self._engine.take_kept(pending):
-            self._put_away(by_id[kept.request_id], kept)
+            if kept.request_id in by_id:
+                self._put_away(by_id[kept.request_id], kept)
         self.put_away_ready()
         self._ready, self._left = self._left, []
 
@@ -272,7 +315,7 @@ class Remembering:
 
     def _put_away(self, sequence: LiveSequence, kept: Any) -> None:
         assert self._memory is not None
-        self._memory.keep(sequence.chain, kept, salt=sequence.request.tenant)
+        sequence.handed_over += self._memory.keep(sequence.chain, kept, salt=sequence.request.tenant)
         if kept.runs:
             self._look_again(self._readings.progress(sequence.request.request_id, kept.runs[-1].start + kept.runs[-1].tokens))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.messages import Finished, FinishReason, MemoryReport, SequenceRequest, Started, Timings, TokenLogprob
 from holdfast.scheduler.stopping import Ending, ending
+from holdfast.store.keys import BlockKey
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,6 +32,10 @@ class LiveSequence:
     waits_since: float | None = None  # for another one that reads the same beginning
     waited_seconds: float = 0.0
     memory: MemoryReport | None = None  # what it began from; None before it does
+    began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
+    handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the memory
+    lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
+    reads_afresh: bool = False  # it came to grief with what it began from, and begins from nothing any more
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -42,6 +47,16 @@ class LiveSequence:
             self.admitted_at = now
         self.capacity_tokens = capacity_tokens
         self.prompt_logprobs.clear()
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether what it began from may be why it does not come out right; only once."""
+        return bool(self.began_from) and not self.reads_afresh
+
+    def give_up_state(self) -> None:
+        """Nothing that it has computed since it was opened counts any more, in steps under way neither."""
+        self.lives += 1
+        self.handed_over.clear()
 
     def ending(self, token_ids: tuple[int, ...]) -> Ending:
         """What counts of newly drawn tokens, and whether they end the sequence."""

@@ -54,14 +54,14 @@ def build_loop(
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
-    kept = open_memory(loaded, measured, folder=Path(folder), store=store, kv_budget_bytes=budget_bytes)
+    kept = open_memory(loaded, measured, folder=Path(folder), served_as=model.name, store=store, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,
         inbox=inbox,
         retry_chunk_tokens=scheduler.step_tokens,
         memory=kept,
-        sessions=None if kept is None else open_sessions(kept, store),
+        sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
         pulse=pulse,
     )

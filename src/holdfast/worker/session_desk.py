@@ -52,6 +52,7 @@ class SessionDesk:
         most: int = 1000,
         ttl_seconds: float | None = 604800.0,
         pinned_percent: int = 50,
+        context_tokens: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._memory, self._clock = memory, clock
@@ -59,7 +60,7 @@ class SessionDesk:
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(memory, quota_bytes=self._quota_bytes)
         memory.library.limit_pins(memory.library.ram_budget_bytes * pinned_percent // 100)
-        self._transfers = Transfers(memory)
+        self._transfers = Transfers(memory, context_tokens=context_tokens, check_room=self._check_room)
         self._dirty: dict[str, Session] = {}
         self._asked_records: Future[dict[str, bytes]] | None = None
         self._recorded_at = self._looked_at = 0.0
@@ -205,6 +206,20 @@ class SessionDesk:
             return SessionAnswer(call_id=call_id, failure=refusal.failure, message=str(refusal))
         return self._answer(call_id, session)
 
+    def _check_room(self, transfer: Import) -> None:
+        """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""
+        assert transfer.header is not None
+        tenant = transfer.command.tenant
+        self._refuse_taken(transfer.command.session_id or transfer.header.session_id, tenant=tenant)
+        self._registry.victims(tenant, sessions=1)
+        quota_bytes, free_bytes = self._quota_bytes(), self._budget_bytes() - self._pins.pinned_bytes
+        if transfer.nbytes > quota_bytes:
+            message = f"the file holds {transfer.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
+            raise SessionRefused(SessionFailure.OVER_QUOTA, message)
+        if transfer.nbytes > free_bytes:
+            message = f"the file holds {transfer.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
+            raise SessionRefused(SessionFailure.NO_ROOM, message)
+
     def _taken_in(self, transfer: Import) -> Session:
         assert transfer.header is not None
         header, tenant = transfer.header, transfer.command.tenant
@@ -212,7 +227,7 @@ class SessionDesk:
         self._refuse_taken(session_id, tenant=tenant)
         branches = tuple(self._memory.library.branch(chain, salt=tenant) for chain in transfer.chains)
         if any(branch.tokens < len(chain) for branch, chain in zip(branches, transfer.chains, strict=True)):
-            raise SessionRefused(SessionFailure.FAILED, "there is no room for all of the session")
+            raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
             session_id, tenant=tenant, now=self._clock(), ttl_seconds=header.ttl_seconds, metadata=header.metadata
@@ -329,9 +344,13 @@ class SessionDesk:
         )
 
     def _quota_bytes(self) -> int:
-        store = self._memory.store
-        budget = self._memory.library.ram_budget_bytes if store is None else store.statistics().allowed_bytes
-        return budget * self._pinned_percent // 100
+        return self._budget_bytes() * self._pinned_percent // 100
+
+    def _budget_bytes(self) -> int:
+        on_disk = None if self._memory.store is None else self._memory.store.statistics()
+        if on_disk is None or on_disk.mode != "writing":
+            return self._memory.library.ram_budget_bytes
+        return on_disk.allowed_bytes
 
 
 def _check(command: SessionCommand) -> None:

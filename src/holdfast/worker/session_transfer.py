@@ -14,10 +14,9 @@ from array import array
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from holdfast.cache.branch import Branch
-from holdfast.cache.codec import PackedRun, cut, run_to_bytes, state_from_bytes, state_to_bytes
+from holdfast.cache.codec import Content, PackedRun, check_values, cut, to_bytes
 from holdfast.cache.hold import Hold
 from holdfast.cache.snapshot import SnapshotMismatch, StateSnapshot
 from holdfast.errors import SessionRefused
@@ -44,8 +43,6 @@ MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which takes 512 MiB
 _POLL_SECONDS = 0.05
 
 logger = logging.getLogger("holdfast.sessions")
-
-Content: TypeAlias = tuple[bytes, tuple[memoryview, ...]]  # meta and parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,8 @@ class Import:
     """A session on its way in. The thread puts the frames into the queue, in the order of the branches that need them."""
 
     command: ImportSession
-    header: Header | None = None
+    header: Header | None = None  # set when the file was checked as a whole
+    nbytes: int = 0  # of all that is in it
     chains: list[array[int]] = field(default_factory=list)
     frames: queue.Queue[Frame] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
     taking: Generator[None, Frame, None] | None = None
@@ -94,8 +92,9 @@ class Import:
 class Transfers:
     """Exports and imports under way. Device thread, but for `_write` and `_read`, which are threads'."""
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, *, context_tokens: int, check_room: Callable[[Import], None]) -> None:
+        """`check_room` raises SessionRefused when a checked file may not come in; on the device thread, before anything does."""
+        self._memory, self._context_tokens, self._check_room = memory, context_tokens, check_room
         self._under_way: dict[int, tuple[Export | Import, threading.Thread]] = {}
 
     @property
@@ -159,6 +158,8 @@ class Transfers:
             return True
         try:
             return self._give(transfer, until) if isinstance(transfer, Export) else self._take(transfer, until)
+        except SessionRefused as refusal:
+            transfer.failure = refusal
         except SnapshotMismatch as error:
             transfer.failure = SessionRefused(SessionFailure.BAD_FILE, f"the file does not fit this model: {error}")
         except Exception as error:  # whatever a damaged block makes of MLX must cost nobody else anything
@@ -178,9 +179,7 @@ class Transfers:
 
     def _content(self, key: BlockKey) -> Content | None:
         payload = self._memory.library.payload(key)
-        if isinstance(payload, PackedRun):
-            return run_to_bytes(payload)
-        return state_to_bytes(payload) if isinstance(payload, StateSnapshot) else None
+        return to_bytes(payload) if isinstance(payload, PackedRun | StateSnapshot) else None
 
     def _write(self, export: Export) -> None:
         write_session(Path(export.command.path), export.header, self._frames(export))
@@ -238,24 +237,44 @@ class Transfers:
     # -- in
 
     def _read(self, incoming: Import) -> None:
-        file = SessionFile(Path(incoming.command.path), is_stopped=incoming.stop.is_set)
+        path = Path(incoming.command.path)
+        file = SessionFile(path, most_tokens=self._context_tokens, is_stopped=incoming.stop.is_set)
         try:
             if file.header.fingerprint != self._memory.library.fingerprint:
                 raise SessionRefused(
                     SessionFailure.OTHER_MODEL, "the file is of another model, or of other weights or settings of it"
                 )
-            incoming.header = file.header
+            self._check_frames(file, incoming.stop)
+            incoming.nbytes, incoming.header = file.nbytes, file.header
             for number in _order(file.header):
                 frame = file.frame(number)
                 _wait(lambda frame=frame: incoming.frames.put(frame, timeout=_POLL_SECONDS), incoming.stop)  # type: ignore[misc]
         finally:
             file.close()
 
+    def _check_frames(self, file: SessionFile, stop: threading.Event) -> None:
+        """Hold every block and state against the model, its values too, before the first of them is taken in."""
+        states = {frame: position for branch in file.header.branches for frame, position in branch.states}
+        for number in range(file.header.frames):
+            head = file.head(number)
+            try:
+                claimed = self._memory.describe(head.kind, head.meta, head.part_bytes)
+                if number in states and claimed.length != states[number]:
+                    raise SnapshotMismatch("a state stands elsewhere than its branch says")
+                if number not in states and not 0 <= head.offset <= claimed.length - len(head.packed_tokens) // 4:
+                    raise SnapshotMismatch("a block is shorter than its tokens")
+                check_values(claimed.arrays, file.frame(number).parts)
+            except SnapshotMismatch as misfit:
+                raise BadSessionFile(f"block {number} of the file does not fit this model: {misfit}") from None
+            if stop.is_set():
+                raise _Stopped
+
     def _take(self, incoming: Import, until: float) -> bool:
         has_all = incoming.ended.is_set()  # asked before the queue is looked into: nothing comes after it
         if incoming.header is None:
             return has_all
         if incoming.taking is None:
+            self._check_room(incoming)
             incoming.taking = self._take_in(incoming, incoming.header)
             if next(incoming.taking, self) is self:
                 return has_all  # a session that has read nothing
@@ -281,11 +300,10 @@ class Transfers:
                 frame = yield
                 self._take_run(chain, part, frame, start=start, salt=salt)
                 start = part.end
-            for _, position in branch.states:
+            for _ in branch.states:
                 frame = yield
-                state = state_from_bytes(frame.head.meta, _views(frame))
-                if state.position != position:
-                    raise SnapshotMismatch("a state stands elsewhere than its branch says")
+                state = self._memory.decoded("state", frame.head.meta, _views(frame))
+                assert isinstance(state, StateSnapshot)
                 self._memory.keep_state(chain, state, salt=salt)
             incoming.chains.append(chain)
 
@@ -293,9 +311,8 @@ class Transfers:
         """Take in a part of a branch, and go on with its chain."""
         head = frame.head
         chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
-        whole = self._memory.run_of(head.meta, _views(frame))
-        if not 0 <= head.offset <= whole.tokens - part.tokens:
-            raise SnapshotMismatch("a block is shorter than its tokens")
+        whole = self._memory.decoded("kv", head.meta, _views(frame))
+        assert isinstance(whole, PackedRun)
         own = cut(whole, offset=head.offset, tokens=part.tokens)
         run = PackedRun(start=start, tokens=own.tokens, codec=own.codec, dtype=own.dtype, arrays=own.arrays)
         self._memory.keep_packed(chain, run, salt=salt)

@@ -1,0 +1,98 @@
+"""What a person types in a chat: one message at a time, of one line or several; a paste is one message.
+
+prompt_toolkit reads the keys, because Python's own `input` takes every line of a paste for a message of its own: GNU readline's
+bracketed paste is switched off by Python, and libedit, which Python has on macOS, knows none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+from collections.abc import Iterator
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+PROMPT, CONTINUATION = FormattedText([("fg:ansigreen bold", "> ")]), "… "
+LEAVE_HINT = "(Ctrl-C again, Ctrl-D or /exit leaves)"
+_LOCAL, _INPUT = 3, 0  # places in termios' list of attributes
+_KEEP_PASTES_WHOLE, _PASTES_AS_KEYS = "\x1b[?2004h", "\x1b[?2004l"
+
+
+def typed_messages() -> Iterator[str]:
+    """Message after message, until Ctrl-D at an empty prompt, or Ctrl-C twice.
+
+    While a message is being answered, what is typed is not shown; it stands at the next prompt.
+    """
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # a terminal that does not answer where its cursor is gets no warning
+    keyboard: PromptSession[str] = PromptSession(
+        multiline=True,
+        enable_suspend=True,
+        key_bindings=_keys(),
+        prompt_continuation=CONTINUATION,
+        output=None if sys.stdout.isatty() else create_output(always_prefer_tty=True),
+    )
+    about_to_leave = False
+    with _unseen():
+        while True:
+            try:
+                message = keyboard.prompt(PROMPT)
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if about_to_leave:
+                    return
+                about_to_leave = not keyboard.default_buffer.text  # a line that is given up is no wish to leave
+                if about_to_leave:
+                    print(LEAVE_HINT, flush=True)  # noqa: T201 - to the person, as the prompt is
+                continue
+            about_to_leave = False
+            _tell_terminal(_KEEP_PASTES_WHOLE)  # the prompt, which has ended, has switched it off
+            yield message
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Between prompts: keys are kept for the next prompt as they come, neither shown nor gathered to lines; Ctrl-C works."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    between = termios.tcgetattr(keyboard)
+    between[_INPUT] &= ~termios.ICRNL
+    between[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
+    between[_LOCAL] |= termios.NOFLSH  # Ctrl-C, too, leaves what was typed before it
+    termios.tcsetattr(keyboard, termios.TCSANOW, between)
+    try:
+        yield
+    finally:
+        _tell_terminal(_PASTES_AS_KEYS)
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+
+def _tell_terminal(sequence: str) -> None:
+    if sys.stdout.isatty():
+        sys.stdout.write(sequence)
+        sys.stdout.flush()
+
+
+def _keys() -> KeyBindings:
+    """Enter sends; Alt-Enter, or Enter behind a backslash, begins a new line."""
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\") and not buffer.document.text_after_cursor:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys

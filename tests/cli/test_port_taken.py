@@ -1,0 +1,90 @@
+"""Who listens on a port that `serve` wants."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.port_taken import who_has_the_port
+from holdfast.errors import AddressInUse
+from tests.cli.terminal import holdfast, only_line
+from tests.fakes.server_process import ServerProcess
+from tests.fakes.tiny_models import write_tiny
+
+
+def said_of(port: int) -> str:
+    return who_has_the_port(AddressInUse(host="127.0.0.1", port=port, url=f"http://127.0.0.1:{port}"))
+
+
+@contextmanager
+def answering(status: int, answer: Any) -> Iterator[int]:
+    """The port of a server that answers every path so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_server_of_the_same_kind_is_told_with_its_address_and_its_models() -> None:
+    with answering(503, {"status": "starting", "version": "0.1.0", "models": [{"id": "demo", "state": "loading"}]}) as port:
+        said = said_of(port)
+    assert f"taken by Holdfast itself: it serves demo at http://127.0.0.1:{port} already" in said
+    assert f"holdfast chat --url http://127.0.0.1:{port}" in said
+    assert f"-p {port + 1} (-p 0: a free one)" in said
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"version": "1"}, {"models": []}, {"version": "1", "models": "all"}])
+def test_whatever_else_answers_is_another_program(answer: Any) -> None:
+    with answering(200, answer) as port:
+        assert "taken by another program; stop it, or take another port: -p" in said_of(port)
+
+
+def test_who_does_not_speak_http_is_another_program() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def refuse() -> None:
+            for _ in range(2):
+                connection, _address = listener.accept()
+                connection.sendall(b"220 mail ready\r\n")
+                connection.close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        assert "another program" in said_of(port)
+
+
+def test_a_second_server_on_the_port_is_told_who_has_it(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    server = ServerProcess(str(tmp_path / "model"))
+    try:
+        server.wait_ready()
+        done = holdfast("serve", "-p", server.url.rpartition(":")[2], cwd=tmp_path)
+    finally:
+        server.stop()
+    assert done.returncode == 2
+    assert f"taken by Holdfast itself: it serves model at {server.url}" in only_line(done.stderr)

@@ -1,0 +1,68 @@
+"""Stored state that is not what it says: blocks of a closed store, written anew by its own writer, so that checksums match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from holdfast.store.block import Block
+from holdfast.store.store import BlockStore
+
+Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]  # meta and parts, before and after
+
+
+def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
+    """Change every block of a kind; returns how many there were."""
+    with BlockStore(folder, fingerprint=fingerprint) as store:
+        blocks = [store.read(entry.key).result() for entry in store.entries() if entry.kind == kind]
+        whole = [store.read(entry.key).result() for entry in store.entries()]
+        changed: list[Block] = []
+        for block in whole:
+            meta, parts = block.meta, tuple(bytes(part) for part in block.parts)
+            if block.kind == kind:
+                meta, parts = change(meta, parts)
+            changed.append(replace(block, meta=meta, parts=parts))
+        store.remove([block.key for block in reversed(whole)])
+        assert store.flush()
+        for block in changed:
+            store.put(block)
+        assert store.flush()
+        assert len(store.entries()) == len(whole)
+    return len(blocks)
+
+
+def with_value(value: float, *, part: int = -1, at: int = -1) -> Change:
+    """One float32 value of one array is another one."""
+
+    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
+        numbers = np.frombuffer(parts[part], np.float32).copy()
+        numbers[at] = value
+        changed = list(parts)
+        changed[part] = numbers.tobytes()
+        return meta, tuple(changed)
+
+    return change
+
+
+def with_values(value: float) -> Change:
+    """Every float32 value is this one."""
+
+    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
+        return meta, tuple(np.full(len(part) // 4, value, np.float32).tobytes() for part in parts)
+
+    return change
+
+
+def with_meta(edit: Callable[[dict[str, object]], None]) -> Change:
+    """The description says something else; the bytes stay."""
+
+    def change(meta: bytes, parts: Sequence[bytes]) -> tuple[bytes, tuple[bytes, ...]]:
+        described = msgspec.msgpack.decode(meta)
+        edit(described)
+        return msgspec.msgpack.encode(described), tuple(parts)
+
+    return change

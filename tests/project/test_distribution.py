@@ -1,0 +1,84 @@
+"""The distribution is called holdfast-mlx. `holdfast` on PyPI is another project, and nothing here may lead a person to it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.bench import machine
+from tests.project.sources import ROOT
+
+NAME = "holdfast-mlx"
+SUFFIXES = {".py", ".md", ".toml", ".txt", ".sh", ".json", ".yml", ".jinja", ".svg", ""}
+# The other project as what an installer is given, as an extra, as a requirement, as installed, or as a page of the index.
+OTHER = re.compile(
+    r"""(?:pip3?|pipx|uv|uvx|poetry|conda|brew|install)\s[^\n`]*?(?<![\w./~:-])holdfast(?=$|[\s'"`;,)=<>~!]|\[)(?!\s+(?:serve|chat|\[))
+      | (?<![\w.-])["']?holdfast\[[a-z]
+      | (?<![\w.-])holdfast\s*(?:==|>=|<=|~=|@\s*(?:https?|git))\s*[\w"']
+      | (?:version|distribution|metadata|requires|files)\(\s*["']holdfast["']
+      | pypi\.org/(?:project|simple)/holdfast(?!-mlx)
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+
+
+def texts() -> dict[str, str]:
+    """Every text file of the project by its path."""
+    folders = ("src", "tests", "tools", "docs", "benchmarks", ".ci")
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files += [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
+    wanted = [path for path in files if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8", errors="replace") for path in wanted}
+
+
+def test_no_text_names_the_other_project_as_something_to_install() -> None:
+    found = [f"{name}: {match[0].strip()}" for name, text in texts().items() for match in OTHER.finditer(text)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install holdfast",
+        "there is a GPU: pip install 'holdfast[cuda]'",
+        "uv pip install --upgrade holdfast==0.1.0",
+        "pipx run holdfast",
+        "uv tool install holdfast",
+        "needs holdfast[cuda]",
+        "holdfast >= 0.1",
+        'version("holdfast")',
+        "https://pypi.org/project/holdfast/",
+    ],
+)
+def test_the_search_finds_what_it_is_for(text: str) -> None:
+    assert OTHER.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install 'holdfast-mlx[cuda]'",
+        "pip install -c constraints.txt '.[cuda]'",
+        "`make` installs Holdfast",
+        "from holdfast import LLM",
+        "pip install . && .venv/bin/holdfast serve",
+    ],
+)
+def test_the_search_leaves_the_rest_alone(text: str) -> None:
+    assert not OTHER.search(text)
+
+
+def test_the_project_has_its_own_name_and_its_command_and_package_are_called_holdfast() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == holdfast.DISTRIBUTION == machine.DISTRIBUTION == NAME
+    assert list(project["scripts"]) == ["holdfast"]
+
+
+def test_what_is_installed_here_is_that_distribution() -> None:
+    assert importlib.metadata.version(NAME) == holdfast.__version__
+    assert [script.value for script in importlib.metadata.distribution(NAME).entry_points] == ["holdfast.cli.main:app"]

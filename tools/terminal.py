@@ -1,0 +1,148 @@
+"""A program on a pseudo-terminal, and the screen that a person would see. For tests of what is typed, and for recordings."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import pyte
+
+ENTER, CTRL_C, CTRL_D, ALT_ENTER = "\r", "\x03", "\x04", "\x1b\r"
+
+
+class Terminal:
+    """Starts the program; `screen` is what it shows. One thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        variables: Mapping[str, str] | None = None,
+        columns: int = 100,
+        lines: int = 40,
+        on_output: Callable[[pyte.Screen], None] = lambda screen: None,
+    ) -> None:
+        self._master, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": str(lines), **(variables or {})}
+        self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.5)
+        self.screen.write_process_input = self.type  # it answers questions such as where the cursor is
+        self._stream, self._on_output = pyte.ByteStream(self.screen), on_output
+        self.modes: list[str] = []  # private modes that the program has asked for, such as ?2004h
+        self.process = subprocess.Popen(
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            cwd=cwd,
+            env=environ,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(inner)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        data = text.encode()
+        while data:  # a terminal takes only so much at once
+            _, writable, _ = select.select([], [self._master], [], 0.01)
+            if writable:
+                data = data[os.write(self._master, data[:512]) :]
+            self._read(0)
+
+    def paste(self, text: str) -> None:
+        """Paste as a terminal does: marked, if the program has asked for marks, with returns for line ends."""
+        text = text.replace("\n", "\r")
+        self.type(f"\x1b[200~{text}\x1b[201~" if self.marks_pastes else text)
+
+    @property
+    def marks_pastes(self) -> bool:
+        """Whether the program has asked for bracketed paste."""
+        return bool(self.modes) and self.modes[-1] == "h"
+
+    @property
+    def echoes(self) -> bool:
+        """Whether keys are shown by the terminal itself and gathered to lines, as a shell leaves it."""
+        local = termios.tcgetattr(self._master)[3]
+        return bool(local & termios.ECHO and local & termios.ICANON)
+
+    @property
+    def text(self) -> str:
+        """All that was shown, what has scrolled away too; lines without what is empty at their ends."""
+        above = ["".join(line[column].data for column in range(self.screen.columns)) for line in self.screen.history.top]
+        return "\n".join([*(line.rstrip() for line in above), self.shown]).rstrip()
+
+    @property
+    def shown(self) -> str:
+        """What the screen shows now."""
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def wait_for(self, pattern: str, *, seconds: float = 20.0) -> str:
+        """Read until the pattern stands on the screen; returns the text then. Fails after so many seconds."""
+        return self._wait(lambda: self.text, pattern, seconds)
+
+    def wait_for_shown(self, pattern: str, *, seconds: float = 20.0) -> str:
+        """The same, where what has scrolled away or was cleared does not count."""
+        return self._wait(lambda: self.shown, pattern, seconds)
+
+    def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, look(), re.MULTILINE):
+            if time.monotonic() > deadline or not self._read(0.05):
+                raise AssertionError(f"{pattern!r} did not come; the screen shows:\n{look()}")
+        return look()
+
+    def read_for(self, seconds: float) -> None:
+        """Let time pass, as a person does who reads."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._read(min(left, 0.05))
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Read until the program has ended; returns its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._read(0.05)
+        return self.process.wait(0.1)
+
+    def _read(self, seconds: float) -> bool:
+        """Show what has come. False when nothing will come any more."""
+        if not select.select([self._master], [], [], seconds)[0]:
+            return True
+        data = b""
+        with contextlib.suppress(OSError):  # Linux: the program has let go of its terminal
+            data = os.read(self._master, 65536)
+        if not data:
+            return False
+        self.modes += re.findall(r"\x1b\[\?2004([hl])", data.decode(errors="replace"))
+        self._stream.feed(data)
+        self._on_output(self.screen)
+        return True
+
+
+def _take_terminal() -> None:
+    """In the child: Ctrl-C is for this program, and it does not ignore it as a shell's background job would."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
