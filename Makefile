@@ -25,7 +25,7 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
+$(STAMP): pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 	@tools/make_venv.sh $(VENV)
 	@touch $@
 
@@ -41,7 +41,7 @@ slow: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy --strict src
+	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -q tests/project
 
@@ -50,7 +50,7 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m holdfast_bench $(ARGS)
 
 architectures: $(STAMP)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new

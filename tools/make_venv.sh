@@ -47,7 +47,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; 
     extras=dev,cuda
 fi
 echo "make: installing Holdfast [$extras] into $venv" >&2
-install -e ".[$extras]"
+install -e ".[$extras]" -e ./bench
 if [[ $extras == *cuda* ]] && ! "$venv/bin/python" -c 'import mlx.core as mx, sys; sys.exit(not mx.cuda.is_available())' 2>/dev/null; then
     # mlx-cpu and mlx-cuda-13 bring the same file, mlx/lib/libmlx.so: the one for CUDA has to be written last.
     install --force-reinstall --no-deps mlx-cuda-13
