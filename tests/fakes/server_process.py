@@ -75,10 +75,6 @@ class ServerProcess:
             self._log_reader.join()
         return "".join(self._log)
 
-    def output(self) -> str:
-        """What it wrote to the standard output so far."""
-        return "".join(self._lines)
-
     def model(self) -> dict[str, Any]:
         """The model's entry in /health."""
         (model,) = httpx.get(f"{self.url}/health").json()["models"]
