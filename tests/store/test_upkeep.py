@@ -44,6 +44,26 @@ def test_room_is_made_from_the_end_of_a_chain(tmp_path: Path) -> None:
     assert upkeep.evict(one, in_use=[KEYS[3]]).keys == ()
 
 
+@pytest.mark.parametrize("wrong_bytes", [0, -(1 << 50), 1 << 50])
+def test_a_row_with_another_size_makes_nobody_go_or_stay(tmp_path: Path, wrong_bytes: int) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path)
+    one = next(folder.block_files()).file_bytes
+    keeper.use(lambda index: index._database.execute("UPDATE blocks SET file_bytes = ? WHERE key = ?", (wrong_bytes, KEYS[5])))
+    eviction = upkeep.evict(2 * one)
+    assert (eviction.keys, eviction.freed_bytes) == ((KEYS[5], KEYS[4]), 2 * one)
+    assert kept(folder, keeper) == set(KEYS[:4])
+    assert upkeep.settle_differences() == (0, [])
+
+
+def test_a_row_with_another_size_is_healed_and_what_is_stored_is_counted_anew(tmp_path: Path) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path)
+    before = keeper.use(lambda index: index.totals())
+    keeper.use(lambda index: index._database.execute("UPDATE blocks SET file_bytes = -5000 WHERE key = ?", (KEYS[1],)))
+    upkeep.heal_rows([KEYS[1]], fingerprint=FINGERPRINT)
+    assert keeper.use(lambda index: index.totals()) == before
+    assert kept(folder, keeper) == set(KEYS)
+
+
 def test_no_room_is_made_where_there_is_some_or_can_be_none(tmp_path: Path) -> None:
     folder, keeper, upkeep = upkeep_of(tmp_path, replace(LIMITS, budget_bytes=20_000))
     assert upkeep.make_room(1000, in_use=()).keys == ()

@@ -13,7 +13,7 @@ from holdfast.store.folder import StoreFolder
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.quarantine import bound_quarantine, quarantine
-from holdfast.store.reconcile import row_of_file
+from holdfast.store.reconcile import reconcile, row_of_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,12 +46,26 @@ class Upkeep:
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> Eviction:
         """Remove the least recently used blocks that free so many bytes together."""
         with self._folder.exclusive():
-            holdings = self._keeper.use(lambda index: index.holdings(self._clock()))
-            eviction = choose_victims(holdings, excess_bytes=excess_bytes, in_use=in_use)
-            if eviction.keys:
-                gone = set(eviction.keys)
-                self._unlink(eviction.keys, {holding.key: holding for holding in holdings if holding.key in gone})
-        return eviction
+            victims = self._victims(excess_bytes, in_use)
+            if any(self._has_another_size(holding) for holding in victims.values()):
+                self._keeper.differences.append(self._keeper.use(lambda index: reconcile(index, self._folder)))
+                victims = self._victims(excess_bytes, in_use)
+            self._unlink(tuple(victims), victims)
+        return Eviction(keys=tuple(victims), freed_bytes=sum(holding.file_bytes for holding in victims.values()))
+
+    def _victims(self, excess_bytes: int, in_use: Collection[BlockKey]) -> dict[BlockKey, Holding]:
+        """Who has to go, in this order."""
+        holdings = {holding.key: holding for holding in self._keeper.use(lambda index: index.holdings(self._clock()))}
+        eviction = choose_victims(tuple(holdings.values()), excess_bytes=excess_bytes, in_use=in_use)
+        return {key: holdings[key] for key in eviction.keys}
+
+    def _has_another_size(self, holding: Holding) -> bool:
+        """Whether a row does not say how large its file is: a wrong size would make too many go, or too few."""
+        try:
+            size = self._folder.block_path(holding.key, model=holding.model).lstat().st_size
+        except FileNotFoundError:  # somebody else has just removed it
+            return False
+        return size != holding.file_bytes
 
     def remove_unreachable(self) -> Eviction:
         """Remove the blocks whose parents are gone, unless they are pinned."""
@@ -133,3 +147,4 @@ class Upkeep:
                     self.condemn(found.path, bad)
         self._keeper.use(lambda index: index.remove_rows(wanted))
         self._keeper.use(lambda index: index.add(rows))
+        self._keeper.use(lambda index: index.recount())  # a damaged size was subtracted
