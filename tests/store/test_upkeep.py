@@ -11,6 +11,7 @@ from holdfast.store.folder import StoreFolder
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import fingerprint_id
 from holdfast.store.quarantine import quarantined_files
+from holdfast.store.records import Records
 from holdfast.store.upkeep import Upkeep
 from tests.store.chains import FINGERPRINT, filled, make_block, make_chain, write_file
 
@@ -131,3 +132,23 @@ def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(t
     assert set(gone) == set(KEYS[:3])
     assert len(quarantined_files(folder.quarantine_folder)) == most_files
     assert kept(folder, keeper) == set(KEYS[3:])
+
+
+def test_what_is_kept_of_outdated_fingerprints_is_deleted_with_one_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path / "s")
+    (tmp_path / "beside").write_text("stays")
+    other = make_block([1], fingerprint="model two")
+    write_file(folder.make_model_folder("model two") / f"{other.key.hex()}.block", other, fingerprint="model two")
+    for model in (FINGERPRINT, "model two"):
+        Records(folder, model=fingerprint_id(model)).put("a" * 32, b"session")
+    upkeep.forget_models(lambda fingerprint: fingerprint == FINGERPRINT)
+    upkeep.forget_models(lambda fingerprint: fingerprint == FINGERPRINT)
+    assert kept(folder, keeper) == {other.key}
+    assert keeper.use(lambda index: list(index.fingerprints().values())) == ["model two"]
+    assert Records(folder, model=MODEL).all() == {}
+    assert Records(folder, model=fingerprint_id("model two")).all() == {"a" * 32: b"session"}
+    assert (tmp_path / "beside").read_text() == "stays"
+    (line,) = caplog.messages
+    assert "begins anew: 6 blocks" in line

@@ -30,6 +30,7 @@ from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerOrder
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
+from holdfast.user_folders import hash_cache_file
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
@@ -67,7 +68,12 @@ class Front:
         self._model = served_id(settings.model)
         self._folder = folder
         order = WorkerOrder(
-            folder=str(folder), model=settings.model, scheduler=settings.scheduler, store=settings.store, log=settings.log
+            folder=str(folder),
+            hash_cache=hash_cache_file(os.environ),
+            model=settings.model,
+            scheduler=settings.scheduler,
+            store=settings.store,
+            log=settings.log,
         )
         self._residency = Residency(
             Catalog([CatalogEntry(id=self._model, folder=folder)]),

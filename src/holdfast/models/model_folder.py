@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.errors import ModelLoadError
 
-_PATTERN = "model*.safetensors"  # what mlx-lm reads
+WEIGHT_FILES = "model*.safetensors"  # what mlx-lm reads
 _INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
@@ -38,7 +38,7 @@ def inspect_folder(folder: Path) -> ModelFolder:
     config = read_json(folder / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder / 'config.json'} does not say which model_type it is")
-    files = sorted(folder.glob(_PATTERN))
+    files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder, files)
     return ModelFolder(path=folder, config=config, tensor_bytes=sum(_checked_tensor_bytes(file) for file in files))
 
@@ -74,8 +74,10 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
         file.name for ending in ("safetensors", "bin", "pt", "pth", "gguf", "npz") for file in folder.glob(f"*.{ending}")
     )
     if others:
-        raise ModelLoadError(f"{folder} has no {_PATTERN} (found {_some(others)}): convert the model with mlx_lm.convert first")
-    raise ModelLoadError(f"{folder} has no weights ({_PATTERN})")
+        raise ModelLoadError(
+            f"{folder} has no {WEIGHT_FILES} (found {_some(others)}): convert the model with mlx_lm.convert first"
+        )
+    raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
 
 
 def _checked_tensor_bytes(file: Path) -> int:

@@ -34,6 +34,7 @@ class WorkerOrder:
     """What is to be served, by which command."""
 
     folder: str
+    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
@@ -56,6 +57,7 @@ class WorkerProcess:
         client = ZmqEngineClient(on_progress=on_progress)
         assignment = Assignment(
             folder=order.folder,
+            hash_cache=order.hash_cache,
             endpoint=client.endpoint,
             parent_pid=os.getpid(),
             model=order.model,

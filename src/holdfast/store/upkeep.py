@@ -14,6 +14,7 @@ from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.quarantine import bound_quarantine, quarantine
 from holdfast.store.reconcile import reconcile, row_of_file
+from holdfast.store.records import record_files
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,6 +95,26 @@ class Upkeep:
         for key in gone:
             self._folder.block_path(key, model=model).unlink(missing_ok=True)
         self._keeper.use(lambda index: index.remove(gone))
+
+    def forget_models(self, is_outdated: Callable[[str], bool]) -> None:
+        """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in the log if there was any."""
+        fingerprints = self._keeper.use(lambda index: index.fingerprints())
+        models = [model for model, fingerprint in fingerprints.items() if is_outdated(fingerprint)]
+        if not models:
+            return
+        with self._folder.exclusive():
+            files = [found for model in models for found in self._folder.block_files(model=model)]
+            for found in files:
+                found.path.unlink(missing_ok=True)
+            for path in (path for model in models for path in record_files(self._folder.path / "sessions" / model)):
+                path.unlink(missing_ok=True)
+            self._keeper.use(lambda index: index.remove([found.key for found in files]))
+            self._keeper.use(lambda index: index.forget_models(models))
+        if files:
+            _LOG.warning(
+                "the store begins anew: %d blocks (%.1f MB) under an earlier, weaker kind of fingerprint are deleted: %s",
+                len(files), sum(found.file_bytes for found in files) / 1e6, self._folder.path,
+            )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
         """Put a damaged file into quarantine, unless it has been replaced by a good one since. True when it was bad."""
