@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+CLAIM_PREFIX = "holdfast."  # of folders that belong to a running process (`claims`); short, for the paths of sockets
+
 
 def caches_folder(environ: Mapping[str, str]) -> Path:
     """Holdfast's folder among the user's caches. It need not be there. Raises RuntimeError for a user without a home."""
@@ -16,7 +18,16 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:
     """The file in which hashes of model files are kept from one start to the next; empty for a user without a home."""
+    return _place(environ, "hashes", "model-files.json")
+
+
+def compiled_code_folder(environ: Mapping[str, str]) -> str:
+    """The folder in which what MLX compiles is kept from one start to the next; empty for a user without a home."""
+    return _place(environ, "compiled")
+
+
+def _place(environ: Mapping[str, str], *names: str) -> str:
     try:
-        return str(caches_folder(environ) / "hashes" / "model-files.json")
+        return str(caches_folder(environ).joinpath(*names))
     except RuntimeError:
         return ""

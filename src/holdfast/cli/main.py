@@ -8,6 +8,7 @@ from holdfast.cli.bench import bench
 from holdfast.cli.chat import chat
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
+from holdfast.cli.errors import require_working_folder
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
@@ -15,12 +16,19 @@ from holdfast.cli.version import version
 
 app = typer.Typer(
     name="holdfast",
-    help="Runs language models with MLX for agents.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def holdfast() -> None:
+    """Runs language models with MLX for agents."""
+    require_working_folder()
+
+
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
 app.add_typer(store, name="store")

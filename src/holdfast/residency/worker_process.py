@@ -17,6 +17,7 @@ import msgspec
 from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.worker.assignment import Assignment
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
@@ -35,6 +36,7 @@ class WorkerOrder:
 
     folder: str
     hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
+    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
@@ -45,8 +47,8 @@ class WorkerOrder:
 class WorkerProcess:
     """A running child process and the link to it. Loop's thread only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient, *, temporary: WorkerTemporaries) -> None:
+        self._process, self._temporary = process, temporary
         self.client = client
         self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
@@ -65,6 +67,7 @@ class WorkerProcess:
             store=order.store,
             log=order.log,
         )
+        temporary = WorkerTemporaries(order.compiled_code)
         try:
             process = await asyncio.create_subprocess_exec(
                 *order.command,
@@ -72,12 +75,13 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LOG_LINE_BYTES,
-                env=_environment(order.model),
+                env=_environment(order.model) | temporary.environment,
             )
         except BaseException:
+            temporary.remove()
             await client.close()
             raise
-        worker = cls(process, client)
+        worker = cls(process, client, temporary=temporary)
         try:
             await worker._hand_over(msgspec.json.encode(assignment))
         except asyncio.CancelledError:
@@ -147,6 +151,9 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
+        if code == 0:
+            self._temporary.keep_compiled()
+        self._temporary.remove()
         self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
 
     def _kill(self) -> None:
