@@ -129,6 +129,16 @@ def test_where_a_models_own_code_is_run_everything_beside_it_counts(model: Path,
     assert len({before, first, print_of(model, own_code=True)}) == 3
 
 
+def test_links_to_folders_are_followed_once(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "one.txt").write_text("1")
+    (model / "tables").symlink_to(tmp_path / "tables")
+    (model / "round").symlink_to(model)
+    before = print_of(model, own_code=True)
+    (tmp_path / "tables" / "one.txt").write_text("2")
+    assert print_of(model, own_code=True) != before
+
+
 def test_what_tools_leave_hidden_in_a_folder_never_counts(model: Path) -> None:
     before = print_of(model, own_code=True)
     (model / ".cache").mkdir()

@@ -99,8 +99,13 @@ def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
 def _everything(folder: Path) -> dict[str, Path]:
     """All files of a folder but hidden ones, which are those of tools (.git, .cache)."""
     found = {}
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
             path = Path(place, name)
             if not name.startswith(".") and path.is_file():

@@ -56,6 +56,7 @@ class WorkerProcess:
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
+        temporary = WorkerTemporaries(order.compiled_code)
         client = ZmqEngineClient(on_progress=on_progress)
         assignment = Assignment(
             folder=order.folder,
@@ -67,7 +68,6 @@ class WorkerProcess:
             store=order.store,
             log=order.log,
         )
-        temporary = WorkerTemporaries(order.compiled_code)
         try:
             process = await asyncio.create_subprocess_exec(
                 *order.command,

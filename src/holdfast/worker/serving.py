@@ -93,7 +93,8 @@ def _loop_over(
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
-    progress("checking weights", 0.0)
+    progress("probing", 1.0)
+    progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
     identity = ModelIdentity(folder=folder, hashes=hashing.result())
     kept = open_memory(loaded, measured, identity=identity, store=store, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
@@ -107,7 +108,7 @@ def _loop_over(
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
-    progress("probing", 1.0)
+    progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
     return loop, _info(loaded, probe, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
 
