@@ -6,6 +6,7 @@ The lock is the kernel's (flock): it ends with the process, needs no process ids
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOCK = "lock"
+_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Claim:
 
 def claim(parent: Path, *, prefix: str) -> Claim:
     """Make a folder in `parent` that only its owner may look into, and claim it. Raises OSError."""
-    while True:
+    for _ in range(_ATTEMPTS):
         folder = parent / f"{prefix}{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
         file = lock_file(folder)
@@ -47,6 +49,7 @@ def claim(parent: Path, *, prefix: str) -> Claim:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         os.close(file)
+    raise OSError(errno.EBUSY, "other processes take every new folder for an abandoned one", str(parent))
 
 
 @contextlib.contextmanager

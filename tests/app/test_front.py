@@ -39,3 +39,9 @@ async def test_a_signal_that_came_while_the_loop_was_busy_cuts_nothing_short_onc
     signals: list[_EarlySignals] = []
     assert await asyncio.create_task(_serves(signals, disarms=True)) == "went on"
     assert signals[0].came
+
+
+def test_a_signal_when_all_is_over_does_nothing() -> None:
+    signals: list[_EarlySignals] = []
+    assert asyncio.run(_serves(signals, disarms=True)) == "went on"
+    os.kill(os.getpid(), signal.SIGTERM)  # the loop is closed by now

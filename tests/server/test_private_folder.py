@@ -110,19 +110,25 @@ def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_to
     places = Places(deep)
     monkeypatch.setenv("XDG_CACHE_HOME", str(places.caches))
     monkeypatch.setenv("TMPDIR", str(places.temporary))
-    before = _short_folders()
     server = started(model_folder, running)
-    assert len(_short_folders() - before) == 1
+    folder = _link_of(server).parent
+    assert folder.parent == Path("/tmp")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     kill(server)
-    assert len(_short_folders() - before) == 1
+    assert folder.exists()
     again = started(model_folder, running)
+    assert not folder.exists()
+    folder = _link_of(again).parent
     assert again.stop() == 0, again.log()
-    assert _short_folders() - before == set()
+    assert not folder.exists()
     assert places.left() == []
 
 
-def _short_folders() -> set[Path]:
-    return {path for path in Path("/tmp").glob("holdfast.*") if path.stat().st_uid == os.geteuid()}
+def _link_of(server: ServerProcess) -> Path:
+    """The socket over which a server speaks to its worker."""
+    sockets = {str(connection.laddr) for connection in psutil.Process(server.process.pid).net_connections(kind="unix")}
+    (path,) = {path for path in sockets if path.endswith("/link")}
+    return Path(path)
 
 
 def test_what_a_worker_has_compiled_is_kept_for_the_next(

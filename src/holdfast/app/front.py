@@ -48,9 +48,9 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     the model or the address cannot be used.
     """
     started_at = time.monotonic()
-    signal.signal(signal.SIGTERM, _end_at_once)
     settings = _with_store_folder(effective.settings)
     configure_logging(settings.log)
+    signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     folder = local_folder(settings.model, progress=progress)
     try:
@@ -170,7 +170,8 @@ class _EarlySignals:
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self.came = True
-        self._loop.call_soon_threadsafe(self._cut_short)
+        if self._armed:
+            self._loop.call_soon_threadsafe(self._cut_short)
 
     def _cut_short(self) -> None:
         if self._armed and self._task is not None:  # asked only now: the signal may have come while the loop was busy
