@@ -90,14 +90,17 @@ class FileHashing:
             self._failure = ModelLoadError(f"a file of the model cannot be read: {error}")
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """The hash of the file that looked like `stamp`. Raises ModelChanged when it is another by now, OSError."""
+        """The hash of the file that looked like `stamp`. Raises ModelChanged when it is another by now or gone, OSError."""
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
-        with open(path, "rb", buffering=0) as file:
-            if stamp_from(os.fstat(file.fileno())) != stamp:
-                raise _changed(path)
-            while (count := file.readinto(piece)) and not self._stop.is_set():
-                digest.update(piece[:count])
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if stamp_from(os.fstat(file.fileno())) != stamp:
+                    raise _changed(path)
+                while (count := file.readinto(piece)) and not self._stop.is_set():
+                    digest.update(piece[:count])
+        except FileNotFoundError:
+            raise _changed(path) from None
         return digest.hexdigest()
 
 

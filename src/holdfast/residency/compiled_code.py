@@ -2,7 +2,7 @@
 
 MLX compiles fused operations (a second each on a CPU) and loads them again from `$TMPDIR/mlx` under names that anybody can
 foretell. So each worker has a TMPDIR of its own. It is given copies of what earlier workers have compiled, and what it compiled
-itself is taken back when it has ended in order: by then every file is whole.
+itself is taken back when it is ready and when it has ended in order: nothing is being compiled then, so that every file is whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WorkerTemporaries:
         return {"TMPDIR": str(self._folder)}
 
     def keep_compiled(self) -> None:
-        """Keep what the worker has compiled, once it has ended in order."""
+        """Keep what the worker has compiled. Call only when it compiles nothing: files must be whole."""
         if self._kept is not None:
             take_back(self._kept, self._folder)
 

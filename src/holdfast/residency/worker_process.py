@@ -112,6 +112,8 @@ class WorkerProcess:
             await self.stop()
             if not outcome.fatal_input:  # it could not say anything itself; only now is it known how it ended
                 return WorkerFailed(message=f"it died while loading ({describe_exit(await self.wait_exit())})", fatal_input=False)
+        else:
+            self._temporary.keep_compiled()
         return outcome
 
     async def wait_exit(self) -> int:
