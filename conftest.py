@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -18,5 +19,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 for variable in [name for name in os.environ if name.startswith("HOLDFAST_")]:
     del os.environ[variable]
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-folder")
+# Nor must tests change what is that person's.
+_caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
+os.environ["XDG_CACHE_HOME"] = _caches.name
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"

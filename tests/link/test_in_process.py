@@ -22,6 +22,7 @@ def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
     order = fake_order(behaviour)
     assignment = Assignment(
         folder=order.folder,
+        hash_cache="",
         endpoint="",
         parent_pid=0,
         model=order.model,

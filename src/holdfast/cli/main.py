@@ -10,6 +10,7 @@ from holdfast.cli.chat import chat
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
+from holdfast.cli.errors import require_working_folder
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
@@ -30,6 +31,7 @@ app = typer.Typer(
 @app.callback()
 def holdfast(version: Version = False) -> None:
     """Run language models with MLX for agents. Begin with: holdfast serve"""
+    require_working_folder()
 
 
 for command in (serve, chat, doctor, config, version):

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.worker.assignment import Assignment
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
@@ -34,6 +35,8 @@ class WorkerOrder:
     """What is to be served, by which command."""
 
     folder: str
+    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
+    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
@@ -44,8 +47,8 @@ class WorkerOrder:
 class WorkerProcess:
     """A running child process and the link to it. Loop's thread only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient, *, temporary: WorkerTemporaries) -> None:
+        self._process, self._temporary = process, temporary
         self.client = client
         self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
@@ -53,9 +56,11 @@ class WorkerProcess:
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
+        temporary = WorkerTemporaries(order.compiled_code)
         client = ZmqEngineClient(on_progress=on_progress)
         assignment = Assignment(
             folder=order.folder,
+            hash_cache=order.hash_cache,
             endpoint=client.endpoint,
             parent_pid=os.getpid(),
             model=order.model,
@@ -70,12 +75,13 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LOG_LINE_BYTES,
-                env=_environment(order.model),
+                env=_environment(order.model) | temporary.environment,
             )
         except BaseException:
+            temporary.remove()
             await client.close()
             raise
-        worker = cls(process, client)
+        worker = cls(process, client, temporary=temporary)
         try:
             await worker._hand_over(msgspec.json.encode(assignment))
         except asyncio.CancelledError:
@@ -106,6 +112,8 @@ class WorkerProcess:
             await self.stop()
             if not outcome.fatal_input:  # it could not say anything itself; only now is it known how it ended
                 return WorkerFailed(message=f"it died while loading ({describe_exit(await self.wait_exit())})", fatal_input=False)
+        else:
+            self._temporary.keep_compiled()
         return outcome
 
     async def wait_exit(self) -> int:
@@ -145,6 +153,9 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
+        if code == 0:
+            self._temporary.keep_compiled()
+        self._temporary.remove()
         self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
 
     def _kill(self) -> None:

@@ -14,7 +14,12 @@ from holdfast.worker.process import run_process
 def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
     """Serve the assigned model on the calling thread."""
     return serve_model(
-        inbox, folder=assignment.folder, model=assignment.model, scheduler=assignment.scheduler, store=assignment.store
+        inbox,
+        folder=assignment.folder,
+        hash_cache=assignment.hash_cache,
+        model=assignment.model,
+        scheduler=assignment.scheduler,
+        store=assignment.store,
     )
 
 

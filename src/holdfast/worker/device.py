@@ -12,14 +12,24 @@ from holdfast.worker.lifecycle import WorkerEnd, live
 
 
 def serve_model(
-    inbox: Inbox, *, folder: str, model: ModelSettings, scheduler: SchedulerSettings, store: StoreSettings
+    inbox: Inbox,
+    *,
+    folder: str,
+    hash_cache: str,
+    model: ModelSettings,
+    scheduler: SchedulerSettings,
+    store: StoreSettings,
 ) -> WorkerEnd:
-    """Load the model in `folder` and serve the inbox until Shutdown. Call on a thread that lives as long as the model."""
+    """Load the model in `folder` and serve the inbox until Shutdown. Call on a thread that lives as long as the model.
+
+    hash_cache: file in which hashes of model files are kept for the next start; empty: nowhere.
+    """
     platform.prepare_blas(model.threads)  # has to come before the first import of mlx.core
     from holdfast.worker import serving
 
     try:
-        return live(inbox, partial(serving.build_loop, folder=folder, model=model, scheduler=scheduler, store=store))
+        build = partial(serving.build_loop, folder=folder, hash_cache=hash_cache, model=model, scheduler=scheduler, store=store)
+        return live(inbox, build)
     finally:
         gc.collect()  # arrays in reference cycles must go while this thread can still let go of them
         serving.let_go_of_device()
