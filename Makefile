@@ -16,10 +16,12 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-# What serving needs is installed first; the tools of tests and checks come with the first `make test` or `make check`.
+# What serving needs is installed first; the tools of tests and checks come with the first `make test` or `make check`, the
+# benchmarks with these or with `make bench`.
 SERVING := $(VENV)/.holdfast-serving
 TOOLS := $(VENV)/.holdfast-tools
-INSTALLED_FROM := pyproject.toml constraints.txt tools/make_venv.sh
+BENCHMARKS := $(VENV)/.holdfast-benchmarks
+INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
@@ -38,6 +40,10 @@ $(TOOLS): $(INSTALLED_FROM)
 	@tools/make_venv.sh $(VENV) dev
 	@touch $(SERVING) $@
 
+$(BENCHMARKS): $(INSTALLED_FROM)
+	@tools/make_venv.sh $(VENV) bench
+	@touch $(SERVING) $@
+
 serve: $(SERVING)
 	@exec $(BIN)/holdfast serve $(MODEL) $(ARGS)
 
@@ -50,7 +56,7 @@ slow: $(TOOLS)
 check: $(TOOLS)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy --strict src
+	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -q tests/project
 
@@ -58,8 +64,8 @@ format: $(TOOLS)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(SERVING)
-	@$(BIN)/python -m benchmarks $(ARGS)
+bench: $(BENCHMARKS)
+	@$(BIN)/python -m holdfast_bench $(ARGS)
 
 architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new

@@ -107,11 +107,18 @@ class Terminal:
         """The same, where what has scrolled away or was cleared does not count."""
         return self._wait(lambda: self.shown, pattern, seconds)
 
-    def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
+    def wait_until(self, condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+        """Read until something holds."""
         deadline = time.monotonic() + seconds
-        while not re.search(pattern, look(), re.MULTILINE):
+        while not condition():
             if time.monotonic() > deadline or not self._read(0.05):
-                raise AssertionError(f"{pattern!r} did not come; the screen shows:\n{look()}")
+                raise AssertionError(f"it did not come; the screen shows:\n{self.text}")
+
+    def _wait(self, look: Callable[[], str], pattern: str, seconds: float) -> str:
+        try:
+            self.wait_until(lambda: re.search(pattern, look(), re.MULTILINE) is not None, seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{pattern!r}: {error}") from None
         return look()
 
     def read_for(self, seconds: float) -> None:

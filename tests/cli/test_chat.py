@@ -115,6 +115,19 @@ def test_what_is_typed_or_pasted_while_an_answer_comes_waits_unseen_for_the_next
         assert said(server) == ["one", "between two\nlines"]
 
 
+def test_a_paste_before_the_first_prompt_is_one_message_too(tmp_path: Path) -> None:
+    with running_server() as server:
+        server.lists_models.clear()
+        with Terminal([sys.executable, "-m", "holdfast.cli.main", "chat", "--url", server.url], cwd=tmp_path) as terminal:
+            terminal.wait_until(lambda: terminal.marks_pastes)
+            terminal.paste(POEM)
+            server.lists_models.set()
+            terminal.wait_for(r"^> The ferry leaves")
+            terminal.type(ENTER)
+            terminal.wait_for("you said: The ferry")
+            assert said(server) == [POEM]
+
+
 def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "wait"

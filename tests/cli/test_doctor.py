@@ -22,6 +22,14 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "model", [])
 
 
+def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path / "model", "qwen3")
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "shared"))
+    assert holdfast("doctor", "model", cwd=tmp_path).returncode == 0
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
 def test_a_model_that_cannot_be_run_does_not_hide_the_rest(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     (tmp_path / "model" / "config.json").write_text('{"model_type": "no_such_architecture"}')

@@ -74,3 +74,7 @@ def test_an_unknown_command_or_flag_ends_with_code_2_and_no_traceback(tmp_path: 
         assert done.returncode == 2
         assert "No such" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_the_command_of_another_distribution_comes_in_by_its_entry_point() -> None:
+    assert CliRunner().invoke(app, ["bench", "--help"]).exit_code == 0

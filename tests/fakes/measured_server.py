@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from holdfast.bench.null_server import NullServer
+from holdfast_bench.null_server import NullServer
 
 
 class WrongServer(NullServer):

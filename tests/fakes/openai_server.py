@@ -23,6 +23,8 @@ class OpenAIServer(ThreadingHTTPServer):
         self.owner = "holdfast"
         self.behaviour = "answer"  # or "refuse", "break", "fail", "wait", "think"
         self.client_left = threading.Event()
+        self.lists_models = threading.Event()  # cleared: whoever asks for the models waits
+        self.lists_models.set()
 
     @property
     def url(self) -> str:
@@ -51,6 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.keys.append(self.headers.get("Authorization", ""))
         if self.path == "/v1/models":
+            self.server.lists_models.wait(20)
             self._send(
                 200, {"object": "list", "data": [{"id": name, "owned_by": self.server.owner} for name in self.server.models]}
             )

@@ -23,6 +23,7 @@ def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
     order = fake_order(behaviour)
     assignment = Assignment(
         folder=order.folder,
+        hash_cache="",
         endpoint="",
         heartbeat_endpoint="",
         heartbeat_seconds=1.0,

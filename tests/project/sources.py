@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "holdfast"
-PYTHON_FOLDERS = ("src", "tests", "tools", "benchmarks")
+BENCH_PACKAGE = ROOT / "bench" / "src" / "holdfast_bench"
+PYTHON_FOLDERS = ("src", "bench", "tests", "tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +42,7 @@ def sources() -> tuple[Source, ...]:
 
 
 def product_sources() -> tuple[Source, ...]:
-    """The Python files of the package."""
-    return tuple(source for source in sources() if source.path.is_relative_to(PACKAGE))
+    """The Python files of the package and of its benchmarks."""
+    return tuple(
+        source for source in sources() if source.path.is_relative_to(PACKAGE) or source.path.is_relative_to(BENCH_PACKAGE)
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.bench import machine
+from holdfast_bench import machine
 from tests.project.sources import ROOT
 
 NAME = "holdfast-mlx"
@@ -29,7 +29,7 @@ OTHER = re.compile(
 
 def texts() -> dict[str, str]:
     """Every text file of the project by its path."""
-    folders = ("src", "tests", "tools", "docs", "benchmarks", ".ci")
+    folders = ("src", "tests", "tools", "docs", "bench", ".ci")
     files = [path for path in ROOT.iterdir() if path.is_file()]
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts]
     wanted = [path for path in files if path.is_file() and path.suffix in SUFFIXES and path != Path(__file__)]

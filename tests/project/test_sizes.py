@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.project.sources import sources
+from tests.project.sources import ROOT, sources
 
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 60
+MOST_RESULT_BYTES = 100_000
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
@@ -20,3 +21,8 @@ def test_no_function_is_longer_than_a_screen() -> None:
         for function in source.functions
     }
     assert {name: lines for name, lines in lengths.items() if lines > MOST_FUNCTION_LINES} == {}
+
+
+def test_raw_results_of_benchmarks_stay_out_of_the_repository_when_they_are_large() -> None:
+    sizes = {str(path.relative_to(ROOT)): path.stat().st_size for path in (ROOT / "docs").rglob("*.json")}
+    assert {name: size for name, size in sizes.items() if size > MOST_RESULT_BYTES} == {}

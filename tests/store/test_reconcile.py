@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,15 @@ def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: 
         assert salvage(folder) == 1
     assert [found.key for found in folder.block_files()] == [whole.key]
     assert list((tmp_path / "incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["file_bytes = 7", "file_bytes = -1", "file_bytes = 1 << 50", "file_bytes = 'seven'"])
+def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(tmp_path: Path, damage: str) -> None:
+    folder, index = filled(tmp_path / "s", CHAIN), BlockIndex(tmp_path / "i.sqlite")
+    reconcile(index, folder)
+    with sqlite3.connect(tmp_path / "i.sqlite") as other:
+        other.execute(f"UPDATE blocks SET {damage} WHERE key = ?", (CHAIN[2].key,))
+    differences = reconcile(index, folder)
+    assert (differences.added, differences.removed, differences.damaged) == (1, [], [])
+    assert {entry.key for entry in index.entries(FINGERPRINT)[0]} == {block.key for block in CHAIN}
+    index.check_invariants()

@@ -193,6 +193,21 @@ def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_file
     store.check_invariants()
 
 
+def test_a_row_with_another_size_costs_no_block(store: BlockStore, tmp_path: Path) -> None:
+    chain = make_chain(4)
+    for block in chain:
+        store.put(block)
+    store.close()
+    (index,) = (tmp_path / "store" / "index").glob("*.sqlite")
+    with sqlite3.connect(index) as database:
+        database.execute("UPDATE blocks SET file_bytes = 7 WHERE key = ?", (chain[1].key,))
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as opened:
+        assert [entry.key for entry in opened.entries()] == [block.key for block in chain]
+        opened.flush()
+        assert opened.changes().lost == ()
+        opened.check_invariants()
+
+
 def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -> None:
     clock = MovedClock()
     limits = StoreLimits(budget_bytes=5 * 1500, volume_percent=100, spare_bytes=0)  # five blocks of 1,4xx bytes

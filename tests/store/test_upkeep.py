@@ -11,6 +11,7 @@ from holdfast.store.folder import StoreFolder
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import fingerprint_id
 from holdfast.store.quarantine import quarantined_files
+from holdfast.store.records import Records
 from holdfast.store.upkeep import Upkeep
 from tests.store.chains import FINGERPRINT, filled, make_block, make_chain, write_file
 
@@ -42,6 +43,26 @@ def test_room_is_made_from_the_end_of_a_chain(tmp_path: Path) -> None:
     assert eviction.freed_bytes == 2 * one
     assert kept(folder, keeper) == set(KEYS[:4])
     assert upkeep.evict(one, in_use=[KEYS[3]]).keys == ()
+
+
+@pytest.mark.parametrize("wrong_bytes", [0, -(1 << 50), 1 << 50])
+def test_a_row_with_another_size_makes_nobody_go_or_stay(tmp_path: Path, wrong_bytes: int) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path)
+    one = next(folder.block_files()).file_bytes
+    keeper.use(lambda index: index._database.execute("UPDATE blocks SET file_bytes = ? WHERE key = ?", (wrong_bytes, KEYS[5])))
+    eviction = upkeep.evict(2 * one)
+    assert (eviction.keys, eviction.freed_bytes) == ((KEYS[5], KEYS[4]), 2 * one)
+    assert kept(folder, keeper) == set(KEYS[:4])
+    assert upkeep.settle_differences() == (0, [])
+
+
+def test_a_row_with_another_size_is_healed_and_what_is_stored_is_counted_anew(tmp_path: Path) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path)
+    before = keeper.use(lambda index: index.totals())
+    keeper.use(lambda index: index._database.execute("UPDATE blocks SET file_bytes = -5000 WHERE key = ?", (KEYS[1],)))
+    upkeep.heal_rows([KEYS[1]], fingerprint=FINGERPRINT)
+    assert keeper.use(lambda index: index.totals()) == before
+    assert kept(folder, keeper) == set(KEYS)
 
 
 def test_no_room_is_made_where_there_is_some_or_can_be_none(tmp_path: Path) -> None:
@@ -111,3 +132,23 @@ def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(t
     assert set(gone) == set(KEYS[:3])
     assert len(quarantined_files(folder.quarantine_folder)) == most_files
     assert kept(folder, keeper) == set(KEYS[3:])
+
+
+def test_what_is_kept_of_outdated_fingerprints_is_deleted_with_one_line_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, keeper, upkeep = upkeep_of(tmp_path / "s")
+    (tmp_path / "beside").write_text("stays")
+    other = make_block([1], fingerprint="model two")
+    write_file(folder.make_model_folder("model two") / f"{other.key.hex()}.block", other, fingerprint="model two")
+    for model in (FINGERPRINT, "model two"):
+        Records(folder, model=fingerprint_id(model)).put("a" * 32, b"session")
+    upkeep.forget_models(lambda fingerprint: fingerprint == FINGERPRINT)
+    upkeep.forget_models(lambda fingerprint: fingerprint == FINGERPRINT)
+    assert kept(folder, keeper) == {other.key}
+    assert keeper.use(lambda index: list(index.fingerprints().values())) == ["model two"]
+    assert Records(folder, model=MODEL).all() == {}
+    assert Records(folder, model=fingerprint_id("model two")).all() == {"a" * 32: b"session"}
+    assert (tmp_path / "beside").read_text() == "stays"
+    (line,) = caplog.messages
+    assert "begins anew: 6 blocks" in line

@@ -22,6 +22,7 @@ import uvloop
 from holdfast.app.addresses import lan_addresses
 from holdfast.app.model_folder import local_folder
 from holdfast.app.ready import ReadyServer, announce
+from holdfast.app.run_folder import run_folder
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.models.download import served_id
@@ -30,9 +31,11 @@ from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerOrder
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
+from holdfast.user_folders import compiled_code_folder, hash_cache_file
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
+STOPPED_EARLY = "stopped before the model was ready"
 
 Progress = Callable[[str, float], None]
 logger = logging.getLogger("holdfast.app")
@@ -47,12 +50,12 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     started_at = time.monotonic()
     settings = _with_store_folder(effective.settings)
     configure_logging(settings.log)
+    signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     folder = local_folder(settings.model, progress=progress)
-    front = Front(settings, folder, progress=progress, started_at=started_at)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(front.serve())
+        with run_folder(os.environ), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(Front(settings, folder, progress=progress, started_at=started_at).serve())
     except WorkerUnavailable as error:
         logger.error("%s", error)
         return BROKEN
@@ -65,9 +68,12 @@ class Front:
     def __init__(self, settings: Settings, folder: Path, *, progress: Progress, started_at: float) -> None:
         self._settings, self._started_at = settings, started_at
         self._model = served_id(settings.model)
+        self._was_ready = False
         self._folder = folder
         order = WorkerOrder(
             folder=str(folder),
+            hash_cache=hash_cache_file(os.environ),
+            compiled_code=compiled_code_folder(os.environ),
             model=replace(settings.model, name=self._model),
             scheduler=settings.scheduler,
             store=settings.store,
@@ -96,6 +102,8 @@ class Front:
         finally:
             signals.disarm()
             await self._residency.stop()
+            if signals.came and not self._was_ready:
+                logger.info(STOPPED_EARLY)
 
     async def _serve_http(self, signals: _EarlySignals) -> None:
         from holdfast.app.web import build_application
@@ -103,6 +111,8 @@ class Front:
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
+            if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
+                return
             listening = asyncio.Event()
             server = http.server(app, self._settings.server, on_started=listening.set)
             signals.disarm()
@@ -117,6 +127,7 @@ class Front:
                 server.should_exit = True
             await serving
             if not loading.done():
+                signals.came = True  # the HTTP server had taken them over
                 loading.cancel()
             await asyncio.wait((loading,))
         if not loading.cancelled():
@@ -141,6 +152,7 @@ class Front:
             is_open=not self._settings.server.api_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
         )
+        self._was_ready = True
         announce(ready, self._settings.log)
 
 
@@ -161,8 +173,19 @@ class _EarlySignals:
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self.came = True
-        if self._armed and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._armed:
+            self._loop.call_soon_threadsafe(self._cut_short)
+
+    def _cut_short(self) -> None:
+        if self._armed and self._task is not None:  # asked only now: the signal may have come while the loop was busy
+            self._task.cancel()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before there is anything to be ended in order; a download may be under way, which goes on the next time."""
+    logger.info(STOPPED_EARLY)
+    logging.shutdown()
+    os._exit(0)
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:

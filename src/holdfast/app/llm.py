@@ -34,6 +34,7 @@ from holdfast.messages import (
 )
 from holdfast.models.download import served_id
 from holdfast.store.settings import library_folder
+from holdfast.user_folders import hash_cache_file
 from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
@@ -182,9 +183,17 @@ class LLM:
 def _start(settings: Settings, folder: Path) -> InProcessClient:
     store = replace(settings.store, folder=library_folder(settings.store, os.environ))
     model = replace(settings.model, name=served_id(settings.model))
+    hash_cache = hash_cache_file(os.environ) if store.folder else ""  # nothing is written that was not asked for
 
     def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(inbox, folder=str(folder), model=model, scheduler=settings.scheduler, store=store)
+        return serve_model(
+            inbox,
+            folder=str(folder),
+            hash_cache=hash_cache,
+            model=model,
+            scheduler=settings.scheduler,
+            store=store,
+        )
 
     return InProcessClient(run_worker, on_progress=lambda event: None)
 

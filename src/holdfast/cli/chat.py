@@ -30,10 +30,11 @@ def chat(
     from rich.console import Console
 
     from holdfast.cli.chat_session import ChatSession
+    from holdfast.cli.chat_terminal import keys_kept
 
     interactive = sys.stdin.isatty()
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    with _server(effective, url, console) as client:
+    with keys_kept() if interactive else contextlib.nullcontext(), _server(effective, url, console) as client:
         model = _model(client, effective.settings.model.path if url else "")
         session = ChatSession(client, model, console, interactive=interactive)
         session.system = system

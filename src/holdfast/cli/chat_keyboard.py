@@ -6,10 +6,8 @@ bracketed paste is switched off by Python, and libedit, which Python has on macO
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import termios
 from collections.abc import Iterator
 
 from prompt_toolkit import PromptSession
@@ -17,16 +15,16 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
+from holdfast.cli.chat_terminal import mark_pastes
+
 PROMPT, CONTINUATION = FormattedText([("fg:ansigreen bold", "> ")]), "… "
 LEAVE_HINT = "(Ctrl-C again, Ctrl-D or /exit leaves)"
-_LOCAL, _INPUT = 3, 0  # places in termios' list of attributes
-_KEEP_PASTES_WHOLE, _PASTES_AS_KEYS = "\x1b[?2004h", "\x1b[?2004l"
 
 
 def typed_messages() -> Iterator[str]:
     """Message after message, until Ctrl-D at an empty prompt, or Ctrl-C twice.
 
-    While a message is being answered, what is typed is not shown; it stands at the next prompt.
+    While a message is being answered, what is typed is not shown; it stands at the next prompt (chat_terminal.py).
     """
     os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # a terminal that does not answer where its cursor is gets no warning
     keyboard: PromptSession[str] = PromptSession(
@@ -37,45 +35,21 @@ def typed_messages() -> Iterator[str]:
         output=None if sys.stdout.isatty() else create_output(always_prefer_tty=True),
     )
     about_to_leave = False
-    with _unseen():
-        while True:
-            try:
-                message = keyboard.prompt(PROMPT)
-            except EOFError:
+    while True:
+        try:
+            message = keyboard.prompt(PROMPT)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if about_to_leave:
                 return
-            except KeyboardInterrupt:
-                if about_to_leave:
-                    return
-                about_to_leave = not keyboard.default_buffer.text  # a line that is given up is no wish to leave
-                if about_to_leave:
-                    print(LEAVE_HINT, flush=True)  # noqa: T201 - to the person, as the prompt is
-                continue
-            about_to_leave = False
-            _tell_terminal(_KEEP_PASTES_WHOLE)  # the prompt, which has ended, has switched it off
-            yield message
-
-
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Between prompts: keys are kept for the next prompt as they come, neither shown nor gathered to lines; Ctrl-C works."""
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    between = termios.tcgetattr(keyboard)
-    between[_INPUT] &= ~termios.ICRNL
-    between[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
-    between[_LOCAL] |= termios.NOFLSH  # Ctrl-C, too, leaves what was typed before it
-    termios.tcsetattr(keyboard, termios.TCSANOW, between)
-    try:
-        yield
-    finally:
-        _tell_terminal(_PASTES_AS_KEYS)
-        termios.tcsetattr(keyboard, termios.TCSANOW, before)
-
-
-def _tell_terminal(sequence: str) -> None:
-    if sys.stdout.isatty():
-        sys.stdout.write(sequence)
-        sys.stdout.flush()
+            about_to_leave = not keyboard.default_buffer.text  # a line that is given up is no wish to leave
+            if about_to_leave:
+                print(LEAVE_HINT, flush=True)  # noqa: T201 - to the person, as the prompt is
+            continue
+        about_to_leave = False
+        mark_pastes()  # the prompt, which has ended, has switched it off
+        yield message
 
 
 def _keys() -> KeyBindings:

@@ -8,6 +8,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 _HELP = "help"
+_BENCH = "bench"  # of a distribution beside this one
 # What other programs call it, which no likeness of letters would find.
 _ELSEWHERE = {
     "run": "chat",
@@ -38,6 +39,8 @@ class CommandGroup(TyperGroup):
         if word not in self.commands and not word.startswith("-"):
             if word in _ELSEWHERE:
                 ctx.fail(f"No such command '{word}'. Did you mean '{_ELSEWHERE[word]}'?")
+            if word == _BENCH:
+                ctx.fail("No such command 'bench'. The benchmarks come with a clone of the repository: pip install -e ./bench")
             if "/" in word or Path(word).exists():
                 ctx.fail(f"No such command '{word}'. To serve that model: holdfast serve {word}")
         return super().resolve_command(ctx, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,12 +27,13 @@ def doctor(
     """Report on machine, MLX, BLAS and memory, measure their speed, and say how MODEL would be run and what to install."""
     import msgspec
 
+    from holdfast.app.run_folder import run_folder
     from holdfast.cli.diagnosis import diagnose
     from holdfast.cli.progress import load_progress
     from holdfast.models.download import check_present
 
     check_present(effective.settings.model)  # a name that was mistyped is told before anything is measured
-    with load_progress(effective.settings.log) as progress:
+    with run_folder(os.environ), load_progress(effective.settings.log) as progress:  # MLX compiles into it
         found = diagnose(effective.settings.model, progress=progress)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

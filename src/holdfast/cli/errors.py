@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import typer
@@ -19,6 +20,15 @@ def plain_errors() -> Iterator[None]:
         yield
     except HoldfastError as error:
         complain(str(error))
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def require_working_folder() -> None:
+    """End with one line where the working folder has been deleted: paths and settings files are looked up from there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        complain(f"the working folder cannot be used ({error.strerror}): change to another one")
         raise typer.Exit(BAD_INPUT) from None
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import typer
 
-from holdfast.cli.bench import bench
 from holdfast.cli.chat import chat
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
+from holdfast.cli.errors import require_working_folder
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
 from holdfast.cli.version import Version, version
+
+FURTHER_COMMANDS = "holdfast.commands"  # entry points of distributions beside this one, each a typer.Typer: `bench/` has one
 
 app = typer.Typer(
     name="holdfast",
@@ -27,13 +31,15 @@ app = typer.Typer(
 @app.callback()
 def holdfast(version: Version = False) -> None:
     """Run language models with MLX for agents. Begin with: holdfast serve"""
+    require_working_folder()
 
 
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
 app.add_typer(store, name="store")
 app.add_typer(sessions, name="sessions")
-app.add_typer(bench, name="bench")
+for found in entry_points(group=FURTHER_COMMANDS):
+    app.add_typer(found.load(), name=found.name)
 
 if __name__ == "__main__":
     app()

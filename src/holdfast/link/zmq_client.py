@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import contextlib
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import Brake, EventRouter, EventStream
 from holdfast.link.heartbeats import Heartbeats
@@ -32,9 +34,11 @@ from holdfast.messages import (
     WorkerStatistics,
 )
 from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.user_folders import CLAIM_PREFIX
 
 STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve
-_LONGEST_SOCKET_PATH = 90  # Unix socket paths end at 104 (macOS) or 108 bytes
+SHORT_FOLDER = Path("/tmp")  # where sockets go when paths in the folder for temporary files are too long for them
+_SOCKET = "link"
 
 
 class ZmqEngineClient:
@@ -47,8 +51,9 @@ class ZmqEngineClient:
     def __init__(self, *, on_progress: Callable[[LoadProgress], None], unread_bytes: int) -> None:
         """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
         self._loop = asyncio.get_running_loop()
-        self._folder = _private_folder()
-        self.endpoint = f"ipc://{self._folder}/link"
+        self._claim = _socket_folder()
+        self._folder = self._claim.folder
+        self.endpoint = f"ipc://{self._folder}/{_SOCKET}"
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
@@ -163,7 +168,7 @@ class ZmqEngineClient:
         self._socket.close(linger=200)
         self.heartbeats.close()
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._claim.give_back()
 
     def _cancel(self, request_id: RequestId) -> None:
         if self._router.forget(request_id):
@@ -226,9 +231,20 @@ def _readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def _private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))  # mode 0700: nobody else may speak to the worker
-    if len(str(folder)) <= _LONGEST_SOCKET_PATH:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="holdfast-", dir="/tmp"))
+def _socket_folder() -> Claim:
+    """A folder that only we may look into, so that nobody else may speak to the worker, with a path that sockets can have."""
+    claimed = claim(Path(tempfile.gettempdir()), prefix=CLAIM_PREFIX)
+    if _takes_sockets(claimed.folder):
+        return claimed
+    claimed.give_back()
+    return claim(SHORT_FOLDER, prefix=CLAIM_PREFIX)
+
+
+def _takes_sockets(folder: Path) -> bool:
+    """Tried out: paths of sockets end at 104 bytes (macOS) or 108 (Linux), and some file systems have no sockets."""
+    path = folder / f"{_SOCKET}-?"  # a little longer than the real one
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.bind(str(path))
+        path.unlink()
+        return True
+    return False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import psutil
 from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 _KV_SHARE = 0.6  # of what is free after the weights; the rest is for activations, snapshots and everybody else
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
@@ -18,7 +21,7 @@ _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Memory in bytes, limits of control groups respected.
+    """Memory in bytes; limits of control groups and of the process itself (`ulimit -v`, `ulimit -d`) are respected.
 
     `working_set_bytes`: what a GPU recommends to use at most, or has; 0 without one. `unified`: it is the machine's own memory.
     """
@@ -29,13 +32,12 @@ class MemoryReport:
     unified: bool = sys.platform == "darwin"
 
 
-def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP) -> MemoryReport:
+def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> MemoryReport:
     """What this process may use now. `working_set_bytes` comes from the device (`platform.working_set_bytes`)."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
-    limit, used = _cgroup_memory(cgroup)
-    if 0 < limit < total:
-        total, available = limit, min(available, max(limit - used, 0))
+    for limit in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
+        total, available = min(total, limit.most_bytes), min(available, max(limit.most_bytes - limit.used_bytes, 0))
     return MemoryReport(total_bytes=total, available_bytes=available, working_set_bytes=working_set_bytes)
 
 
@@ -66,16 +68,50 @@ def kv_budget_bytes(requested: int, *, memory: MemoryReport, weight_bytes: int) 
     return min(max(int(free * _KV_SHARE), _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 
-def _cgroup_memory(root: Path) -> tuple[int, int]:
-    """Limit and reclaim-free use in bytes of the control group, (0, 0) where there is no limit; version 2, then version 1."""
-    for limit_file, used_file, stat_file in (
-        (root / "memory.max", root / "memory.current", root / "memory.stat"),
-        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes", root / "memory/memory.stat"),
-    ):
-        limit, used = _number(limit_file), _number(used_file)
-        if limit:
-            return limit, max(used - _inactive_file_bytes(stat_file), 0)
-    return 0, 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """What may be used at most, and what of it is used and cannot be given back."""
+
+    most_bytes: int
+    used_bytes: int
+
+
+def _process_limits() -> Iterator[_Limit]:
+    """Limits that the process was started with. Linux only: macOS takes them and does not enforce them."""
+    if sys.platform != "linux":
+        return
+    used = psutil.Process().memory_info()
+    for kind, used_bytes in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data)):
+        most_bytes, _ = resource.getrlimit(kind)
+        if most_bytes != resource.RLIM_INFINITY:
+            yield _Limit(most_bytes=most_bytes, used_bytes=used_bytes)
+
+
+def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[_Limit]:
+    """Limits of the control groups that this process is in: its own and those above, version 2 and version 1."""
+    for folder in _own_and_above(root, own_cgroups, ""):
+        yield from _limit_of(folder, "memory.max", "memory.current")
+    for folder in _own_and_above(root / "memory", own_cgroups, "memory"):
+        yield from _limit_of(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]:
+    """Folders from the process's own group up to `root`. Source: cgroups(7), /proc/[pid]/cgroup."""
+    try:
+        lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
+    except OSError:
+        lines = []
+    own = next((line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/")
+    parts = [part for part in own.split("/") if part]
+    if ".." in parts:  # outside of what this container may see
+        parts = []
+    return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _limit_of(folder: Path, most: str, used: str) -> Iterator[_Limit]:
+    if most_bytes := _number(folder / most):
+        used_bytes = max(_number(folder / used) - _inactive_file_bytes(folder / "memory.stat"), 0)
+        yield _Limit(most_bytes=most_bytes, used_bytes=used_bytes)
 
 
 def _number(file: Path) -> int:

@@ -15,9 +15,9 @@ from typing import Any
 
 from holdfast.errors import ModelLoadError
 
-_PATTERN = "model*.safetensors"  # what mlx-lm reads
+WEIGHT_FILES = "model*.safetensors"  # what mlx-lm reads
 _CONFIG = "config.json"
-_WANTED = f"a model is a folder with {_CONFIG} and {_PATTERN}, or an id on the Hub (owner/name)"
+_WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
 _MLX_FORMAT = (
     "Take the model in MLX's format from the Hub (mlx-community has most: holdfast serve mlx-community/Qwen3-4B-4bit), or "
     "convert the original one: mlx_lm.convert --hf-path owner/name"
@@ -42,7 +42,7 @@ def inspect_folder(folder: Path) -> ModelFolder:
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder / _CONFIG} does not say which model_type it is")
-    files = sorted(folder.glob(_PATTERN))
+    files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder, files)
     return ModelFolder(path=folder, config=config, tensor_bytes=sum(_checked_tensor_bytes(file) for file in files))
 
@@ -114,8 +114,8 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
     )
     if others:
         convert = f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
-        raise ModelLoadError(f"{folder} has no {_PATTERN} (found {_some(others)}); convert the model first: {convert}")
-    raise ModelLoadError(f"{folder} has no weights ({_PATTERN})")
+        raise ModelLoadError(f"{folder} has no {WEIGHT_FILES} (found {_some(others)}); convert the model first: {convert}")
+    raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
 
 
 def _checked_tensor_bytes(file: Path) -> int:

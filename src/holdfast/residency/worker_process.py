@@ -17,6 +17,7 @@ import msgspec
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.residency.watchdog import Hang, Watchdog
 from holdfast.worker.assignment import Assignment
 
@@ -35,6 +36,8 @@ class WorkerOrder:
     """What is to be served, by which command."""
 
     folder: str
+    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
+    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
@@ -46,8 +49,15 @@ class WorkerOrder:
 class WorkerProcess:
     """A running child process and the link to it. Loop's thread only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient, watchdog: Watchdog) -> None:
-        self._process = process
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        client: ZmqEngineClient,
+        *,
+        temporary: WorkerTemporaries,
+        watchdog: Watchdog,
+    ) -> None:
+        self._process, self._temporary = process, temporary
         self.client = client
         self.hang: Hang | None = None  # why it was killed, if it was
         self.watchdog = watchdog
@@ -58,9 +68,11 @@ class WorkerProcess:
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
+        temporary = WorkerTemporaries(order.compiled_code)
         client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
         assignment = Assignment(
             folder=order.folder,
+            hash_cache=order.hash_cache,
             endpoint=client.endpoint,
             heartbeat_endpoint=client.heartbeats.endpoint,
             heartbeat_seconds=order.residency.heartbeat_seconds,
@@ -77,9 +89,10 @@ class WorkerProcess:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LOG_LINE_BYTES,
-                env=_environment(order.model),
+                env=_environment(order.model) | temporary.environment,
             )
         except BaseException:
+            temporary.remove()
             await client.close()
             raise
         watchdog = Watchdog(
@@ -87,7 +100,7 @@ class WorkerProcess:
             hang_seconds=order.residency.hang_seconds,
             unmeasured_seconds=order.model.startup_seconds,
         )
-        worker = cls(process, client, watchdog)
+        worker = cls(process, client, temporary=temporary, watchdog=watchdog)
         worker._watch_task = asyncio.create_task(worker._watch(order.residency.heartbeat_seconds), name="worker-watch")
         try:
             await worker._hand_over(msgspec.json.encode(assignment))
@@ -122,6 +135,8 @@ class WorkerProcess:
                     f"it died while loading ({describe_exit(code)})" if self.hang is None else f"while loading it {self.hang}"
                 )
                 return WorkerFailed(message=message, fatal_input=False)
+        else:
+            self._temporary.keep_compiled()
         return outcome
 
     async def wait_exit(self) -> int:
@@ -163,6 +178,9 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
+        if code == 0:
+            self._temporary.keep_compiled()
+        self._temporary.remove()
         self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
 
     async def _watch(self, interval_seconds: float) -> None:

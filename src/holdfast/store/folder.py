@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -26,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.claims import LOCK, abandoned, claim, try_lock
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import VolumeSpace
 from holdfast.store.keys import KEY_BYTES, BlockKey, fingerprint_id
@@ -161,7 +161,7 @@ class StoreFolder:
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             deadline = time.monotonic() + wait_seconds
-            while not _locked(lock):
+            while not try_lock(lock):
                 if time.monotonic() > deadline:
                     raise FolderBusy(errno.EBUSY, "locked by another process", str(self.path))
                 time.sleep(_LOCK_POLL_SECONDS)
@@ -175,21 +175,16 @@ class StoreFolder:
         """The folder for the files that this writer is writing; made and claimed at the first call, and again if it is gone."""
         if self._incoming is not None and not self._incoming.is_dir():
             self.release()
-        while self._incoming is None:
-            mine = self.path / "incoming" / f"{os.getpid()}-{secrets.token_hex(6)}"
-            mine.mkdir(mode=0o700)
-            claim = _lock_file(mine)
-            if claim is not None and _locked(claim) and mine.is_dir():
-                self._incoming, self._claim = mine, claim
-            elif claim is not None:  # another process took the new, still unlocked folder for an abandoned one
-                os.close(claim)
+        if self._incoming is None:
+            mine = claim(self.path / "incoming", prefix=f"{os.getpid()}-")
+            self._incoming, self._claim = mine.folder, mine.file
         return self._incoming
 
     def release(self) -> None:
         """Give up this writer's incoming folder; what lies in it is for the next one to salvage."""
         if self._incoming is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._incoming / "lock")
+                os.unlink(self._incoming / LOCK)
                 os.rmdir(self._incoming)
         if self._claim is not None:
             os.close(self._claim)
@@ -198,26 +193,13 @@ class StoreFolder:
     @contextlib.contextmanager
     def abandoned(self) -> Iterator[list[Path]]:
         """The files that writers left half-way when they died. The empty folders are removed at the end."""
-        claims: list[int] = []
-        folders: list[Path] = []
-        try:
-            for folder in _plain_folders(self.path / "incoming"):
-                if folder == self._incoming:
-                    continue
-                claim = _lock_file(folder)
-                if claim is None:  # its writer has just given it up
-                    continue
-                claims.append(claim)
-                if _locked(claim):
-                    folders.append(folder)
+        others = [folder for folder in _plain_folders(self.path / "incoming") if folder != self._incoming]
+        with abandoned(others) as folders:
             yield [path for folder in folders for path in sorted(folder.glob("*.part"))]
             for folder in folders:
                 with contextlib.suppress(OSError):
-                    os.unlink(folder / "lock")
+                    os.unlink(folder / LOCK)
                     os.rmdir(folder)
-        finally:
-            for claim in claims:
-                os.close(claim)
 
     def block_files(self, *, model: str | None = None) -> Iterator[BlockFile]:
         """Every file that has the name of a block, of one model or of all."""
@@ -277,22 +259,6 @@ def sync_folder(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _lock_file(folder: Path) -> int | None:
-    """The open file that is locked while the writer of an incoming folder lives; None when somebody has removed the folder."""
-    try:
-        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except FileNotFoundError:
-        return None
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

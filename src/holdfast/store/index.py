@@ -237,6 +237,11 @@ class BlockIndex:
         rows = self._database.execute("SELECT model, fingerprint FROM models")
         return {str(model): str(fingerprint) for model, fingerprint in rows}
 
+    def forget_models(self, models: Iterable[str]) -> None:
+        """Forget models (short names) whose blocks are gone."""
+        with self._writing():
+            self._database.executemany("DELETE FROM models WHERE model = ?", [(model,) for model in models])
+
     def pins(self, now: float) -> int:
         """How many blocks are pinned."""
         (count,) = self._database.execute("SELECT count(DISTINCT key) FROM pins WHERE until > ?", (now,)).fetchone()

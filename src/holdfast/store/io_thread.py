@@ -48,9 +48,18 @@ class Clocks:
 class IoThread:
     """What the I/O thread does. Everything but the constructor runs on that thread."""
 
-    def __init__(self, folder: StoreFolder, mailbox: Mailbox, *, fingerprint: str, limits: StoreLimits, clocks: Clocks) -> None:
+    def __init__(
+        self,
+        folder: StoreFolder,
+        mailbox: Mailbox,
+        *,
+        fingerprint: str,
+        limits: StoreLimits,
+        clocks: Clocks,
+        is_outdated: Callable[[str], bool],
+    ) -> None:
         self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
-        self._model = fingerprint_id(fingerprint)
+        self._model, self._is_outdated = fingerprint_id(fingerprint), is_outdated
         self._keeper = IndexKeeper(folder)
         self._upkeep = Upkeep(folder, self._keeper, limits, clocks.wall)
         self.counters = WriteCounters()
@@ -118,6 +127,7 @@ class IoThread:
                     self.counters.salvaged_blocks += salvage(self._folder)
                 self._salvaged = True
             self._keeper.close()
+            self._upkeep.forget_models(self._is_outdated)
             self._count_evicted(self._upkeep.make_room(0, in_use=()))  # the limits may be tighter than last time
             self._refresh_counts()
         except (OSError, StoreRefused) as error:

@@ -14,7 +14,10 @@ from holdfast.store.keys import KEY_BYTES, BlockKey, fingerprint_id
 
 @dataclass(slots=True, kw_only=True)
 class Differences:
-    """What was put right, and the files that turned out to be damaged: these are still where they were."""
+    """What was put right, and the files that turned out to be damaged: these are still where they were.
+
+    removed: what is gone. A row that was made anew from its file counts as added, for its block is still there.
+    """
 
     added: int = 0
     removed: list[BlockKey] = field(default_factory=list)
@@ -40,10 +43,12 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Differences:
             continue
         except BadBlock as bad:
             differences.damaged.append((found, bad))
-    differences.removed = [key for key in known if key not in sound]
+    wrong = [key for key in known if key not in sound]
+    made_anew = {row.entry.key for row in fresh}
+    differences.removed = [key for key in wrong if key not in made_anew]
     differences.added = len(fresh)
-    if differences.removed:
-        index.remove_rows(differences.removed)
+    if wrong:
+        index.remove_rows(wrong)
     if fresh:
         index.add(fresh)
     index.recount()

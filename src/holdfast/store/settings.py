@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.config import StoreSettings
 from holdfast.store.budget import UNLIMITED, StoreLimits
+from holdfast.user_folders import caches_folder
 
 AUTO, OFF = "auto", "off"
 # A drive of 1 TB is usually good for 600 TB of writing: 16 years of this.
@@ -26,16 +26,10 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     if settings.folder in ("", OFF):
         return ""
     if settings.folder == AUTO:
-        return str(_caches(environ) / "holdfast" / "store")
+        return str(caches_folder(environ) / "store")
     return str(Path(settings.folder).expanduser().absolute())
 
 
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     """The same for a model in somebody else's process, which writes nothing that was not asked for."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)
-
-
-def _caches(environ: Mapping[str, str]) -> Path:
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"])
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")

@@ -35,6 +35,10 @@ FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
 Answer = TypeVar("Answer")
 
 
+def _never(fingerprint: str) -> bool:
+    return False
+
+
 class BlockStore:
     """The blocks of one model in a folder that other models and processes may share. Any thread may call it.
 
@@ -49,10 +53,12 @@ class BlockStore:
         served_as: str = "",
         limits: StoreLimits | None = None,
         clocks: Clocks | None = None,
+        is_outdated: Callable[[str], bool] = _never,
     ) -> None:
         """Raises StoreRefused when the folder holds what is not ours; a folder that cannot be written is no error.
 
-        served_as: the model's name for people who look at the store.
+        served_as: the model's name for people who look at the store. is_outdated: says of which fingerprints no model can be
+        any more; what is kept of these is deleted.
         """
         limits, clocks = limits or StoreLimits(), clocks or Clocks()
         self._folder = StoreFolder(folder, names={fingerprint: served_as})
@@ -60,7 +66,9 @@ class BlockStore:
             self._folder.check()
         self._clocks, self._model = clocks, fingerprint_id(fingerprint)
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
-        self._io = IoThread(self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks)
+        self._io = IoThread(
+            self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks, is_outdated=is_outdated
+        )
         self._reader = BlockReader(self._folder, self._mailbox, fingerprint=fingerprint, on_bad=self._on_bad)
         self._threads = (
             threading.Thread(target=self._io.run, name="holdfast-store"),

@@ -13,7 +13,8 @@ from holdfast.store.folder import StoreFolder
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.quarantine import bound_quarantine, quarantine
-from holdfast.store.reconcile import row_of_file
+from holdfast.store.reconcile import reconcile, row_of_file
+from holdfast.store.records import record_files
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,12 +47,26 @@ class Upkeep:
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> Eviction:
         """Remove the least recently used blocks that free so many bytes together."""
         with self._folder.exclusive():
-            holdings = self._keeper.use(lambda index: index.holdings(self._clock()))
-            eviction = choose_victims(holdings, excess_bytes=excess_bytes, in_use=in_use)
-            if eviction.keys:
-                gone = set(eviction.keys)
-                self._unlink(eviction.keys, {holding.key: holding for holding in holdings if holding.key in gone})
-        return eviction
+            victims = self._victims(excess_bytes, in_use)
+            if any(self._has_another_size(holding) for holding in victims.values()):
+                self._keeper.differences.append(self._keeper.use(lambda index: reconcile(index, self._folder)))
+                victims = self._victims(excess_bytes, in_use)
+            self._unlink(tuple(victims), victims)
+        return Eviction(keys=tuple(victims), freed_bytes=sum(holding.file_bytes for holding in victims.values()))
+
+    def _victims(self, excess_bytes: int, in_use: Collection[BlockKey]) -> dict[BlockKey, Holding]:
+        """Who has to go, in this order."""
+        holdings = {holding.key: holding for holding in self._keeper.use(lambda index: index.holdings(self._clock()))}
+        eviction = choose_victims(tuple(holdings.values()), excess_bytes=excess_bytes, in_use=in_use)
+        return {key: holdings[key] for key in eviction.keys}
+
+    def _has_another_size(self, holding: Holding) -> bool:
+        """Whether a row does not say how large its file is: a wrong size would make too many go, or too few."""
+        try:
+            size = self._folder.block_path(holding.key, model=holding.model).lstat().st_size
+        except FileNotFoundError:  # somebody else has just removed it
+            return False
+        return size != holding.file_bytes
 
     def remove_unreachable(self) -> Eviction:
         """Remove the blocks whose parents are gone, unless they are pinned."""
@@ -80,6 +95,26 @@ class Upkeep:
         for key in gone:
             self._folder.block_path(key, model=model).unlink(missing_ok=True)
         self._keeper.use(lambda index: index.remove(gone))
+
+    def forget_models(self, is_outdated: Callable[[str], bool]) -> None:
+        """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in the log if there was any."""
+        fingerprints = self._keeper.use(lambda index: index.fingerprints())
+        models = [model for model, fingerprint in fingerprints.items() if is_outdated(fingerprint)]
+        if not models:
+            return
+        with self._folder.exclusive():
+            files = [found for model in models for found in self._folder.block_files(model=model)]
+            for found in files:
+                found.path.unlink(missing_ok=True)
+            for path in (path for model in models for path in record_files(self._folder.path / "sessions" / model)):
+                path.unlink(missing_ok=True)
+            self._keeper.use(lambda index: index.remove([found.key for found in files]))
+            self._keeper.use(lambda index: index.forget_models(models))
+        if files:
+            _LOG.warning(
+                "the store begins anew: %d blocks (%.1f MB) under an earlier, weaker kind of fingerprint are deleted: %s",
+                len(files), sum(found.file_bytes for found in files) / 1e6, self._folder.path,
+            )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
         """Put a damaged file into quarantine, unless it has been replaced by a good one since. True when it was bad."""
@@ -134,3 +169,4 @@ class Upkeep:
                     self.condemn(found.path, bad)
         self._keeper.use(lambda index: index.remove_rows(wanted))
         self._keeper.use(lambda index: index.add(rows))
+        self._keeper.use(lambda index: index.recount())  # a damaged size was subtracted

@@ -17,6 +17,7 @@ def serve(inbox: Inbox, assignment: Assignment, pulse: Pulse) -> WorkerEnd:
     return serve_model(
         inbox,
         folder=assignment.folder,
+        hash_cache=assignment.hash_cache,
         model=assignment.model,
         scheduler=assignment.scheduler,
         store=assignment.store,

@@ -11,6 +11,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One model to serve, and where to be reached. The front has resolved the model to a local folder."""
 
     folder: str
+    hash_cache: str  # file in which hashes of model files are kept for the next start; empty: nowhere
     endpoint: str
     heartbeat_endpoint: str
     heartbeat_seconds: float

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cache.library import Library
 from holdfast.config import StoreSettings
 from holdfast.engine.engine import KVCosts
 from holdfast.errors import ConfigError
-from holdfast.models.fingerprint import model_fingerprint
+from holdfast.models.fingerprint import is_outdated, model_fingerprint
 from holdfast.models.load import LoadedModel
 from holdfast.models.mlx_lm_import import mlx_lm_version
 from holdfast.store.block import StoreRefused
@@ -23,10 +25,19 @@ RAM_SHARE = 4  # the automatic budget is this part of the KV budget
 logger = logging.getLogger("holdfast.memory")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """What was loaded: the folder, its name for people, and the hashes of all that counts (`fingerprint.files_of_identity`)."""
+
+    folder: Path
+    served_as: str
+    hashes: Mapping[str, str]
+
+
 def open_memory(
-    loaded: LoadedModel, costs: KVCosts, *, folder: Path, served_as: str, store: StoreSettings, kv_budget_bytes: int
+    loaded: LoadedModel, costs: KVCosts, *, identity: ModelIdentity, store: StoreSettings, kv_budget_bytes: int
 ) -> Memory | None:
-    """The memory of the model in `folder`; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder."""
+    """The memory of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store."""
     if costs.form is None:
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
         return None
@@ -34,8 +45,13 @@ def open_memory(
     if codec != "native" and any(heads.dimension % 64 for heads in costs.form.heads):
         logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
         codec = "native"
-    fingerprint = model_fingerprint(folder, computed_as=_computed_as(loaded, codec), mlx_lm_version=mlx_lm_version())
-    blocks = _open_store(store, fingerprint, served_as=served_as) if store.folder else None
+    fingerprint = model_fingerprint(
+        identity.folder,
+        identity.hashes,
+        computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
+        versions=(loaded.platform.mlx_version, mlx_lm_version()),
+    )
+    blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
     library = Library(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
     return Memory(library, store=blocks, form=costs.form, codec=codec)
 
@@ -51,12 +67,11 @@ def open_sessions(memory: Memory, store: StoreSettings, *, context_tokens: int) 
     )
 
 
-def _computed_as(loaded: LoadedModel, codec: str) -> str:
-    return f"{loaded.compute_dtype} {loaded.note} {codec}"
-
-
 def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
+    limits = store_limits(store)
     try:
-        return BlockStore(Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=store_limits(store))
+        return BlockStore(
+            Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=limits, is_outdated=is_outdated
+        )
     except StoreRefused as refusal:
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -16,17 +19,23 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.probe import ProbeResult, choose_layout
 from holdfast.messages import ModelInfo
 from holdfast.models import memory, platform
+from holdfast.models.file_hashing import FileHashing, ModelChanged
+from holdfast.models.fingerprint import files_of_identity, runs_own_code
+from holdfast.models.hash_cache import HashCache
 from holdfast.models.load import LoadedModel, load_model
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.memory_setup import open_memory, open_sessions
+from holdfast.worker.memory_setup import ModelIdentity, open_memory, open_sessions
 from holdfast.worker.pulse import Pulse
 
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
+LOAD_ATTEMPTS = 3  # for a model that somebody is writing to
+
+logger = logging.getLogger("holdfast.worker")
 
 
 def build_loop(
@@ -34,15 +43,48 @@ def build_loop(
     progress: Progress,
     *,
     folder: str,
+    hash_cache: str,
     model: ModelSettings,
     scheduler: SchedulerSettings,
     store: StoreSettings,
     pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
-    """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault."""
+    """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault.
+
+    A model that is changed while it is loaded is loaded again: what is in memory would be of no version, and so would its states.
+    """
+    files = partial(
+        files_of_identity, Path(folder), runs_own_code=runs_own_code(Path(folder), trust_remote_code=model.trust_remote_code)
+    )
+    cache = HashCache(Path(hash_cache) if hash_cache else None)
+    for attempts_left in reversed(range(LOAD_ATTEMPTS)):
+        try:
+            with FileHashing(files, cache=cache) as hashing:
+                settings = _Slices(model, scheduler, store)
+                return _loop_over(inbox, progress, hashing, folder=Path(folder), settings=settings, pulse=pulse)
+        except ModelChanged as change:
+            if not attempts_left:
+                raise
+            logger.warning("%s; it is loaded again", change)
+        _give_back_memory()  # behind the handler: the error holds what was loaded
+    raise AssertionError("unreachable")
+
+
+class _Slices(NamedTuple):
+    """The settings that a worker sees."""
+
+    model: ModelSettings
+    scheduler: SchedulerSettings
+    store: StoreSettings
+
+
+def _loop_over(
+    inbox: Inbox, progress: Progress, hashing: FileHashing, *, folder: Path, settings: _Slices, pulse: Pulse
+) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
+    model, scheduler, store = settings
     platform.prepare_device()
-    loaded = load_model(Path(folder), model, progress=progress)
+    loaded = load_model(folder, model, progress=progress)
     progress("probing", 0.0)
     probe = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
     engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
@@ -54,7 +96,10 @@ def build_loop(
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
-    kept = open_memory(loaded, measured, folder=Path(folder), served_as=model.name, store=store, kv_budget_bytes=budget_bytes)
+    progress("probing", 1.0)
+    progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
+    identity = ModelIdentity(folder=folder, served_as=model.name, hashes=hashing.result())
+    kept = open_memory(loaded, measured, identity=identity, store=store, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,
@@ -67,7 +112,7 @@ def build_loop(
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
-    progress("probing", 1.0)
+    progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
     return loop, _info(loaded, probe, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
 

@@ -1,0 +1,139 @@
+"""The load generator: sends requests at given moments, alone or together, and tells how much of the machine it took itself."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast_bench.answers import Answer, read_answer
+from holdfast_bench.wire import Call
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where requests go: any server that speaks OpenAI's chat protocol. `base_url` ends before /v1."""
+
+    base_url: str
+    model: str
+    api_key: str = ""
+    timeout_seconds: float = 600.0
+    goes_on: bool = False  # past what ends an answer, on servers that know `ignore_eos`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One chat request, greedy and streamed unless said otherwise."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    after_seconds: float = 0.0
+    streamed: bool = True
+
+    def body(self, target: Target) -> dict[str, Any]:
+        """As JSON fields."""
+        body: dict[str, Any] = {
+            "model": target.model,
+            "messages": list(self.messages),
+            "max_tokens": self.max_tokens,
+            "temperature": 0.0,
+            "stream": self.streamed,
+        }
+        if self.streamed:
+            body["stream_options"] = {"include_usage": True}
+        if target.goes_on:
+            body["ignore_eos"] = True
+        return body
+
+
+def user(text: str, *, max_tokens: int, after_seconds: float = 0.0, streamed: bool = True) -> Ask:
+    """A request of one message."""
+    messages = ({"role": "user", "content": text},)
+    return Ask(messages=messages, max_tokens=max_tokens, after_seconds=after_seconds, streamed=streamed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Requests that ran at the same time. `seconds`: from the first sending to the last end."""
+
+    answers: tuple[Answer, ...]
+    seconds: float
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens drawn by all, by the server's usage."""
+        return sum(answer.completion_tokens for answer in self.answers)
+
+
+@dataclass(slots=True)
+class ClientCost:
+    """What the load generator itself used."""
+
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Of one core."""
+        return self.cpu_seconds / self.wall_seconds if self.wall_seconds else 0.0
+
+
+@dataclass(slots=True)
+class Client:
+    """Talks to one server and remembers what that cost."""
+
+    target: Target
+    cost: ClientCost = field(default_factory=ClientCost)
+
+    def call(self, ask: Ask) -> Call:
+        """The request, ready to run; for those who want to abort it or look at its pieces."""
+        target = self.target
+        return Call(
+            url=f"{target.base_url}/v1/chat/completions",
+            body=ask.body(target),
+            api_key=target.api_key,
+            timeout_seconds=target.timeout_seconds,
+        )
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Send one request and wait for its end."""
+        call = self.call(ask)
+        with self._watched():
+            raw = await call.run()
+        return read_answer(raw)
+
+    async def ask_all(self, asks: Sequence[Ask]) -> Together:
+        """Send the requests at their moments and wait for all; they are parsed when the last one is over."""
+        calls = [self.call(ask) for ask in asks]
+        with self._watched():
+            began = time.perf_counter()
+            raws = await asyncio.gather(
+                *(_run_later(call, ask.after_seconds) for call, ask in zip(calls, asks, strict=True)),
+            )
+        ended = max(raw.ended_at for raw in raws)
+        return Together(answers=tuple(read_answer(raw) for raw in raws), seconds=ended - began)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        was_enabled = gc.isenabled()
+        gc.disable()  # a collection of ours would look like a pause of the server
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.cost.cpu_seconds += time.process_time() - cpu
+            self.cost.wall_seconds += time.perf_counter() - wall
+            if was_enabled:
+                gc.enable()
+
+
+async def _run_later(call: Call, seconds: float) -> Any:
+    if seconds:
+        await asyncio.sleep(seconds)
+    return await call.run()

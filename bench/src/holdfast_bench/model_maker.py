@@ -1,0 +1,161 @@
+"""Makes benchmark models in a process of its own: `python -m holdfast_bench.model_maker random NAME FOLDER`. Imports MLX.
+
+Weights are scaled so that every part of the model moves the logits and greedy decoding does not fall into a short loop: sharp
+attention (large query norms) and an output matrix of its own. Rows of the output matrix for tokens that are no whole word are
+zero: such a token is never the most likely one, so nothing ends an answer or splits a character.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten, tree_unflatten
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from holdfast.models import mlx_lm_import
+from holdfast_bench.lexicon import text_of, words
+from holdfast_bench.models import CONTEXT_TOKENS, FOUR_BIT, SHAPES
+
+_SPECIALS = ("<|end|>", "<|start|>", "<|pad|>")
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|start|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
+)
+_TRAINING_WORDS = 60_000
+_GROUP_SIZE = 64
+_SHARP_QUERIES = 3.0
+# Decays near 1 let a recurrent state remember more than a few tokens.
+_CENTRES = {"A_log": -3.0, "q_norm.weight": _SHARP_QUERIES}
+
+
+def make_model(name: str, folder: Path) -> None:
+    """Write the model `name` into `folder`."""
+    mlx_lm_import.prepare()
+    shape = SHAPES[name.removesuffix(FOUR_BIT)]
+    folder.mkdir(parents=True)
+    tokenizer = _write_tokenizer(folder, shape.vocabulary)
+    config: dict[str, Any] = {
+        "model_type": shape.model_type,
+        "vocab_size": shape.vocabulary,
+        "eos_token_id": tokenizer.token_to_id(_SPECIALS[0]),
+        **shape.config,
+    }
+    module = importlib.import_module(f"mlx_lm.models.{shape.model_type}")
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    parameters: list[tuple[str, mx.array]] = list(tree_flatten(model.parameters()))  # type: ignore[arg-type]
+    model.update(tree_unflatten([(path, _well_scaled(path, value)) for path, value in parameters]))
+    model.lm_head.weight = model.lm_head.weight * _drawable(tokenizer, shape.vocabulary)[:, None]
+    if name.endswith(FOUR_BIT):
+        config |= _quantized(model)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def make_endless(original: Path, folder: Path) -> None:
+    """Copy a model into `folder`, in float32, with an end token that it does not draw."""
+    folder.mkdir(parents=True)
+    for file in original.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in ("generation_config.json", "README.md"):
+            shutil.copyfile(file, folder / file.name)
+    weights: dict[str, mx.array] = {}
+    for file in original.glob("*.safetensors"):
+        loaded: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+        weights |= loaded
+    in_float32 = {
+        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value for name, value in weights.items()
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), in_float32, metadata={"format": "mlx"})
+    token, token_id = _last_added_token(folder)
+    changes: dict[str, dict[str, Any]] = {
+        "config.json": {"eos_token_id": token_id, "torch_dtype": "float32"},
+        "tokenizer_config.json": {"eos_token": token},
+    }
+    for name, change in changes.items():
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**content, **change}))
+
+
+def _last_added_token(folder: Path) -> tuple[str, int]:
+    """The least used of the added tokens: those that end turns come first in every vocabulary."""
+    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    last = max(added, key=lambda token: int(token["id"]))
+    return last["content"], last["id"]
+
+
+def _well_scaled(path: str, parameter: mx.array) -> mx.array:
+    for ending, centre in _CENTRES.items():
+        if path.endswith(ending):
+            return centre + 0.1 * mx.random.normal(parameter.shape)
+    if parameter.ndim < 2:
+        return parameter + 0.1 * mx.random.normal(parameter.shape)
+    fan_in = parameter.shape[-1] if parameter.shape[-1] > 1 else math.prod(parameter.shape[1:])
+    scaled: mx.array = mx.random.normal(parameter.shape) * fan_in**-0.5
+    return scaled
+
+
+def _quantized(model: Module) -> dict[str, Any]:
+    """Quantize in place, in bfloat16 as models on the Hub are; returns what the configuration must say."""
+    model.set_dtype(mx.bfloat16)
+
+    def fits(_: str, module: Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % _GROUP_SIZE == 0
+
+    quantize(model, group_size=_GROUP_SIZE, bits=4, class_predicate=fits)
+    how = {"group_size": _GROUP_SIZE, "bits": 4, "mode": "affine"}
+    return {"quantization": how, "quantization_config": how}
+
+
+def _drawable(tokenizer: Tokenizer, vocabulary: int) -> mx.array:
+    """1 for tokens that are a space and a whole word, and that their text is cut into again; 0 for all others."""
+    wanted = [0.0] * vocabulary
+    for word in words():
+        ids = tokenizer.encode(f" {word}", add_special_tokens=False).ids
+        if len(ids) == 1:
+            wanted[ids[0]] = 1.0
+    return mx.array(wanted)
+
+
+def _write_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+    """Byte-level BPE over the lexicon, with the special tokens and a chat template."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[AddedToken(text, special=True, normalized=False) for text in _SPECIALS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = [text_of(_TRAINING_WORDS, seed="tokenizer"), " ".join(words()), " ".join(reversed(words()))]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _SPECIALS[0],
+        "pad_token": _SPECIALS[2],
+        "model_max_length": CONTEXT_TOKENS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    return tokenizer
+
+
+if __name__ == "__main__":
+    kind, what, where = sys.argv[1:]
+    if kind == "random":
+        make_model(what, Path(where))
+    else:
+        make_endless(Path(what), Path(where))
+    mx.clear_streams()

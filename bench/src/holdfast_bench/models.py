@@ -1,0 +1,200 @@
+"""The models that are measured: random weights in real shapes, made on the spot and kept, and the bundled one.
+
+How fast a model runs does not depend on what it knows. Those made here need no download, end no answer early (the token that
+ends answers can not be drawn) and draw whole words, so that texts can be compared token by token.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder
+
+VERSION = 1  # of the recipe; another one makes the models anew
+CONTEXT_TOKENS = 32768
+LONG_CONTEXT_TOKENS = 131072
+FOUR_BIT = "-4bit"
+ENDLESS = "-endless"
+_LONGEST_MAKING_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a benchmark model is made from."""
+
+    model_type: str
+    vocabulary: int
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchModel:
+    """A model folder that any server can load."""
+
+    name: str
+    folder: Path
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether its answers are to go on past what usually ends them."""
+        return self.name.endswith(ENDLESS)
+
+
+def _plain(
+    hidden: int, layers: int, *, heads: int, kv_heads: int, head: int, intermediate: int, context_tokens: int = CONTEXT_TOKENS
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "intermediate_size": intermediate,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": context_tokens,
+        "tie_word_embeddings": False,
+    }
+
+
+def _experts(count: int, *, per_token: int, intermediate: int) -> dict[str, Any]:
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": per_token,
+        "moe_intermediate_size": intermediate,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
+_DELTA = {
+    "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
+    "shared_expert_intermediate_size": 512,
+}
+SHAPES = {
+    "qwen3-9m": Shape(model_type="qwen3", vocabulary=8192, config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768)),
+    "qwen3-30m": Shape(
+        model_type="qwen3", vocabulary=8192, config=_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536)
+    ),
+    "qwen3-120m": Shape(
+        model_type="qwen3", vocabulary=16384, config=_plain(768, 14, heads=12, kv_heads=4, head=64, intermediate=2304)
+    ),
+    "gemma3-60m": Shape(
+        model_type="gemma3_text",
+        vocabulary=16384,
+        config={
+            **_plain(512, 12, heads=4, kv_heads=1, head=128, intermediate=2048),
+            "query_pre_attn_scalar": 128,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+        },
+    ),
+    "qwen3_next-60m": Shape(
+        model_type="qwen3_next",
+        vocabulary=8192,
+        config={
+            **_plain(512, 8, heads=8, kv_heads=2, head=64, intermediate=1024),
+            **_DELTA,
+            **_experts(12, per_token=2, intermediate=256),
+        },
+    ),
+    "qwen3-long": Shape(
+        model_type="qwen3",
+        vocabulary=8192,
+        config=_plain(128, 2, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+    ),
+    "qwen3_next-long": Shape(
+        model_type="qwen3_next",
+        vocabulary=8192,
+        config={
+            **_plain(128, 4, heads=2, kv_heads=1, head=64, intermediate=256, context_tokens=LONG_CONTEXT_TOKENS),
+            **_DELTA,
+            **_experts(4, per_token=2, intermediate=64),
+        },
+    ),
+    "moe-100m": Shape(
+        model_type="qwen3_moe",
+        vocabulary=8192,
+        config={
+            **_plain(512, 8, heads=8, kv_heads=4, head=64, intermediate=1536),
+            **_experts(16, per_token=2, intermediate=448),
+        },
+    ),
+}
+MODEL_NAMES = (*(name + bits for name in SHAPES for bits in ("", FOUR_BIT)), *DEMO_IDS, DEMO_ID + ENDLESS)
+
+
+def cache_folder() -> Path:
+    """Where made models are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "holdfast" / "bench"
+
+
+def ensure_model(name: str) -> BenchModel:
+    """The model of this name, made if it is not there yet; or any model folder by its path. Raises HoldfastError.
+
+    `…-endless` after the name or path of a model that has learnt to end its answers: a copy with another end token, for scenarios
+    that need answers of a given length. Its weights are float32, which is what Holdfast computes in on a CPU: a peer that takes
+    weights as they come then computes the same, and the answers can be compared. Servers that find the end of a turn in the chat
+    template are told to go on by `ignore_eos`.
+    """
+    if name.endswith(ENDLESS):
+        return _endless(ensure_model(name.removesuffix(ENDLESS)))
+    if name in DEMO_IDS:
+        return BenchModel(name=name, folder=demo_folder(name))
+    if name.removesuffix(FOUR_BIT) in SHAPES:
+        return _made(name)
+    folder = Path(name)
+    if not (folder / "config.json").is_file():
+        raise HoldfastError(f"{name} is neither a model folder nor one of: {', '.join(MODEL_NAMES)}")
+    return BenchModel(name=folder.name, folder=folder.resolve())
+
+
+def _made(name: str) -> BenchModel:
+    folder = cache_folder() / f"{name}-v{VERSION}"
+    if not (folder / "config.json").exists():
+        _make(folder, ["random", name])
+    return BenchModel(name=name, folder=folder)
+
+
+def _endless(model: BenchModel) -> BenchModel:
+    name = model.name + ENDLESS
+    folder = cache_folder() / f"{name}-v{VERSION}"
+    if folder.exists() and _is_older(folder, model.folder):
+        shutil.rmtree(folder)
+    if not folder.exists():
+        _make(folder, ["endless", str(model.folder)])
+    return BenchModel(name=name, folder=folder)
+
+
+def _is_older(copy: Path, original: Path) -> bool:
+    file = "config.json"
+    return (copy / file).stat().st_mtime < (original / file).stat().st_mtime
+
+
+def _make(folder: Path, arguments: list[str]) -> None:
+    """Have the folder made by another process, which imports MLX; it is there whole or not at all. Raises HoldfastError."""
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    command = [sys.executable, "-m", "holdfast_bench.model_maker", *arguments, str(partial)]
+    done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip()[-500:]
+        raise HoldfastError(f"the model {folder.name} could not be made: {reason}")
+    try:
+        partial.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(partial)

@@ -1,0 +1,106 @@
+"""Agents at work: a common system prompt, turns that grow by tool results, a restart in the middle, two that come back.
+
+The trace has the shape of recorded ones; its words are made up, so that any model can run it. Answers go into the history as the
+server gave them. Tools stand in the system prompt and their results in user messages: every server takes those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast_bench.answers import Answer
+from holdfast_bench.load import Ask, Message
+from holdfast_bench.results import Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Stopwatch, Trial, errors_of
+
+_ANSWER_TOKENS = 32
+_RESULT_TOKENS = (40, 220, 90, 400, 60, 150)  # of tool results, in turn
+_TASK_TOKENS = 80
+_RESUMED_AGENTS = 2
+_TOOLS = ("read_file", "write_file", "search", "run_command", "fetch_page", "list_folder")
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    agents, turns, system = {"quick": (2, 3, 400), "normal": (6, 6, 2000), "full": (6, 20, 2000)}[scale]
+    settings = {"agents": agents, "turns": turns, "system_tokens": system, "answer_tokens": _ANSWER_TOKENS}
+    return [Case(name=f"{agents} agents, {turns} turns", settings=settings, rounds=1 if scale == "full" else 2)]
+
+
+@dataclass(slots=True)
+class _Agent:
+    number: int
+    messages: list[Message]
+    answers: list[Answer] = field(default_factory=list)
+
+
+async def _measure(trial: Trial) -> Sample:
+    settings = trial.settings
+    system: Message = {"role": "system", "content": _system_prompt(trial)}
+    agents = [
+        _Agent(number, [system, {"role": "user", "content": trial.text(_TASK_TOKENS, f"task {number}")}])
+        for number in range(settings["agents"])
+    ]
+    half = settings["turns"] // 2
+    watch = Stopwatch()
+    await asyncio.gather(*(_work(trial, agent, half) for agent in agents))
+    working_seconds = watch.seconds
+    restarted = await trial.stage.restart(trial.contender) is not None
+    watch = Stopwatch()
+    await asyncio.gather(*(_work(trial, agent, settings["turns"] - half) for agent in agents))
+    working_seconds += watch.seconds
+    worked = [answer for agent in agents for answer in agent.answers]
+    after = [agent.answers[half] for agent in agents] if restarted else []
+    for agent in agents[:_RESUMED_AGENTS]:
+        await _work(trial, agent, 1)
+    resumed = [agent.answers[-1] for agent in agents[:_RESUMED_AGENTS]]
+    return _sample(working_seconds, worked, after=after, resumed=resumed)
+
+
+def _sample(seconds: float, worked: Sequence[Answer], *, after: Sequence[Answer], resumed: Sequence[Answer]) -> Sample:
+    sample = Sample(errors=errors_of([*worked, *resumed]), answers=[answer.text for answer in (*worked, *resumed)])
+    if sample.errors:
+        return sample
+    read = sum(answer.prompt_tokens for answer in worked)
+    sample.gaps = [gap for answer in worked for gap in answer.gaps()]
+    sample.metrics = {
+        "total_seconds": [seconds],
+        "first_token_seconds": [answer.first_seconds for answer in worked],
+        "first_token_seconds @ after the restart": [answer.first_seconds for answer in after],
+        "resumed_first_token_seconds": [answer.first_seconds for answer in resumed],
+        "cached_share": [sum(answer.cached_tokens for answer in worked) / read] if read else [],
+    }
+    return sample
+
+
+async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
+    client = await trial.client()
+    for _ in range(turns):
+        answer = await client.ask(Ask(messages=tuple(agent.messages), max_tokens=_ANSWER_TOKENS))
+        agent.answers.append(answer)
+        turn = len(agent.answers)
+        result = trial.text(_RESULT_TOKENS[(turn + agent.number) % len(_RESULT_TOKENS)], f"result {agent.number} {turn}")
+        agent.messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"Tool result: {result}"}]
+
+
+def _system_prompt(trial: Trial) -> str:
+    tools = [
+        {"name": name, "description": trial.text(40, name), "parameters": {"path": "string", "limit": "integer"}}
+        for name in _TOOLS
+    ]
+    described = json.dumps(tools)
+    left = trial.settings["system_tokens"] - len(trial.stage.prompts.tokens(described))
+    return f"{trial.text(max(left, 16), 'system')}\n\nTools:\n{described}"
+
+
+SCENARIO = Scenario(
+    name="agents",
+    summary="6 agents with a common system prompt, growing turns, a restart in the middle, two resumed",
+    model="qwen3-9m",
+    cases=_cases,
+    measure=_measure,
+    uses_store=True,
+    rounds=2,
+)

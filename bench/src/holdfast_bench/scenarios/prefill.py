@@ -1,0 +1,36 @@
+"""How fast prompts are read: one long prompt, one token drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast_bench.load import user
+from holdfast_bench.results import Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    sizes = {"quick": (512,), "normal": (512, 2000), "full": (512, 2000, 8000)}[scale]
+    return [Case(name=f"{size} tokens", settings={"prompt_tokens": size}) for size in sizes]
+
+
+async def _measure(trial: Trial) -> Sample:
+    client = await trial.client()
+    answer = await client.ask(user(trial.text(trial.settings["prompt_tokens"]), max_tokens=1))
+    sample = Sample(errors=errors_of([answer]), answers=[answer.text])
+    if answer.is_good:
+        sample.metrics["first_token_seconds"] = [answer.first_seconds]
+        if answer.prompt_tokens:
+            sample.metrics["prompt_tokens_per_second"] = [answer.prompt_tokens / answer.first_seconds]
+    return sample
+
+
+SCENARIO = Scenario(
+    name="prefill",
+    summary="prompt processing: tokens per second of one long prompt",
+    model="qwen3-30m",
+    cases=_cases,
+    measure=_measure,
+    as_installed_too=True,
+    rounds=3,
+)

@@ -1,0 +1,39 @@
+"""Time from starting the process to its first answer, and what it takes when idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast_bench.results import Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial
+
+_SETTLING_SECONDS = 1.5
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    return [Case(name="start", rounds={"quick": 1, "normal": 3, "full": 7}[scale])]
+
+
+async def _measure(trial: Trial) -> Sample:
+    server = await trial.stage.restart(trial.contender)
+    if server is None:
+        return Sample(errors=["only a server that is started from here can be measured"])
+    await asyncio.sleep(_SETTLING_SECONDS)
+    use = server.use()
+    sample = Sample(metrics={"ready_seconds": [server.ready_seconds], "listening_seconds": [server.listening_seconds]})
+    if use is not None:
+        sample.metrics |= {"idle_bytes": [float(use.resident_bytes)], "processes": [float(use.processes)]}
+    return sample
+
+
+SCENARIO = Scenario(
+    name="start",
+    summary="time to the first answer of a fresh process, idle memory of all its processes",
+    model="holdfast-demo",
+    cases=_cases,
+    measure=_measure,
+    as_installed_too=True,
+    rounds=3,
+    needs_start=True,
+)

@@ -1,0 +1,73 @@
+"""Several streams at once: all prompts equally long, or ragged as real ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast_bench.figures import percentile
+from holdfast_bench.load import Together, user
+from holdfast_bench.results import Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+
+_EQUAL_TOKENS = 256
+_RAGGED_TOKENS = (50, 1500, 120, 800, 300, 1100, 75, 500)  # 8 streams of 50 to 1,500; more streams take them again
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    equal, ragged = {
+        "quick": ((1, 4), (8,)),
+        "normal": ((1, 8), (2, 8)),
+        "full": ((1, 2, 4, 8, 16), (2, 4, 8, 16)),
+    }[scale]
+    tokens = 64 if scale != "full" else 128
+    cases = [_case(count, "equal", [_EQUAL_TOKENS] * count, tokens) for count in equal]
+    return [*cases, *(_case(count, "ragged", _ragged(count), tokens) for count in ragged)]
+
+
+def _case(count: int, kind: str, prompt_tokens: list[int], max_tokens: int) -> Case:
+    settings = {"streams": count, "kind": kind, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
+    return Case(name=f"{count} {kind}", settings=settings)
+
+
+def _ragged(count: int) -> list[int]:
+    return [_RAGGED_TOKENS[number % len(_RAGGED_TOKENS)] for number in range(count)]
+
+
+async def _measure(trial: Trial) -> Sample:
+    client, settings = await trial.client(), trial.settings
+    asks = [
+        user(trial.text(tokens, str(number)), max_tokens=settings["max_tokens"])
+        for number, tokens in enumerate(settings["prompt_tokens"])
+    ]
+    together = await client.ask_all(asks)
+    good = [answer for answer in together.answers if answer.is_good]
+    sample = Sample(errors=errors_of(together.answers), answers=[answer.text for answer in together.answers])
+    if len(good) < len(asks):
+        return sample
+    sample.gaps = [gap for answer in good for gap in answer.gaps()]
+    sample.metrics = {
+        "tokens_per_second": [together.completion_tokens / together.seconds],
+        "decode_tokens_per_second": _decode_speed(together),
+        "first_token_seconds": [answer.first_seconds for answer in good],
+        "gap_p50_seconds": [percentile(sample.gaps, 50)] if sample.gaps else [],
+        "gap_p99_seconds": [percentile(sample.gaps, 99)] if sample.gaps else [],
+    }
+    return sample
+
+
+def _decode_speed(together: Together) -> list[float]:
+    """Texts per second from the moment when the last stream began; each text is taken for a token."""
+    began = max(answer.first_seconds for answer in together.answers)
+    later = sum(1 for answer in together.answers for at in answer.text_times if at > began)
+    ended = max(answer.text_times[-1] for answer in together.answers if answer.text_times)
+    return [later / (ended - began)] if ended > began else []
+
+
+SCENARIO = Scenario(
+    name="streams",
+    summary="1 to 16 streams at once, equal and ragged prompts",
+    model="qwen3-30m",
+    cases=_cases,
+    measure=_measure,
+    rounds=4,
+)

@@ -1,0 +1,30 @@
+"""Who meets whom in which scenario, unless somebody says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast_bench.contenders import Contender, peers_of
+from holdfast_bench.run import Item
+from holdfast_bench.scenario import Scenario
+
+AS_INSTALLED = "mlx_lm-as-installed"
+
+
+def item_for(
+    scenario: Scenario,
+    subject: Contender,
+    *,
+    others: Sequence[Contender] = (),
+    peers: Sequence[str] | None = None,
+    model: str = "",
+) -> Item:
+    """The scenario with the subject, then the named peers, then `others`.
+
+    peers: None means mlx_lm.server, and as installed too in scenarios that are short enough. Raises HoldfastError.
+    """
+    names = list(peers) if peers is not None else ["mlx_lm", *([AS_INSTALLED] if scenario.as_installed_too else [])]
+    contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
+    if scenario.uses_store:
+        contenders = {label: each.storing() for label, each in contenders.items()}
+    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model)

@@ -1,0 +1,71 @@
+"""Servers started from a command, and ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.errors import HoldfastError
+from holdfast_bench.contenders import Contender, by_command, by_url, peers_of
+from holdfast_bench.floor import NULL
+from holdfast_bench.load import user
+from holdfast_bench.models import BenchModel
+from holdfast_bench.null_server import NullServer
+from holdfast_bench.servers import ServerFailed, ServerStarter
+from tests.fakes.measured_server import serving
+
+
+def starter(folder: Path, **changes: float) -> ServerStarter:
+    return ServerStarter(folder, BenchModel(name="none", folder=folder), **changes)
+
+
+async def test_a_server_is_started_measured_and_ended(tmp_path: Path) -> None:
+    server = await starter(tmp_path).start(NULL)
+    assert server.process is not None
+    use = server.use()
+    assert use is not None
+    assert use.processes == 1
+    assert use.resident_bytes > 1 << 20
+    assert 0 < server.listening_seconds <= server.ready_seconds
+    (server.store / "block").write_bytes(b"x" * 100)
+    assert server.store_bytes() == 100
+    server.stop()
+    assert not psutil.pid_exists(server.process.pid)
+
+
+async def test_a_server_that_ends_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
+    words = Contender(label="broken", command=(sys.executable, "-c", "raise SystemExit('no such model')", "{port}"))
+    with pytest.raises(ServerFailed, match=r"ended with code 1.*no such model"):
+        await starter(tmp_path).start(words)
+
+
+async def test_a_running_server_is_only_visited(tmp_path: Path) -> None:
+    async with serving(NullServer()) as url:
+        server = await starter(tmp_path).start(by_url(f"{url}/v1/", label="there"))
+        assert server.target.model == "null"
+        assert server.target.base_url == url
+        assert server.use() is None
+        server.stop()  # not ours: it goes on
+        assert (await server.client.ask(user("are you there", max_tokens=1))).is_good
+
+
+def test_a_command_needs_a_port_and_has_its_words_filled_in(tmp_path: Path) -> None:
+    contender = by_command("serve {model} --port={port} 'a b'")
+    assert contender.filled_command(model=tmp_path, port=7, store=tmp_path) == ["serve", str(tmp_path), "--port=7", "a b"]
+    with pytest.raises(HoldfastError, match=r"must have \{port\}"):
+        by_command("serve {model}")
+
+
+def test_only_plain_http_is_spoken() -> None:
+    with pytest.raises(HoldfastError, match="plain http"):
+        by_url("https://somewhere/v1")
+
+
+def test_peers_have_names() -> None:
+    assert peers_of(["none"]) == []
+    assert [peer.label for peer in peers_of(["mlx_lm-as-installed"])] == ["mlx_lm as installed"]
+    with pytest.raises(HoldfastError, match="unknown peer"):
+        peers_of(["nobody"])

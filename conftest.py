@@ -1,0 +1,26 @@
+"""What all tests share: a clean environment and the depth of the property tests."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+# The first example of a test often compiles or loads something: deadlines would only measure that.
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
+)
+settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Settings of the person who runs the tests must not change what is tested; child processes inherit this.
+for variable in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+    del os.environ[variable]
+os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-folder")
+# Nor must tests change what is that person's.
+_caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
+os.environ["XDG_CACHE_HOME"] = _caches.name
+# What one test has read must not be there for the next.
+os.environ["HOLDFAST_STORE_FOLDER"] = "off"

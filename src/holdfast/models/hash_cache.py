@@ -1,0 +1,152 @@
+"""Hashes of whole files, kept from one start to the next. A file is known by what the system says of it, never by its name alone.
+
+A cache that is missing, damaged or not ours alone is an empty one: then everything is hashed again, which only takes time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+CACHE_FORMAT = 1
+MOST_ENTRIES = 1024
+LEAST_BYTES = 1 << 20  # smaller files are read faster than they are worth remembering
+_MOST_CACHE_BYTES = 1 << 20
+# Timestamps have steps, of 10 ms at most on local disks and of 2 s on FAT: a file that was changed a moment before it is hashed
+# may change again and look the same. (Git calls such entries "racily clean".)
+SETTLED_NS = 3_000_000_000
+
+logger = logging.getLogger("holdfast.models")
+
+
+class FileStamp(msgspec.Struct, frozen=True, array_like=True):
+    """What the system says of a file. The time of the last change cannot be set by anybody, the time of modification can."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    def is_settled(self, now_ns: int) -> bool:
+        """Whether any change from now on would show in the stamp."""
+        return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    stamp: FileStamp
+    hash: str
+
+
+class _Content(msgspec.Struct, frozen=True):
+    format: int
+    entries: tuple[_Entry, ...]  # the one that was used last comes last
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileHash:
+    """The hash of a whole file (xxh3-128, hexadecimal) and what it was like then."""
+
+    stamp: FileStamp
+    hash: str
+
+
+def stamp_of(path: Path) -> FileStamp:
+    """The stamp of the file that `path` leads to, links followed. Raises OSError."""
+    return stamp_from(path.stat())
+
+
+def stamp_from(status: os.stat_result) -> FileStamp:
+    """The stamp out of what the system said."""
+    return FileStamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class HashCache:
+    """The hashes in one file. Any process may read or write it at any time: it is replaced as a whole. One thread per object."""
+
+    def __init__(self, path: Path | None) -> None:
+        """path: None keeps nothing."""
+        self._path = path
+        self._known = {} if path is None else _load(path)
+        self._used: dict[FileStamp, str] = {}
+
+    def find(self, stamp: FileStamp) -> str | None:
+        """The hash of a file that looks like this, if it is known."""
+        known = self._known.get(stamp)
+        if known is not None:
+            self._used[stamp] = known
+        return known
+
+    def add(self, found: FileHash) -> None:
+        """Remember the hash of a file whose stamp was settled before it was read."""
+        if found.stamp.size >= LEAST_BYTES:
+            self._used[found.stamp] = found.hash
+
+    def save(self) -> None:
+        """Write what is new. A folder that cannot be written costs the next start some time, and nothing else."""
+        if self._path is None or all(stamp in self._known for stamp in self._used):
+            return
+        known = _load(self._path)  # another process may have written
+        for stamp, found in self._used.items():
+            known.pop(stamp, None)
+            known[stamp] = found
+        entries = tuple(_Entry(stamp, found) for stamp, found in known.items())[-MOST_ENTRIES:]
+        content = _Content(format=CACHE_FORMAT, entries=entries, checksum=_checksum(entries))
+        try:
+            _replace(self._path, msgspec.json.encode(content))
+        except OSError as error:
+            logger.info("hashes of model files are not kept for the next start: %s", error)
+        self._known = known
+
+
+def _load(path: Path) -> dict[FileStamp, str]:
+    try:
+        content = msgspec.json.decode(_read_private(path), type=_Content)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+    if content.format != CACHE_FORMAT or content.checksum != _checksum(content.entries):
+        return {}
+    return {entry.stamp: entry.hash for entry in content.entries}
+
+
+def _read_private(path: Path) -> bytes:
+    """The content of a file that nobody else could have written. Raises OSError."""
+    folder = path.parent.lstat()
+    if not stat.S_ISDIR(folder.st_mode) or not _is_ours_alone(folder):
+        raise PermissionError(f"{path.parent} may be written by others")
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as opened:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or not _is_ours_alone(status) or status.st_size > _MOST_CACHE_BYTES:
+            raise PermissionError(f"{path} is not a plain file of ours")
+        return opened.read(_MOST_CACHE_BYTES)
+
+
+def _is_ours_alone(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable by its owner only
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(fresh, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
+
+
+def _checksum(entries: tuple[_Entry, ...]) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(entries))

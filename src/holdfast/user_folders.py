@@ -1,0 +1,33 @@
+"""Where Holdfast keeps what it may lose: a folder among the caches of the user who runs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CLAIM_PREFIX = "holdfast."  # of folders that belong to a running process (`claims`); short, for the paths of sockets
+
+
+def caches_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder among the user's caches. It need not be there. Raises RuntimeError for a user without a home."""
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
+
+
+def hash_cache_file(environ: Mapping[str, str]) -> str:
+    """The file in which hashes of model files are kept from one start to the next; empty for a user without a home."""
+    return _place(environ, "hashes", "model-files.json")
+
+
+def compiled_code_folder(environ: Mapping[str, str]) -> str:
+    """The folder in which what MLX compiles is kept from one start to the next; empty for a user without a home."""
+    return _place(environ, "compiled")
+
+
+def _place(environ: Mapping[str, str], *names: str) -> str:
+    try:
+        return str(caches_folder(environ).joinpath(*names))
+    except RuntimeError:
+        return ""

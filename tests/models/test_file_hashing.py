@@ -1,0 +1,137 @@
+"""Hashes are of what was loaded: whole, and of one version."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from holdfast.errors import ModelLoadError
+from holdfast.models import file_hashing, hash_cache
+from holdfast.models.file_hashing import FileHashing, ModelChanged
+from holdfast.models.hash_cache import HashCache
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hash_cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(file_hashing, "PIECE_BYTES", 1000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_bytes(name.encode() * 4500)
+    return folder
+
+
+def listed(folder: Path) -> Callable[[], dict[str, Path]]:
+    return lambda: {path.name: path for path in folder.iterdir()}
+
+
+def hashes_of(folder: Path, cache: HashCache | None = None) -> dict[str, str]:
+    with FileHashing(listed(folder), cache=cache or HashCache(None)) as hashing:
+        return dict(hashing.result())
+
+
+def test_every_byte_of_every_file_counts(folder: Path) -> None:
+    expected = {name: xxhash.xxh3_128_hexdigest(name.encode() * 4500) for name in "ab"}
+    assert hashes_of(folder) == expected
+    for position in (0, 2250, 4499):
+        content = bytearray(b"a" * 4500)
+        content[position] ^= 1
+        (folder / "a").write_bytes(content)
+        assert hashes_of(folder)["a"] not in (expected["a"], "")
+
+
+def _overwrite(folder: Path) -> None:
+    with (folder / "b").open("r+b") as file:
+        file.write(b"c")
+
+
+def _replace(folder: Path) -> None:
+    (folder.parent / "other").write_bytes(b"b" * 4500)
+    os.replace(folder.parent / "other", folder / "b")
+
+
+def _remove(folder: Path) -> None:
+    (folder / "b").unlink()
+
+
+def _add(folder: Path) -> None:
+    (folder / "c").write_bytes(b"c")
+
+
+def _lead_elsewhere(folder: Path) -> None:
+    (folder / "b").unlink()
+    (folder / "b").symlink_to("a")
+
+
+@pytest.mark.parametrize("change", [_overwrite, _replace, _remove, _add, _lead_elsewhere])
+def test_a_change_while_the_model_is_loaded_is_told(folder: Path, change: Callable[[Path], None]) -> None:
+    with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
+        change(folder)
+        with pytest.raises(ModelChanged, match=r"was changed while"):
+            hashing.result()
+
+
+def test_a_change_that_leaves_no_trace_in_the_time_stamps_is_told_while_they_are_fresh(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the clock of the file system stood still: the stamp stays, the content does not."""
+    stamps = {path.name: hash_cache.stamp_of(path) for path in folder.iterdir()}
+    monkeypatch.setattr(file_hashing, "stamp_of", lambda path: stamps[path.name])
+    monkeypatch.setattr(file_hashing, "stamp_from", lambda status: next(s for s in stamps.values() if s.inode == status.st_ino))
+    with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
+        hashing._thread.join()
+        _overwrite(folder)
+        with pytest.raises(ModelChanged, match="b was changed"):
+            hashing.result()
+
+
+def test_only_files_that_could_not_change_unseen_are_remembered(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "hashes.json"
+    hashes_of(folder, HashCache(path))
+    assert not path.exists()
+
+
+def test_what_is_remembered_is_not_read_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
+    path = tmp_path / "cache" / "hashes.json"
+    first = hashes_of(folder, HashCache(path))
+
+    def unread(hashing: FileHashing, path: Path, stamp: object) -> str:
+        raise AssertionError(f"{path} was read again")
+
+    monkeypatch.setattr(FileHashing, "_hash", unread)
+    assert hashes_of(folder, HashCache(path)) == first
+
+
+def test_a_file_under_an_old_name_is_another_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_cache.FileStamp, "is_settled", lambda stamp, now_ns: True)
+    path = tmp_path / "cache" / "hashes.json"
+    before = hashes_of(folder, HashCache(path))
+    status = (folder / "b").stat()
+    _overwrite(folder)
+    os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))  # the time of the change cannot be set
+    after = hashes_of(folder, HashCache(path))
+    assert after["a"] == before["a"]
+    assert after["b"] != before["b"]
+
+
+def test_a_file_that_cannot_be_read_is_one_line(folder: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    (folder / "b").chmod(0)
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        hashes_of(folder)
+
+
+def test_leaving_early_ends_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "large").touch()
+    os.truncate(folder / "large", 1 << 40)  # a sparse file that takes hours
+    with FileHashing(listed(folder), cache=HashCache(None)):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-hashing"]

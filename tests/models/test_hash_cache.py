@@ -1,0 +1,159 @@
+"""What the cache of hashes says is right, or it says nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.models import hash_cache
+from holdfast.models.hash_cache import LEAST_BYTES, SETTLED_NS, FileHash, FileStamp, HashCache, stamp_of
+
+STAMP = FileStamp(device=1, inode=2, size=LEAST_BYTES, modified_ns=3, changed_ns=4)
+FOUND = FileHash(stamp=STAMP, hash="ab" * 16)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "hashes" / "files.json"
+
+
+def kept(path: Path, *found: FileHash) -> Path:
+    cache = HashCache(path)
+    for each in found or (FOUND,):
+        cache.add(each)
+    cache.save()
+    return path
+
+
+def test_what_was_saved_is_found_by_the_next_and_by_the_same_stamp_only(path: Path) -> None:
+    kept(path)
+    assert HashCache(path).find(STAMP) == FOUND.hash
+    for field in STAMP.__struct_fields__:
+        assert HashCache(path).find(msgspec.structs.replace(STAMP, **{field: 99_999_999})) is None
+
+
+def test_only_its_owner_can_read_or_write_it(path: Path) -> None:
+    kept(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_path_nothing_is_kept() -> None:
+    cache = HashCache(None)
+    cache.add(FOUND)
+    cache.save()
+    assert HashCache(None).find(STAMP) is None
+
+
+def _forge(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"abab", b"cdcd", 1))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _open_file(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def _open_folder(path: Path) -> None:
+    path.parent.chmod(0o777)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" " * (2 << 20))
+
+
+def _nonsense(path: Path) -> None:
+    path.write_bytes(b"\xff\x00 not JSON")
+
+
+def _other_format(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":9'))
+
+
+@pytest.mark.parametrize(
+    "harm", [_forge, _cut, _open_file, _open_folder, _link, _fifo, _grow, _nonsense, _other_format, Path.unlink]
+)
+def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replaced(path: Path, harm: object) -> None:
+    kept(path)
+    harm(path)  # type: ignore[operator]
+    cache = HashCache(path)
+    assert cache.find(STAMP) is None
+    path.parent.chmod(0o700)
+    cache.add(FOUND)
+    cache.save()
+    assert HashCache(path).find(STAMP) == FOUND.hash
+
+
+def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept(tmp_path / "file" / "cache.json")
+
+
+def test_small_files_are_not_worth_an_entry(path: Path) -> None:
+    kept(path, FileHash(stamp=msgspec.structs.replace(STAMP, size=LEAST_BYTES - 1), hash="00"))
+    assert HashCache(path).find(msgspec.structs.replace(STAMP, size=LEAST_BYTES - 1)) is None
+
+
+def numbered(number: int) -> FileHash:
+    return FileHash(stamp=msgspec.structs.replace(STAMP, inode=number), hash=f"{number:032x}")
+
+
+def test_it_is_bounded_and_the_longest_unused_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hash_cache, "MOST_ENTRIES", 3)
+    kept(path, *(numbered(number) for number in range(3)))
+    cache = HashCache(path)
+    assert cache.find(numbered(0).stamp)
+    cache.add(numbered(7))
+    cache.save()
+    left = HashCache(path)
+    assert [bool(left.find(numbered(number).stamp)) for number in (0, 1, 2, 7)] == [True, False, True, True]
+
+
+def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
+    def write(first: int) -> None:
+        for number in range(first, first + 20):
+            kept(path, numbered(number))
+
+    threads = [threading.Thread(target=write, args=(100 * number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = HashCache(path)
+    found = [number for number in range(400) if last.find(numbered(number).stamp)]
+    assert found  # one may undo what another has added: that file is hashed again
+    assert all(last.find(numbered(number).stamp) == numbered(number).hash for number in found)
+    assert [name.name for name in path.parent.iterdir()] == [path.name]
+
+
+def test_a_link_counts_as_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_text("weights")
+    (tmp_path / "link").symlink_to("blob")
+    assert stamp_of(tmp_path / "link") == stamp_of(tmp_path / "blob")
+
+
+def test_a_stamp_is_settled_when_nothing_can_change_without_a_trace() -> None:
+    long_ago = msgspec.structs.replace(STAMP, modified_ns=0, changed_ns=1000)
+    now = 1000 + SETTLED_NS + 1
+    assert long_ago.is_settled(now)
+    assert not long_ago.is_settled(now - 1)
+    assert not msgspec.structs.replace(long_ago, changed_ns=now + 5).is_settled(now)
+    assert not msgspec.structs.replace(long_ago, modified_ns=now - 5).is_settled(now)
+    assert msgspec.structs.replace(long_ago, modified_ns=now + 10**15).is_settled(now)  # set by hand; the change is what counts

@@ -1,0 +1,78 @@
+"""A server that ends before it has served anybody says why in one line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.server_process import command, environment, until
+from tests.fakes.tiny_models import write_tiny
+
+LOADS_FOR_EVER = """
+import os, pathlib, time
+told = pathlib.Path(__file__).with_name("told")
+told.write_text(str(os.getpid()))
+told.rename(told.with_name("is-loading"))
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A model that never comes to the end of its load, and tells when it is in it."""
+    folder = write_tiny(tmp_path / "endless", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
+    (folder / "modeling.py").write_text(LOADS_FOR_EVER)
+    return folder
+
+
+def loading(folder: Path) -> subprocess.Popen[str]:
+    arguments = command(str(folder), "--port", "0", "--set", "model.trust_remote_code=true")
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loaded_is_one_line_and_an_end_in_order(endless: Path, number: signal.Signals) -> None:
+    server = loading(endless)
+    until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
+    server.send_signal(number)
+    output, errors = server.communicate(timeout=60)
+    assert (server.returncode, output) == (0, "")
+    (line,) = errors.strip().splitlines()
+    assert "stopped before the model was ready" in line
+
+
+def test_a_worker_does_not_outlive_a_front_that_is_told_to_stop_while_it_loads(endless: Path) -> None:
+    server = loading(endless)
+    until(lambda: (endless / "is-loading").exists(), "the model is being loaded")
+    worker = int((endless / "is-loading").read_text())
+    assert psutil.pid_exists(worker)
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=60)
+    assert not psutil.pid_exists(worker)
+
+
+COMMANDS = [
+    ["serve"], ["chat"], ["doctor"], ["config"], ["version"], ["store", "stat"], ["sessions", "ls"], ["bench", "list"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_deleted_working_folder_is_one_line_for_every_command(arguments: list[str], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = [*command()[:-1], *arguments]
+    shell = ["/bin/sh", "-c", f'cd "{gone}" && rmdir "{gone}" && exec "$@"', "sh", *program]
+    done = subprocess.run(
+        shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment(), timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert "the working folder cannot be used" in line

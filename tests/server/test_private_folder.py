@@ -1,0 +1,147 @@
+"""What a server needs only while it runs lies where nobody else can look or write, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.server_process import ServerProcess, until
+
+
+class Places:
+    """The folders that a server of a test is given: among the caches, and for temporary files."""
+
+    def __init__(self, root: Path) -> None:
+        self.caches, self.temporary = root / "c", root / "t"
+        self.caches.mkdir(mode=0o700)
+        self.temporary.mkdir(mode=0o700)
+        self.run = self.caches / "holdfast" / "run"
+
+    def left(self) -> list[Path]:
+        """Everything that a server has left but caches."""
+        return [*self.temporary.rglob("*"), *(self.run.rglob("*") if self.run.is_dir() else ())]
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    places = Places(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(places.caches))  # servers inherit both
+    monkeypatch.setenv("TMPDIR", str(places.temporary))
+    return places
+
+
+@pytest.fixture
+def running(model_folder: Path) -> Iterator[list[ServerProcess]]:
+    """Servers that a test has started."""
+    servers: list[ServerProcess] = []
+    yield servers
+    for server in servers:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def started(model_folder: Path, running: list[ServerProcess]) -> ServerProcess:
+    server = ServerProcess(str(model_folder), "--name", "demo")
+    running.append(server)
+    server.wait_ready()
+    return server
+
+
+def kill(server: ServerProcess) -> None:
+    """kill -9 of front and worker, in this order."""
+    worker = server.model()["pid"]
+    for pid in (server.process.pid, worker):
+        os.kill(pid, signal.SIGKILL)
+    server.process.wait()
+    until(lambda: not psutil.pid_exists(worker), "the end of the worker")
+
+
+def test_a_server_writes_nothing_into_the_folder_for_temporary_files_of_all_and_leaves_nothing(
+    model_folder: Path, places: Places, running: list[ServerProcess]
+) -> None:
+    server = started(model_folder, running)
+    assert list(places.temporary.iterdir()) == []
+    assert {stat.S_IMODE(path.stat().st_mode) for path in places.run.rglob("*") if path.is_dir()} <= {0o700, 0o755}
+    (folder,) = places.run.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(places.run.stat().st_mode) == 0o700
+    worker = psutil.Process(server.model()["pid"])
+    assert Path(worker.environ()["TMPDIR"]).parent == folder
+    assert stat.S_IMODE(Path(worker.environ()["TMPDIR"]).stat().st_mode) == 0o700
+    assert server.stop() == 0, server.log()
+    assert places.left() == []
+
+
+def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
+    model_folder: Path, places: Places, running: list[ServerProcess]
+) -> None:
+    killed, living = started(model_folder, running), started(model_folder, running)
+    answer = httpx.post(f"{killed.url}/v1/completions", json={"prompt": "one", "max_tokens": 1, "session_id": "s"}, timeout=60)
+    assert answer.status_code == 200
+    (folder,) = {path for path in places.run.iterdir() if _belongs_to(path, killed)}
+    (folder / "session").write_text("on its way, in the clear")
+    kill(killed)
+    assert folder.exists()
+    third = started(model_folder, running)
+    assert not folder.exists()
+    assert len(list(places.run.iterdir())) == 2
+    assert httpx.get(f"{living.url}/health").json()["models"][0]["state"] == "ready"
+    for server in (third, living):
+        assert server.stop() == 0, server.log()
+    assert places.left() == []
+
+
+def _belongs_to(folder: Path, server: ServerProcess) -> bool:
+    return str(folder) in psutil.Process(server.model()["pid"]).environ()["TMPDIR"]
+
+
+def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_too(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: list[ServerProcess]
+) -> None:
+    deep = tmp_path / ("a" * 60) / ("b" * 60)
+    deep.mkdir(parents=True)
+    places = Places(deep)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(places.caches))
+    monkeypatch.setenv("TMPDIR", str(places.temporary))
+    server = started(model_folder, running)
+    folder = _link_of(server).parent
+    assert folder.parent == Path("/tmp")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    kill(server)
+    assert folder.exists()
+    again = started(model_folder, running)
+    assert not folder.exists()
+    folder = _link_of(again).parent
+    assert again.stop() == 0, again.log()
+    assert not folder.exists()
+    assert places.left() == []
+
+
+def _link_of(server: ServerProcess) -> Path:
+    """The socket over which a server speaks to its worker."""
+    sockets = {str(connection.laddr) for connection in psutil.Process(server.process.pid).net_connections(kind="unix")}
+    (path,) = {path for path in sockets if path.endswith("/link")}
+    return Path(path)
+
+
+def test_what_a_worker_has_compiled_is_kept_for_the_next(
+    model_folder: Path, places: Places, running: list[ServerProcess]
+) -> None:
+    first = started(model_folder, running)
+    compiled = [path.name for path in places.run.rglob("*.so")]
+    if not compiled:
+        pytest.skip("nothing is compiled into files here: no compiler, or a GPU that keeps its own")
+    assert first.stop() == 0, first.log()
+    kept = {path.name: path.stat().st_mtime_ns for path in places.caches.rglob("compiled/**/*.so")}
+    assert set(kept) == set(compiled)
+    second = started(model_folder, running)
+    assert {path.name for path in places.run.rglob("*.so")} == set(kept)
+    assert second.stop() == 0, second.log()
+    assert {path.name: path.stat().st_mtime_ns for path in places.caches.rglob("compiled/**/*.so")} == kept
