@@ -35,6 +35,7 @@ LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
 _MIB = 1 << 20
+LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
 
 
 def _setting(
@@ -63,6 +64,9 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
+    )
+    stalled_seconds: float = _setting(
+        60.0, "How long a client may read nothing of what is sent to it before its connection is closed.", limits=Limits(above=0)
     )
     head_seconds: float = _setting(
         10.0, "How long a client may take to send the head of a request (its path and headers).", limits=Limits(above=0)
@@ -107,6 +111,26 @@ class ModelSettings:
         auto=True,
     )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencySettings:
+    """How the front looks after its workers."""
+
+    load_seconds: float = _setting(
+        60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+    )
+    unread_bytes: int = _setting(
+        256 << 10,
+        "How much of one answer may wait to be read by its client; then no more of it is made until half of that is read.",
+        limits=Limits(at_least=1024),
+    )
+    heartbeat_seconds: float = _setting(1.0, "How often a worker says that it is alive.", limits=Limits(above=0))
+    hang_seconds: float = _setting(
+        7.0,
+        "A worker that is silent for so long, or whose step takes so long and 20 times what such steps take, is replaced.",
+        limits=Limits(above=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +216,7 @@ class Settings:
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
+    residency: ResidencySettings = ResidencySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
     store: StoreSettings = StoreSettings()
@@ -278,3 +303,10 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
             )
+    residency = settings.residency
+    if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:
+        raise ConfigError(
+            f"residency.hang_seconds = {residency.hang_seconds} ({origins['residency.hang_seconds']}) must be at least "
+            f"{LEAST_BEATS} times residency.heartbeat_seconds = {residency.heartbeat_seconds} "
+            f"({origins['residency.heartbeat_seconds']})"
+        )

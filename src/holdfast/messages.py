@@ -97,6 +97,18 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
 
 
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Draw no more for one sequence until it is resumed, since nobody reads what it says. Command of the link."""
+
+    request_id: RequestId
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Go on with a paused sequence. Command of the link; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
 class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask the worker for its `WorkerStatistics`. Command of the link."""
 
@@ -105,7 +117,9 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the worker in order: running requests are finished as cancelled. Command of the link."""
 
 
-Command: TypeAlias = SequenceRequest | CancelRequest | StatisticsRequest | SessionCommand | Shutdown
+Command: TypeAlias = (
+    SequenceRequest | CancelRequest | PauseRequest | ResumeRequest | StatisticsRequest | SessionCommand | Shutdown
+)
 
 
 class FinishReason(enum.Enum):
@@ -342,6 +356,22 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident_bytes: int = 0
     step_seconds: Histogram | None = None
     memory: MemoryFigures | None = None  # None: this worker keeps nothing
+
+
+class Activity(enum.Enum):
+    """What a worker's device thread is at."""
+
+    LOADING = "loading"
+    RESTING = "resting"  # it waits for commands
+    WORKING = "working"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Said now and then by a thread beside the device thread, on a socket of its own."""
+
+    activity: Activity
+    lasting_seconds: float  # since it began; time in which the process did not run, or waited for its own pages, does not count
+    expected_seconds: float | None = None  # what such work takes at most, as far as was measured; None: nothing like it was
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
@@ -11,6 +12,7 @@ RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that ha
 RAISES_AT_COLLECT = 667
 FAILS_ALONE = 668  # its drawing spans come back with a failure
 RAISES_AT_OPEN = 669
+HANGS = 671  # the step that draws for it never comes to an end, as with a device that does not answer
 RAISES_ONCE = 670  # at the first collect only: an innocent victim
 
 
@@ -99,6 +101,8 @@ class FakeEngine:
     def collect(self, pending: _Pending) -> StepResult:
         assert self.pending[0] is pending, "steps are collected in order"
         self.pending.pop(0)
+        if any(HANGS in sequence.request.prompt_token_ids for sequence in pending.sequences):
+            os.read(os.pipe()[0], 1)
         if pending.raises:
             raise RuntimeError("the device failed in this step")
         return StepResult(spans=tuple(map(_result, pending.plan.spans, pending.sequences)))

@@ -6,15 +6,16 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.messages import SamplingParams, SequenceRequest
 from holdfast.residency.worker_process import WorkerOrder
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
+IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)  # sees in a second what is seen in ten otherwise
 
 
-def fake_order(behaviour: str = "good") -> WorkerOrder:
+def fake_order(behaviour: str = "good", *, residency: ResidencySettings | None = None) -> WorkerOrder:
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # the worker inherits it
     return WorkerOrder(
         folder=f"/nowhere/{behaviour}",
@@ -22,6 +23,7 @@ def fake_order(behaviour: str = "good") -> WorkerOrder:
         scheduler=SETTINGS,
         store=StoreSettings(),
         log=LogSettings(level="warning"),
+        residency=residency or ResidencySettings(),
         command=(sys.executable, "-m", "tests.fakes.worker_main"),
     )
 

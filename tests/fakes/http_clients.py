@@ -66,8 +66,15 @@ async def served(gateway: ScriptedGateway, *, settings: ServerSettings | None = 
 class Exchange:
     """One request to the application without a client in between: every message can be seen, and the client can leave."""
 
-    def __init__(self, gateway: ScriptedGateway, *, server: ServerSettings | None = None) -> None:
-        self.app = create_application(scripted_services(gateway, server=server))
+    def __init__(
+        self,
+        gateway: ScriptedGateway,
+        *,
+        server: ServerSettings | None = None,
+        sessions: ScriptedSessions | None = None,
+        directory: ScriptedDirectory | None = None,
+    ) -> None:
+        self.app = create_application(scripted_services(gateway, server=server, sessions=sessions, directory=directory))
         self.messages: list[Any] = []
         self.first_body = asyncio.Event()
         self.gone = asyncio.Event()
@@ -86,7 +93,7 @@ class Exchange:
         """The bodies, as they were handed to the socket."""
         return [message["body"] for message in self.messages if message.get("body")]
 
-    async def run(self, path: str, body: dict[str, Any], *, upload_breaks_off: bool = False) -> None:
+    async def run(self, path: str, body: dict[str, Any], *, method: str = "POST", upload_breaks_off: bool = False) -> None:
         raw = json.dumps(body).encode()
         unread = [{"type": "http.request", "body": raw, "more_body": upload_breaks_off}]
         headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
@@ -94,7 +101,7 @@ class Exchange:
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),

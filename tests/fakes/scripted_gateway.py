@@ -82,6 +82,8 @@ class ScriptedGateway:
     refusal: Exception | None = None
     dropped_tokens: int = 0
     accept_when: asyncio.Event | None = None
+    refusal_at_last: Exception | None = None  # after that event
+    dropped: list[str] = field(default_factory=list)  # cancelled before it
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,9 +95,18 @@ class ScriptedGateway:
         if self.refusal is not None:
             raise self.refusal
         if self.accept_when is not None:
-            await self.accept_when.wait()
+            await self._wait_for(self.accept_when, request)
+        if self.refusal_at_last is not None:
+            raise self.refusal_at_last
         script = self.script(request) if callable(self.script) else self.script
         return ScriptedStream(script, lambda: self._close(request.request_id), dropped_tokens=self.dropped_tokens)
+
+    async def _wait_for(self, event: asyncio.Event, request: GenerationRequest) -> None:
+        try:
+            await event.wait()
+        except asyncio.CancelledError:
+            self.dropped.append(request.request_id)
+            raise
 
     def _close(self, request_id: str) -> None:
         self.closed.append(request_id)
@@ -136,6 +147,7 @@ class ScriptedModel:
     info: ModelInfo | None = INFO
     memory: MemoryFigures | None = None
     created: int = 1_700_000_000
+    restarts: Mapping[str, int] = field(default_factory=lambda: {"died": 0, "hung": 2})
 
 
 SESSION = SessionInfo(
@@ -164,10 +176,13 @@ class ScriptedSessions:
     refusal: Exception | None = None
     exported: bytes = b"a portable session"
     imported: bytes = b""
+    answers_when: asyncio.Event | None = None
     asked: list[tuple[str, SessionCommand]] = field(default_factory=list)
 
     async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
         self.asked.append((model, command))
+        if self.answers_when is not None:
+            await self.answers_when.wait()
         if isinstance(command, ExportSession):
             Path(command.path).write_bytes(self.exported)
         elif isinstance(command, ImportSession):

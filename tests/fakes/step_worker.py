@@ -34,6 +34,7 @@ class Served:
     capacity: int = 0
     touched_by: int = -1  # index of the last plan with a span of it
     idle_steps: int = 0
+    is_paused: bool = False
     lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
     ends: list[str] = field(default_factory=list)
@@ -100,6 +101,22 @@ class StepWorker:
         if known:
             self._end(self.live[request_id], "cancelled")
 
+    def pause(self, request_id: str) -> None:
+        self.scheduler.pause(request_id)
+        if request_id in self.live:
+            self.live[request_id].is_paused = True
+        self.scheduler.check_invariants()
+
+    def resume(self, request_id: str) -> None:
+        self.scheduler.resume(request_id)
+        served = self.live.get(request_id)
+        if served is not None and served.is_paused:
+            served.is_paused = False
+            if not served.runs:
+                self._orders += 1
+                served.order = self._orders
+        self.scheduler.check_invariants()
+
     def restart(self, request_id: str) -> None:
         """Its state is no good: whatever is under way for it does not count."""
         served = self.live[request_id]
@@ -114,7 +131,7 @@ class StepWorker:
         decision = self.scheduler.next_step()
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
-            assert not self.live, "the scheduler sits still although there is work"
+            assert all(served.is_paused for served in self.live.values()), "the scheduler sits still although there is work"
         while len(self.under_way) > (self.depth if decision.plan.spans else 0):
             self._observe()
         self.scheduler.check_invariants()
@@ -125,6 +142,8 @@ class StepWorker:
             self.step()
 
     def run_to_end(self, *, most_steps: int = 20_000) -> None:
+        for request_id in list(self.live):
+            self.resume(request_id)
         for _ in range(most_steps):
             if not self.live and not self.under_way:
                 break
@@ -148,7 +167,9 @@ class StepWorker:
         for admission in decision.admitted:
             served = self.live[admission.request_id]
             assert not served.runs
-            assert all(served.order <= other.order for other in self.live.values() if not other.runs), "overtaken in the queue"
+            assert not served.is_paused, "nobody would read what it says"
+            waiting = [other for other in self.live.values() if not other.runs and not other.is_paused]
+            assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
             assert admission.known_tokens == served.prompt_tokens + served.drawn
             served.runs, served.known, served.capacity = True, admission.known_tokens, admission.capacity_tokens
             served.position, served.planned_draws, served.idle_steps = 0, served.drawn, 0
@@ -179,6 +200,7 @@ class StepWorker:
 
     def _check_span(self, span: Span, served: Served) -> None:
         assert served.runs
+        assert not served.is_paused, "nobody reads what it says"
         assert span.start == served.position, "positions are to be read one after the other, each once"
         assert span.tokens >= 1
         end = served.position = span.start + span.tokens
@@ -197,7 +219,7 @@ class StepWorker:
         bound = PATIENCE_STEPS + 2 * self.settings.max_running + 4
         for served in self.live.values():
             served.steps_to_first_draw += not served.planned_draws
-            if not served.runs or served.position >= served.known or served in planned:
+            if not served.runs or served.is_paused or served.position >= served.known or served in planned:
                 served.idle_steps = 0
             else:
                 served.idle_steps += 1

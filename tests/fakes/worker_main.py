@@ -16,6 +16,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop import WorkerLoop
 from holdfast.worker.process import run_process
+from holdfast.worker.pulse import Pulse
 from tests.fakes.fake_engine import FakeEngine
 
 INFO = ModelInfo(
@@ -34,7 +35,7 @@ INFO = ModelInfo(
 )
 
 
-def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress) -> tuple[WorkerLoop, ModelInfo]:
+def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
     behaviour = Path(assignment.folder).name
     if behaviour == "bad":
         raise ModelLoadError("the folder is bad")
@@ -48,11 +49,11 @@ def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress) -> tuple
         assignment.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
     )
     engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
-    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox), INFO
+    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse), INFO
 
 
-def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress))
+def serve(inbox: Inbox, assignment: Assignment, pulse: Pulse) -> WorkerEnd:
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress, pulse))
 
 
 if __name__ == "__main__":

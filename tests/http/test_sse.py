@@ -104,3 +104,36 @@ async def test_each_delta_is_an_event_of_its_own_even_when_written_together() ->
     assert len(exchange.writes) == 1
     assert exchange.text.count("data: ") == 1 + 3 + 1 + 1
     assert exchange.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_client_that_does_not_read_stops_who_writes_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MOST_READY_BYTES", 100)
+    reads = asyncio.Event()
+    made = written = 0
+
+    async def send(message: Any) -> None:
+        nonlocal written
+        if message["type"] == "http.response.body":
+            await reads.wait()
+            written += len(message["body"])
+
+    writer = EventWriter(send, opening=b"o")
+
+    async def produce() -> None:
+        nonlocal made
+        for _ in range(1000):
+            writer.put(b"0123456789")
+            made += 10
+            if writer.is_full:
+                await writer.wait_for_room()
+            await asyncio.sleep(0)
+        writer.end()
+
+    producer = asyncio.create_task(produce())
+    writing = asyncio.create_task(writer.run(producer))
+    for _ in range(2000):
+        await asyncio.sleep(0)
+    assert made <= 200
+    reads.set()
+    await writing
+    assert written == 10_001

@@ -110,6 +110,7 @@ async def test_metrics_show_what_was_answered_and_what_the_workers_do() -> None:
         f"holdfast_request_completion_tokens_total{{{model}}} 2.0",
         f"holdfast_request_cached_tokens_total{{{model}}} 3.0",
         f"holdfast_load_seconds{{{model}}} {INFO.load_seconds}",
+        f'holdfast_worker_restarts_total{{cause="hung",{model}}} 2.0',
         f"holdfast_worker_running{{{model}}} 2.0",
         f"holdfast_worker_queued{{{model}}} 5.0",
         f"holdfast_worker_kv_reserved_bytes{{{model}}} 512.0",

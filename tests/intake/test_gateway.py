@@ -46,7 +46,7 @@ class OneModel:
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
 
-    def lease(self, model: str) -> EngineClient:
+    async def lease(self, model: str, *, sequences: int = 1) -> EngineClient:
         if model != "toy":
             raise UnknownModel(model=model, available=("toy",))
         return self._engine

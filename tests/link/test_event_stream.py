@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventRouter, EventStream
-from holdfast.messages import Accepted, Event, Finished, FinishReason, Rejected, RejectionKind, TokensGenerated
+from holdfast.link.event_stream import Brake, EventRouter, EventStream
+from holdfast.messages import Accepted, Event, Finished, FinishReason, Rejected, RejectionKind, TokenLogprob, TokensGenerated
 
 
 def finished(request_id: str = "a") -> Finished:
@@ -115,3 +115,69 @@ async def test_an_id_in_use_cannot_be_opened_twice() -> None:
     front.open()
     with pytest.raises(ValueError, match="in use"):
         front.open()
+
+
+class Braked(Front):
+    """A front with a bound of ten plain tokens per stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.brake = Brake(
+            unread_bytes=10 * 256,
+            pause=lambda request_id: self.told.append(f"pause {request_id}"),
+            resume=lambda request_id: self.told.append(f"resume {request_id}"),
+        )
+
+    def open(self, request_id: str = "a") -> EventStream:
+        return self.router.open(request_id, prompt_tokens=1, cancel=self._cancel, brake=self.brake)
+
+
+async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
+    front = Braked()
+    stream, other = front.open("a"), front.open("b")
+    front.router.route([tokens("b"), *[tokens("a")] * 5])
+    assert front.told == []
+    front.router.route([tokens("a")] * 3)  # what was under way when it was told
+    assert front.told == ["pause a"]
+    for _ in range(5):
+        await anext(stream)
+    assert front.told == ["pause a"]
+    await anext(stream)
+    assert front.told == ["pause a", "resume a"]
+    await anext(other)
+    assert front.told == ["pause a", "resume a"]
+
+
+async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
+    front = Braked()
+    stream = front.open()
+    for _ in range(1000):
+        front.router.route([tokens()])
+        await anext(stream)
+    assert front.told == []
+
+
+async def test_rivals_of_tokens_count() -> None:
+    front = Braked()
+    front.open()
+    scored = TokenLogprob(4, -1.0, tuple((token, -2.0) for token in range(20)))
+    front.router.route([TokensGenerated(request_id="a", token_ids=(4,), logprobs=(scored,))] * 2)
+    assert front.told == ["pause a"]
+
+
+async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -> None:
+    front = Braked()
+    stream = front.open()
+    front.router.route([tokens()] * 8)
+    await stream.aclose()
+    assert (front.told, front.cancelled) == (["pause a"], ["a"])
+
+
+async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
+    front = Braked()
+    stream = front.open()
+    front.router.route([*[tokens()] * 5, finished()])
+    front.router.route([tokens()] * 50)
+    _ = [event async for event in stream]
+    assert front.told == []

@@ -11,6 +11,7 @@ from holdfast.link.in_process import InProcessClient, QueueInbox
 from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.worker.assignment import Assignment
 from holdfast.worker.lifecycle import live
+from holdfast.worker.pulse import Pulse
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import a_request, fake_order
 from tests.fakes.worker_main import fake_loop
@@ -24,13 +25,15 @@ def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
         folder=order.folder,
         hash_cache="",
         endpoint="",
+        heartbeat_endpoint="",
+        heartbeat_seconds=1.0,
         parent_pid=0,
         model=order.model,
         scheduler=order.scheduler,
         store=order.store,
         log=order.log,
     )
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress))
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress, Pulse()))
 
 
 @contextmanager

@@ -30,6 +30,8 @@ from holdfast.messages import (
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
 
+UNREAD_BYTES = 2048
+
 
 def finished(request_id: str) -> Finished:
     return Finished(request_id=request_id, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=0)
@@ -62,7 +64,7 @@ class Peer:
 
 @asynccontextmanager
 async def linked(answer: Callable[[Command], list[Event]] = answer_at_once) -> AsyncIterator[tuple[ZmqEngineClient, Peer]]:
-    client = ZmqEngineClient(on_progress=lambda event: None)
+    client = ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
     peer = Peer(client.endpoint, answer)
     try:
         async with asyncio.timeout(20):

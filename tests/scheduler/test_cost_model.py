@@ -120,6 +120,35 @@ def test_a_trend_is_always_positive_and_never_falls(observations: list[tuple[flo
     assert 0.0 < trend.at(x) <= trend.at(x + 1000.0)
 
 
+def test_nothing_is_expected_of_a_kind_of_step_that_was_never_measured() -> None:
+    model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
+    assert model.at_most(StepLoad(1)) is None
+    model.learn(chunk(0, 0, 100), 1.0)
+    assert model.at_most(chunk(0, 0, 100)) == pytest.approx(2.0)  # nobody knows yet how much of it any step takes
+    assert model.at_most(StepLoad(1)) is None
+    assert model.at_most(chunk(1, 0, 100)) is None
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> StepLoad:
+    rows = draw(st.integers(0, 32))
+    if rows and draw(st.booleans()):
+        return StepLoad(rows)
+    return chunk(rows, draw(st.integers(0, 200_000)), draw(st.integers(1, 2048)))
+
+
+@given(seen=st.lists(loads(), min_size=1, max_size=12), next_one=loads(), slowness=st.sampled_from([0.01, 1.0, 1000.0]))
+def test_a_step_on_a_slow_machine_never_takes_twenty_times_what_is_expected_at_most(
+    seen: list[StepLoad], next_one: StepLoad, slowness: float
+) -> None:
+    """Twenty times is what makes the front kill a worker."""
+    model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
+    for load in seen:
+        model.learn(load, device_seconds(load) * slowness)
+    expected = model.at_most(next_one)
+    assert expected is None or device_seconds(next_one) * slowness < 20 * expected
+
+
 SECONDS_PER_SCORE = 0.004  # eight times what reading a token costs: a small model with a large vocabulary
 
 

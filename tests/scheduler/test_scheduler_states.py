@@ -1,4 +1,4 @@
-"""The scheduler under random submits, cancels, stops and steps; what must always hold is asserted by StepWorker."""
+"""The scheduler under random submits, cancels, pauses, stops and steps; what must always hold is asserted by StepWorker."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abcdefghij"))
     def cancel(self, name: str) -> None:
         self.worker.cancel(name)
+
+    @rule(name=st.sampled_from("abcdefghij"))
+    def pause(self, name: str) -> None:
+        self.worker.pause(name)
+
+    @rule(name=st.sampled_from("abcdefghij"))
+    def resume(self, name: str) -> None:
+        self.worker.resume(name)
 
     @rule(name=st.sampled_from("abcdefghij"))
     def restart(self, name: str) -> None:

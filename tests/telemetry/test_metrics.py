@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.messages import Histogram, WorkerStatistics
-from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.metrics import Metrics, ModelFacts
 
 
 def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
@@ -16,16 +16,19 @@ def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
 
 def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
     numbers = WorkerStatistics(steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0))
-    text = Metrics().exposition({"a": numbers, "b": WorkerStatistics()}, {"a": 1.0}).decode()
+    facts = ModelFacts(load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}})
+    text = Metrics().exposition({"a": numbers, "b": WorkerStatistics()}, facts).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(family.documentation for family in families.values())
     steps = {sample.labels["model"]: sample.value for sample in families["holdfast_worker_steps"].samples}
     assert steps == {"a": 4.0, "b": 0.0}
+    restarts = {sample.labels["cause"]: sample.value for sample in families["holdfast_worker_restarts"].samples}
+    assert restarts == {"died": 1.0, "hung": 2.0}
     buckets = [sample.value for sample in families["holdfast_worker_step_seconds"].samples if sample.name.endswith("bucket")]
     assert buckets == [1.0, 3.0]
 
 
 def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:
     metrics = Metrics()
-    metrics.exposition({"a": WorkerStatistics(running=1)}, {})
-    assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({}, {})
+    metrics.exposition({"a": WorkerStatistics(running=1)}, ModelFacts())
+    assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({}, ModelFacts())

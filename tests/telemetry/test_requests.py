@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, TextDelta, Timings
-from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.metrics import Metrics, ModelFacts
 from holdfast.telemetry.requests import RequestWatch
 
 
@@ -59,7 +59,7 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
 def test_a_refused_request_is_booked_under_no_model() -> None:
     metrics = Metrics()
     RequestWatch(metrics).close()
-    assert b"holdfast_request_seconds_count" not in metrics.exposition({}, {})
+    assert b"holdfast_request_seconds_count" not in metrics.exposition({}, ModelFacts())
 
 
 def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:

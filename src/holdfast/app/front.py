@@ -78,6 +78,7 @@ class Front:
             scheduler=settings.scheduler,
             store=settings.store,
             log=settings.log,
+            residency=settings.residency,
         )
         self._residency = Residency(
             Catalog([CatalogEntry(id=self._model, folder=folder)]),
@@ -143,7 +144,7 @@ class Front:
         ready = ReadyServer(
             url=url,
             model=self._model,
-            info=self._residency.lease(self._model).info,
+            info=(await self._residency.lease(self._model)).info,
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=bool(self._settings.server.api_key),
             store_folder=self._settings.store.folder,

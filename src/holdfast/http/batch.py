@@ -12,6 +12,8 @@ from holdfast.http.errors import RequestRefused
 from holdfast.http.services import Generator, OutputStream
 from holdfast.messages import GenerationRequest, OutputEvent
 
+_MOST_READY = 64  # events of several prompts that are read before they are asked for
+
 
 async def open_streams(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
     """Submit all requests; once all are accepted, their events come as one stream with the choices counted through.
@@ -60,6 +62,8 @@ class MergedStream:
     def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
         self._streams = streams
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._readers = [asyncio.create_task(self._read(stream, place * choices)) for place, stream in enumerate(streams)]
         self._unfinished = len(streams)
         for reader in self._readers:
@@ -83,6 +87,8 @@ class MergedStream:
         """The next event of any of the answers; raises what one of them raises."""
         while self._unfinished:
             event = await self._events.get()
+            if self._events.qsize() < _MOST_READY:
+                self._has_room.set()
             if not isinstance(event, asyncio.Task):
                 return event
             self._unfinished -= 1
@@ -99,4 +105,7 @@ class MergedStream:
 
     async def _read(self, stream: OutputStream, first_index: int) -> None:
         async for event in stream:
+            await self._has_room.wait()
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
+            if self._events.qsize() >= _MOST_READY:
+                self._has_room.clear()

@@ -11,11 +11,12 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from holdfast.config import ServerSettings
 from holdfast.http.errors import RequestRefused, problem_of
 from holdfast.http.paths import served_path
+from holdfast.http.unread import PatientProtocol
 
 MOST_HEAD_BYTES = 64 * 1024
 _LOG_SECONDS = 60.0
@@ -62,7 +63,7 @@ class Addresses:
             _log.info("%s: %s (the next such line of this address in a minute at the earliest)", address, why)
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(PatientProtocol):
     """uvicorn's HTTP/1.1 over httptools, with limits. It has none of its own but for the time between two requests.
 
     Of a request, only the head and the silence within its body are timed: the answer takes as long as it takes, and while
@@ -70,7 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def __init__(self, *, settings: ServerSettings, addresses: Addresses, config: Config, **given: Any) -> None:
-        super().__init__(config=config, **given)
+        super().__init__(settings=settings, config=config, **given)
         self._settings, self._addresses = settings, addresses
         self._address = ""
         self._is_counted = self._is_refused = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 
 import msgspec
 from starlette.responses import Response
@@ -12,10 +11,11 @@ from starlette.types import Message, Receive, Scope, Send
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.answers import AnswerPlan, StreamFormat, UsageTally, WholeAnswer, refuse_broken_end
 from holdfast.http.batch import open_streams
+from holdfast.http.disconnect import unless_disconnected
 from holdfast.http.errors import RECORD, note_problem, problem_of
 from holdfast.http.explanation import ChoiceExplanation, Explanation, explain_choice, explanation_of
 from holdfast.http.openai_shapes import Usage
-from holdfast.http.services import OutputStream, Services
+from holdfast.http.services import OutputStream, Services, is_loading
 from holdfast.http.sse import DONE, EventWriter, error_event
 from holdfast.messages import ChatPrompt, OutputEvent, TextDelta, TextPrompt
 from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
@@ -35,7 +35,7 @@ class GenerationResponse(Response):
         record: RequestRecord = scope[RECORD]
         record.model = self._plan.requests[0].model
         try:
-            answered = await _unless_disconnected(receive, self._answer(out.send, record))
+            answered = await unless_disconnected(receive, self._answer(out.send, record))
         except asyncio.CancelledError:
             stopped = WorkerUnavailable("the server stopped before the answer was done")
             note_problem(record, problem_of(stopped), stopped)
@@ -44,25 +44,20 @@ class GenerationResponse(Response):
         record.is_aborted = not answered
 
     async def _answer(self, send: Send, record: RequestRecord) -> None:
-        plan, watch = self._plan, self._watch
+        form = self._plan.form
+        opened = _Opened(self._services, self._plan, self._watch, record)
         try:
-            stream = await open_streams(self._services.gateway, plan.requests)
-            watch.accepted(plan.requests[0].model, dropped_tokens=stream.dropped_tokens)
-            try:
-                record.answer = AnswerRecord(
-                    prompt_tokens=stream.prompt_tokens,
-                    choices_per_prompt=plan.choices_per_prompt,
-                    prompt=_content(plan) if self._services.log.content else "",
-                )
-                account = _Account(plan, watch, record, dropped_tokens=stream.dropped_tokens)
-                if isinstance(plan.form, StreamFormat):
-                    await _write_stream(stream, plan.form, account, send)
-                else:
-                    await _write_whole(stream, plan.form, account, send)
-            finally:
-                await stream.aclose()
+            if isinstance(form, WholeAnswer):
+                await _write_whole(await opened.stream(), form, opened.account, send)
+                return
+            # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
+            # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
+            if not is_loading(self._services, self._plan.requests[0].model):
+                await opened.stream()
+            await _write_stream(opened, form, send)
         finally:
-            watch.close()
+            await opened.aclose()
+            self._watch.close()
 
 
 class _Output:
@@ -82,6 +77,41 @@ class _Output:
             raise error
         if not self._ended:  # so it is a stream
             await self._send({"type": "http.response.body", "body": error_event(problem_of(error)), "more_body": False})
+
+
+class _Opened:
+    """The answer's events, from the moment at which the worker has taken the request."""
+
+    def __init__(self, services: Services, plan: AnswerPlan, watch: RequestWatch, record: RequestRecord) -> None:
+        self._services, self._plan, self._watch, self._record = services, plan, watch, record
+        self._stream: OutputStream | None = None
+
+    async def stream(self) -> OutputStream:
+        """The events; opens them the first time, which waits for a model that is being loaded."""
+        if self._stream is None:
+            self._stream = await open_streams(self._services.gateway, self._plan.requests)
+            self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
+            self._record.answer = AnswerRecord(
+                prompt_tokens=self._stream.prompt_tokens,
+                choices_per_prompt=self._plan.choices_per_prompt,
+                prompt=_content(self._plan) if self._services.log.content else "",
+            )
+        return self._stream
+
+    @property
+    def account(self) -> _Account:
+        """An account of the opened stream."""
+        assert self._stream is not None, "stream() comes first"
+        return _Account(self._plan, self._watch, self._record, dropped_tokens=self._stream.dropped_tokens)
+
+    def broke_off(self, error: HoldfastError) -> None:
+        """For a stream that was begun: its client gets the error as an event, the log in the line of the request."""
+        note_problem(self._record, problem_of(error), error)
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        if self._stream is not None:
+            await self._stream.aclose()
 
 
 class _Account:
@@ -113,10 +143,6 @@ class _Account:
                 )
             )
 
-    def broke_off(self, error: HoldfastError) -> None:
-        """For a stream that was begun: its client gets the error as an event, the log in the line of the request."""
-        note_problem(self._record, problem_of(error), error)
-
     def usage(self, *, prompt_tokens: int) -> Usage:
         return self._tally.usage(prompt_tokens=prompt_tokens)
 
@@ -138,16 +164,21 @@ def _content(plan: AnswerPlan) -> str:
     return "\n".join(said) or "(empty)"
 
 
-async def _write_stream(stream: OutputStream, form: StreamFormat, account: _Account, send: Send) -> None:
-    writer = EventWriter(send, opening=form.opening(prompt_tokens=stream.prompt_tokens))
+async def _write_stream(opened: _Opened, form: StreamFormat, send: Send) -> None:
+    writer = EventWriter(send)
 
     async def produce() -> None:
         try:
+            stream = await opened.stream()
+            account = opened.account
+            writer.begin_with(form.opening(prompt_tokens=stream.prompt_tokens))
             async for event in stream:
                 account.observe(event)
                 writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+                if writer.is_full:
+                    await writer.wait_for_room()
         except HoldfastError as error:
-            account.broke_off(error)
+            opened.broke_off(error)
             raise
         usage = account.usage(prompt_tokens=stream.prompt_tokens)
         writer.put(form.closing(usage, account.explanation()) + DONE)
@@ -172,24 +203,3 @@ async def _write_whole(stream: OutputStream, form: WholeAnswer, account: _Accoun
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> bool:
-    """Run `work` to its end, or cancel it when the client goes away first. Returns whether it ended; raises its error."""
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            return True
-        return False
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.wait((working, watching))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -93,6 +93,11 @@ class ServedModel(Protocol):
         """Unix time since when the model is served."""
         ...
 
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often its worker was replaced since the start, by the cause: died or hung."""
+        ...
+
 
 class ModelDirectory(Protocol):
     """Residency, as far as /v1/models, /health and /metrics use it."""
@@ -118,6 +123,14 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+
+
+_LOADING = frozenset({"loading", "restarting"})
+
+
+def is_loading(services: Services, model_id: str) -> bool:
+    """Whether requests for that model have to wait until it is loaded."""
+    return any(model.id == model_id and model.state in _LOADING for model in services.models.statuses())
 
 
 def first_model(services: Services) -> str:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import msgspec
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from holdfast.http import openapi, session_files
 from holdfast.http.body import parse, read_body
+from holdfast.http.disconnect import unless_disconnected
 from holdfast.http.errors import RequestRefused
 from holdfast.http.extensions import TENANT_HEADER, checked_session_id
-from holdfast.http.services import Services, first_model
+from holdfast.http.services import Services, first_model, is_loading
 from holdfast.http.session_fields import (
     SessionChange,
     SessionDeleted,
@@ -34,6 +36,7 @@ from holdfast.session_messages import (
     ListSessions,
     OpenSession,
     SessionCommand,
+    SessionInfo,
     UpdateSession,
 )
 
@@ -45,14 +48,29 @@ _YES = {"true": True, "1": True, "false": False, "0": False}
 class _Asked:
     """Whose sessions a request is about."""
 
+    request: Request
     services: Services
     model: str
     tenant: str
 
     async def one(self, command: SessionCommand) -> SessionObject:
         """The session that a command is about."""
-        (info,) = await self.services.sessions.carry_out(self.model, command)
+        (info,) = await self.found(command)
         return session_object(info, model=self.model)
+
+    async def found(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
+        """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
+        found: tuple[SessionInfo, ...] = ()
+
+        async def carry_out() -> None:
+            nonlocal found
+            found = await self.services.sessions.carry_out(self.model, command)
+
+        if not is_loading(self.services, self.model):
+            await carry_out()
+        elif not await unless_disconnected(self.request.receive, carry_out()):
+            raise ClientDisconnect
+        return found
 
 
 def install(app: FastAPI, services: Services) -> None:
@@ -69,9 +87,7 @@ def _add_collection(app: FastAPI, services: Services) -> None:
     async def list_sessions(request: Request) -> Response:
         """The sessions of a model, the last used first."""
         asked, limit = _asked(request, services), _limit(request.query_params)
-        found = await services.sessions.carry_out(
-            asked.model, ListSessions(call_id=_call_id(), tenant=asked.tenant, limit=limit + 1)
-        )
+        found = await asked.found(ListSessions(call_id=_call_id(), tenant=asked.tenant, limit=limit + 1))
         data = [session_object(info, model=asked.model) for info in found[:limit]]
         return _json(SessionList(data=data, has_more=len(found) > limit))
 
@@ -185,7 +201,7 @@ def _add_members(app: FastAPI, services: Services) -> None:
 def _asked(request: Request, services: Services, *, model: str | None = None) -> _Asked:
     salt = request.query_params.get("cache_salt", "")
     tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
-    return _Asked(services, model or request.query_params.get("model") or first_model(services), tenant)
+    return _Asked(request, services, model or request.query_params.get("model") or first_model(services), tenant)
 
 
 async def _body(request: Request, services: Services) -> bytes:

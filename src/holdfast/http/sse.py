@@ -16,6 +16,7 @@ from holdfast.http.openai_shapes import Usage
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_SECONDS = 5.0  # checked this often: after 5 to 10 silent seconds a comment is sent
+MOST_READY_BYTES = 64 << 10  # as much again may be in the socket's buffer
 HEADER_GRACE_SECONDS = 0.5  # until then an early failure can still get its own status
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -72,18 +73,40 @@ def error_event(problem: Problem) -> bytes:
 class EventWriter:
     """Writes events in order, all that are ready in one go; while nothing comes, comments keep the line open."""
 
-    def __init__(self, send: Send, *, opening: bytes) -> None:
+    def __init__(self, send: Send, *, opening: bytes = b"") -> None:
         self._send = send
         self._ready: list[bytes] = [opening] if opening else []
+        self._ready_bytes = len(opening)
+        self._taken = asyncio.Event()
         self._wake = asyncio.Event()
         self._ended = False
         self._quiet = False
         self._started = False
 
+    def begin_with(self, opening: bytes) -> None:
+        """What comes before the first event. It is written with it, but at once to a client that has its headers already."""
+        if opening:
+            self._ready.append(opening)
+            self._ready_bytes += len(opening)
+        if opening and self._started:
+            self._wake.set()
+
     def put(self, event: bytes) -> None:
-        """Queue one event; never waits."""
+        """Queue one event; never waits. See `is_full`."""
         self._ready.append(event)
+        self._ready_bytes += len(event)
         self._wake.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more should be put before `wait_for_room` returns."""
+        return self._ready_bytes >= MOST_READY_BYTES
+
+    async def wait_for_room(self) -> None:
+        """Wait until the client reads on."""
+        while self.is_full:
+            self._taken.clear()
+            await self._taken.wait()
 
     def end(self) -> None:
         """Say that nothing more comes."""
@@ -123,6 +146,8 @@ class EventWriter:
             self._ready.append(KEEP_ALIVE)
         body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         self._ready.clear()
+        self._ready_bytes = 0
+        self._taken.set()
         self._quiet = False
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 

@@ -9,7 +9,7 @@ from holdfast.errors import UnknownModel
 from holdfast.http.openai_shapes import Health, MemoryHealth, ModelCard, ModelHealth, ModelList, StoreHealth
 from holdfast.http.services import ServedModel, Services
 from holdfast.messages import MemoryFigures, StoreFigures
-from holdfast.telemetry.metrics import CONTENT_TYPE
+from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
 
 _READY = "ready"
 
@@ -39,8 +39,12 @@ def health(services: Services) -> Response:
 
 async def metrics(services: Services) -> Response:
     """All metrics, with the workers' statistics of this moment."""
-    load = {model.id: model.info.load_seconds for model in services.models.statuses() if model.info is not None}
-    text = services.metrics.exposition(await services.models.statistics(), load)
+    models = services.models.statuses()
+    facts = ModelFacts(
+        load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
+        restarts={model.id: model.restarts for model in models},
+    )
+    text = services.metrics.exposition(await services.models.statistics(), facts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

@@ -34,12 +34,12 @@ class Gateway:
         self._limits = limits
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
-        """Submit a request; returns when the worker has accepted all its choices.
+        """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
 
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
         """
+        client = await self._leases.lease(request.model, sequences=request.choices)
         started = time.perf_counter()
-        client = self._leases.lease(request.model)
         side = self._text_sides.get(request.model)
         if side is None:
             raise UnknownModel(model=request.model, available=tuple(self._text_sides))

@@ -10,6 +10,9 @@ from holdfast.link.client import EngineClient
 class Leases(Protocol):
     """Residency, as far as requests and sessions use it."""
 
-    def lease(self, model: str) -> EngineClient:
-        """The running worker of a model. Raises UnknownModel and WorkerUnavailable."""
+    async def lease(self, model: str, *, sequences: int = 1) -> EngineClient:
+        """The running worker of a model, for so many sequences; waits for a while when the model is being loaded.
+
+        Raises UnknownModel, WorkerUnavailable and QueueFull.
+        """
         ...

@@ -16,9 +16,10 @@ class SessionDesk:
     async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
         """Have a command carried out; returns the session that it was about, or all.
 
-        Raises SessionRefused, UnknownModel, and WorkerUnavailable when the worker is not there or dies meanwhile.
+        Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when the worker is not there or dies meanwhile.
         """
-        answer = await self._leases.lease(model).ask_session(command)
+        client = await self._leases.lease(model)
+        answer = await client.ask_session(command)
         if answer.failure is not None:
             raise SessionRefused(answer.failure, answer.message)
         return answer.sessions

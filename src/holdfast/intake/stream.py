@@ -12,6 +12,8 @@ from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages import GenerationRequest, OutputEvent, Rejected, RejectionKind
 from holdfast.parsing.choice import ChoiceText
 
+_MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
+
 
 class GenerationStream:
     """Events of an accepted request: text deltas, and exactly one `ChoiceFinished` per choice. For one consumer.
@@ -41,6 +43,8 @@ class GenerationStream:
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()  # for several choices: something is ready, or a pump has ended
+        self._has_room = asyncio.Event()  # for several choices: few enough events are ready
+        self._has_room.set()
         self._closed = False
 
     def __aiter__(self) -> GenerationStream:
@@ -58,6 +62,8 @@ class GenerationStream:
                 if not whole:
                     await self.aclose()
         event = self._ready.popleft()
+        if len(self._ready) < _MOST_READY:
+            self._has_room.set()
         if self._notes is not None:
             self._notes.see(event)
         return event
@@ -109,9 +115,12 @@ class GenerationStream:
 
     async def _pump(self, choice: ChoiceText, source: EventStream) -> None:
         while not choice.done:
+            await self._has_room.wait()  # what nobody reads stays in the link, which stops the worker when it is too much
             if events := choice.feed(await _next_event(source)):
                 self._ready.extend(events)
                 self._changed.set()
+                if len(self._ready) >= _MOST_READY:
+                    self._has_room.clear()
         await source.aclose()
 
 

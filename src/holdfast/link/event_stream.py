@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, RequestId, Started, TokensGenerated
@@ -12,14 +13,33 @@ from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptSco
 RequestEvent = Accepted | Rejected | Started | PromptScored | TokensGenerated | Finished
 
 
-class EventStream:
-    """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request."""
+_TOKEN_BYTES = 256  # of an event as a chunk of JSON or as objects here, about the same
+_RIVAL_BYTES = 100  # for each log-probability beside it
 
-    def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None]) -> None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brake:
+    """What stops a sequence whose events nobody reads, and lets it go on when half of them are read."""
+
+    unread_bytes: int
+    pause: Callable[[RequestId], None]
+    resume: Callable[[RequestId], None]
+
+
+class EventStream:
+    """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request.
+
+    brake: None for a stream that may grow without bound, in a test for instance.
+    """
+
+    def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None], brake: Brake | None = None) -> None:
         self.request_id = request_id
         self.completion_tokens = 0
         self.was_accepted = False
         self._cancel = cancel
+        self._brake = brake
+        self._unread_bytes = 0
+        self._is_paused = False
         self._events: deque[RequestEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
@@ -39,7 +59,9 @@ class EventStream:
                 raise
             finally:
                 self._waiter = None
-        return self._events.popleft()
+        event = self._events.popleft()
+        self._release(event)
+        return event
 
     async def aclose(self) -> None:
         """Stop listening; tells the worker to stop if it has not finished."""
@@ -61,10 +83,37 @@ class EventStream:
             self._over = True
         self._events.append(event)
         self._wake()
+        self._hold_back(event)
+
+    def _hold_back(self, event: RequestEvent) -> None:
+        if self._brake is None:
+            return
+        self._unread_bytes += _size_of(event)
+        if self._unread_bytes > self._brake.unread_bytes and not self._is_paused and not self._over:
+            self._is_paused = True
+            self._brake.pause(self.request_id)
+
+    def _release(self, event: RequestEvent) -> None:
+        if self._brake is None:
+            return
+        self._unread_bytes -= _size_of(event)
+        if self._is_paused and self._unread_bytes <= self._brake.unread_bytes // 2:
+            self._is_paused = False
+            if not self._over:
+                self._brake.resume(self.request_id)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _size_of(event: RequestEvent) -> int:
+    """About what an event takes, here and on its way to the client."""
+    if not isinstance(event, TokensGenerated | PromptScored):
+        return 0
+    rivals = sum(1 + len(scored.top) for scored in event.logprobs)
+    tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)
+    return tokens * _TOKEN_BYTES + rivals * _RIVAL_BYTES
 
 
 class EventRouter:
@@ -83,13 +132,15 @@ class EventRouter:
         """Whether the worker is gone and nothing can be opened any more."""
         return bool(self._death)
 
-    def open(self, request_id: RequestId, *, prompt_tokens: int, cancel: Callable[[RequestId], None]) -> EventStream:
+    def open(
+        self, request_id: RequestId, *, prompt_tokens: int, cancel: Callable[[RequestId], None], brake: Brake | None = None
+    ) -> EventStream:
         """Make the stream of a new request. Raises WorkerUnavailable after the worker's death, ValueError for an id in use."""
         if self._death:
             raise WorkerUnavailable(self._death)
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        stream = EventStream(request_id, cancel=cancel)
+        stream = EventStream(request_id, cancel=cancel, brake=brake)
         self._streams[request_id] = stream
         self._prompt_tokens[request_id] = prompt_tokens
         return stream

@@ -15,14 +15,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.link.event_stream import Brake, EventRouter, EventStream
+from holdfast.link.heartbeats import Heartbeats
 from holdfast.messages import (
     CancelRequest,
     Command,
     Event,
     LoadProgress,
     ModelInfo,
+    PauseRequest,
     RequestId,
+    ResumeRequest,
     SequenceRequest,
     Shutdown,
     StatisticsRequest,
@@ -45,7 +48,8 @@ class ZmqEngineClient:
     in between. Bound before the worker is started, so that nothing the worker says is lost.
     """
 
-    def __init__(self, *, on_progress: Callable[[LoadProgress], None]) -> None:
+    def __init__(self, *, on_progress: Callable[[LoadProgress], None], unread_bytes: int) -> None:
+        """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
         self._loop = asyncio.get_running_loop()
         self._claim = _socket_folder()
         self._folder = self._claim.folder
@@ -54,6 +58,7 @@ class ZmqEngineClient:
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
         self._router = EventRouter()
+        self._brake = Brake(unread_bytes=unread_bytes, pause=self._pause, resume=self._resume)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
@@ -64,6 +69,7 @@ class ZmqEngineClient:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
+        self.heartbeats = Heartbeats(self._context, f"ipc://{self._folder}/beat")
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(self.endpoint)
         self._fd = int(self._socket.getsockopt(zmq.FD))
@@ -94,7 +100,9 @@ class ZmqEngineClient:
 
     def submit(self, request: SequenceRequest) -> EventStream:
         """Send one sequence; see `EngineClient`."""
-        stream = self._router.open(request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel)
+        stream = self._router.open(
+            request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel, brake=self._brake
+        )
         try:
             self._send(request)
         except WorkerUnavailable:
@@ -158,15 +166,27 @@ class ZmqEngineClient:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
+        self.heartbeats.close()
         self._context.term()
         self._claim.give_back()
 
     def _cancel(self, request_id: RequestId) -> None:
-        if self._router.forget(request_id) and not self._closed:
+        if self._router.forget(request_id):
+            self._tell(CancelRequest(request_id=request_id))
+
+    def _pause(self, request_id: RequestId) -> None:
+        self._tell(PauseRequest(request_id=request_id))
+
+    def _resume(self, request_id: RequestId) -> None:
+        self._tell(ResumeRequest(request_id=request_id))
+
+    def _tell(self, command: Command) -> None:
+        """Send what a worker that is gone need not know."""
+        if not self._closed:
             try:
-                self._send(CancelRequest(request_id=request_id))
+                self._send(command)
             except WorkerUnavailable:
-                return  # nothing is left to be cancelled
+                return
 
     def _send(self, command: Command) -> None:
         if self._closed:

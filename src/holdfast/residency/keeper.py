@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Literal, TypeAlias
@@ -10,6 +11,7 @@ from typing import Literal, TypeAlias
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerStatistics
+from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
@@ -35,11 +37,13 @@ class WorkerKeeper:
         self.model = model
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
-        self.restarts = 0
+        self.restarts = {"died": 0, "hung": 0}  # by cause
         self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
         self._worker: WorkerProcess | None = None
+        self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
+        self._room = WaitingRoom(places=order.scheduler.max_queued + order.scheduler.max_running)
 
     @property
     def state(self) -> ModelState:
@@ -51,6 +55,24 @@ class WorkerKeeper:
         """The link while the model serves, else None."""
         worker = self._worker if self._state == "ready" else None
         return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
+
+    async def lease(self, *, sequences: int) -> ZmqEngineClient:
+        """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
+
+        Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._order.residency.load_seconds
+        give_up_at = loop.time() + seconds
+        while (client := self.client) is None:
+            if self._state in ("failed", "stopped"):
+                raise WorkerUnavailable(f"model {self.model!r} has {self._state}")
+            if loop.time() >= give_up_at:
+                waited = f" after {seconds:.0f} s" if seconds else ""
+                raise WorkerUnavailable(f"model {self.model!r} is still {self.state}{waited}; please try again")
+            with contextlib.suppress(TimeoutError):
+                await self._room.wait(sequences=sequences, seconds=give_up_at - loop.time())
+        return client
 
     @property
     def pid(self) -> int | None:
@@ -76,12 +98,13 @@ class WorkerKeeper:
 
     async def stop(self) -> None:
         """End the worker in order and keep it no longer."""
+        self._state = "stopped"
+        self._room.turn_away(WorkerUnavailable("the server is shutting down"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._worker is not None:
             await self._worker.stop()
-        self._state = "stopped"
 
     async def _keep(self, first_start: asyncio.Future[None]) -> None:
         failures = 0
@@ -98,7 +121,7 @@ class WorkerKeeper:
             if failure.fatal_input or (not first_start.done() and failures >= FAILED_FIRST_STARTS):
                 self._give_up(failure, first_start)
                 return
-            self.restarts += 1
+            self.restarts["hung" if self._has_hung else "died"] += 1
             self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
@@ -106,6 +129,7 @@ class WorkerKeeper:
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
         self._state = "failed"
+        self._room.turn_away(WorkerUnavailable(f"model {self.model!r} cannot be served: {failure.message}"))
         if first_start.done():
             logger.error("model %s cannot be served any more: %s", self.model, failure.message)
         elif failure.fatal_input:
@@ -121,19 +145,23 @@ class WorkerKeeper:
             try:
                 self._worker = await self._launch()
             except OSError as error:  # no memory, no process or no descriptor to be had at this moment
+                self._has_hung = False
                 return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
         outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
         if isinstance(outcome, WorkerFailed):
-            self._worker = None
+            self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome
         self.info, self._state = outcome.model, "ready"
+        self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
-        if self.restarts:
+        if any(self.restarts.values()):
             logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)
         return None
 
     async def _wait_for_death(self) -> WorkerFailed:
         assert self._worker is not None
         code = await self._worker.wait_death()
-        self._worker = None
-        return WorkerFailed(message=f"the worker process ended unexpectedly ({describe_exit(code)})", fatal_input=False)
+        hang, self._worker = self._worker.hang, None
+        self._has_hung = hang is not None
+        how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
+        return WorkerFailed(message=f"the worker process {how}", fatal_input=False)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from holdfast.errors import WorkerUnavailable
 from holdfast.link.client import EngineClient
 from holdfast.messages import LoadProgress, MemoryFigures, ModelInfo, WorkerStatistics
 from holdfast.residency.catalog import Catalog
@@ -27,6 +26,7 @@ class ModelStatus:
     info: ModelInfo | None
     memory: MemoryFigures | None
     created: int
+    restarts: Mapping[str, int]  # by cause: died or hung
 
 
 class Residency:
@@ -58,13 +58,12 @@ class Residency:
         """End all workers in order; open streams end as failed."""
         await asyncio.gather(*(keeper.stop() for keeper in self._keepers.values()))
 
-    def lease(self, model: str) -> EngineClient:
-        """The link to the worker of a model. Raises UnknownModel, or WorkerUnavailable while it is not ready."""
-        keeper = self._keepers[self._catalog.find(model).id]
-        client = keeper.client
-        if client is None:
-            raise WorkerUnavailable(f"model {model!r} is {keeper.state}; please try again")
-        return client
+    async def lease(self, model: str, *, sequences: int = 1) -> EngineClient:
+        """The link to the worker of a model, for so many sequences; waits while the model is being loaded.
+
+        Raises UnknownModel; WorkerUnavailable when loading takes too long or has failed; QueueFull when too many wait for it.
+        """
+        return await self._keepers[self._catalog.find(model).id].lease(sequences=sequences)
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in the catalog's order."""
@@ -90,4 +89,5 @@ class Residency:
             info=info,
             memory=load.memory,
             created=created,
+            restarts=dict(keeper.restarts),
         )

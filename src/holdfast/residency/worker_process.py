@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.residency.compiled_code import WorkerTemporaries
+from holdfast.residency.watchdog import Hang, Watchdog
 from holdfast.worker.assignment import Assignment
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
@@ -41,27 +42,40 @@ class WorkerOrder:
     scheduler: SchedulerSettings
     store: StoreSettings
     log: LogSettings
+    residency: ResidencySettings = ResidencySettings()
     command: tuple[str, ...] = WORKER_COMMAND
 
 
 class WorkerProcess:
     """A running child process and the link to it. Loop's thread only."""
 
-    def __init__(self, process: asyncio.subprocess.Process, client: ZmqEngineClient, *, temporary: WorkerTemporaries) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        client: ZmqEngineClient,
+        *,
+        temporary: WorkerTemporaries,
+        watchdog: Watchdog,
+    ) -> None:
         self._process, self._temporary = process, temporary
         self.client = client
+        self.hang: Hang | None = None  # why it was killed, if it was
+        self.watchdog = watchdog
         self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
+        self._watch_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
         temporary = WorkerTemporaries(order.compiled_code)
-        client = ZmqEngineClient(on_progress=on_progress)
+        client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
         assignment = Assignment(
             folder=order.folder,
             hash_cache=order.hash_cache,
             endpoint=client.endpoint,
+            heartbeat_endpoint=client.heartbeats.endpoint,
+            heartbeat_seconds=order.residency.heartbeat_seconds,
             parent_pid=os.getpid(),
             model=order.model,
             scheduler=order.scheduler,
@@ -81,7 +95,13 @@ class WorkerProcess:
             temporary.remove()
             await client.close()
             raise
-        worker = cls(process, client, temporary=temporary)
+        watchdog = Watchdog(
+            heartbeat_seconds=order.residency.heartbeat_seconds,
+            hang_seconds=order.residency.hang_seconds,
+            unmeasured_seconds=order.model.startup_seconds,
+        )
+        worker = cls(process, client, temporary=temporary, watchdog=watchdog)
+        worker._watch_task = asyncio.create_task(worker._watch(order.residency.heartbeat_seconds), name="worker-watch")
         try:
             await worker._hand_over(msgspec.json.encode(assignment))
         except asyncio.CancelledError:
@@ -105,13 +125,16 @@ class WorkerProcess:
             async with asyncio.timeout(timeout_seconds):  # not wait_for: before Python 3.12 it may swallow a cancellation
                 outcome = await asyncio.shield(self.client.started)
         except TimeoutError:
-            self._kill()
-            await self.wait_exit()
+            await self.stop()
             return WorkerFailed(message=f"the model was not loaded within {timeout_seconds:.0f} s", fatal_input=False)
         if isinstance(outcome, WorkerFailed):
             await self.stop()
             if not outcome.fatal_input:  # it could not say anything itself; only now is it known how it ended
-                return WorkerFailed(message=f"it died while loading ({describe_exit(await self.wait_exit())})", fatal_input=False)
+                code = await self.wait_exit()
+                message = (
+                    f"it died while loading ({describe_exit(code)})" if self.hang is None else f"while loading it {self.hang}"
+                )
+                return WorkerFailed(message=message, fatal_input=False)
         else:
             self._temporary.keep_compiled()
         return outcome
@@ -130,6 +153,8 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """End the process in order, with force when it takes too long, and close the link."""
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         if not self.client.started.done():
             self._kill()  # it only loads: nothing to be lost, and a load cannot be interrupted otherwise
         elif self.is_alive:
@@ -157,6 +182,19 @@ class WorkerProcess:
             self._temporary.keep_compiled()
         self._temporary.remove()
         self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
+
+    async def _watch(self, interval_seconds: float) -> None:
+        """Kill the process when it hangs; what follows is as with any death. Not SIGTERM: a stopped process would not get it."""
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
+        while self.hang is None and self.is_alive:
+            await asyncio.sleep(interval_seconds)
+            now = loop.time()
+            self.hang = self.watchdog.look(self.client.heartbeats.take(), elapsed_seconds=now - looked_at)
+            looked_at = now
+        if self.hang is not None and self.is_alive:
+            self._kill()
+            self.client.fail(f"the worker process of the model {self.hang} and is being replaced; please try again")
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)

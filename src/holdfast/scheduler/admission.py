@@ -59,9 +59,16 @@ class KvLedger:
 
     def may_enter(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether it fits beside those that run and the next growth of each of them, lest it be preempted at once."""
+        return self._needed_to_enter(sequence, running) <= self.free_bytes
+
+    def _needed_to_enter(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
         growing = sum(1 for other in running if other.capacity_tokens < other.final_tokens and not other.is_fully_planned)
         headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
-        return self.bytes_for(self.capacity_at_admission(sequence)) + headroom <= self.free_bytes
+        return self.bytes_for(self.capacity_at_admission(sequence)) + headroom
+
+    def may_enter_soon(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether it will, when the steps under way are over."""
+        return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes
 
     def enter(self, sequence: Sequence, *, step: int) -> None:
         """Reserve for a sequence and let it run."""

@@ -49,6 +49,10 @@ class Trend:
         """The cost at x."""
         return max(self._mean + self.slope * (x - self._mean_x), self._mean * _FLOOR)
 
+    def at_most(self, x: float) -> float:
+        """A bound at x for a cost that grows with x at most in proportion, wherever it was measured."""
+        return max(self._mean * max(1.0, x / max(self._mean_x, 1.0)), self.at(x))
+
     def learn(self, x: float, cost: float, *, weight: float = 1.0) -> None:
         """Take in one observation; `weight`: between 0 and 1, how much it says. An outlier moves the estimate only so far."""
         if self._weight >= 1.0:
@@ -86,6 +90,7 @@ class CostModel:
     def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int) -> None:
         self._mixes_chunks = mixes_chunks
         self._full_weight_tokens = 2 * min_chunk_tokens
+        self._last_chunks_seconds = 0.0
         self._decode = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
         self._prompt = Trend(first_guess=_FIRST_PROMPT_TOKEN_SECONDS, spread=_POSITIONS_SPREAD)
         self._scores = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
@@ -134,12 +139,32 @@ class CostModel:
         # The stable form of the positive root of slope/2·n² + first·n = seconds; right for slope = 0 too.
         return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
 
+    def at_most(self, load: StepLoad) -> float | None:
+        """What a step of this load takes at most, None before its like was seen; an outlier may still take several times that.
+
+        Rows and positions beyond those measured count in proportion: no row costs more than the first, and attention over twice
+        as many tokens no more than twice as much.
+        """
+        if (load.decode_rows and not self._decode.is_learned) or (load.chunks and not self._prompt.is_learned):
+            return None
+        if load.scored_tokens and not self._scores.is_learned:
+            return None
+        seconds = 0.0
+        if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
+            seconds = self._decode.at_most(max(load.decode_rows, 1))  # what any step takes that reads the weights
+        if not self._decode.is_learned:
+            seconds = self._last_chunks_seconds  # one token may take as long as all of them
+        if load.chunk_tokens:
+            seconds += load.chunk_tokens * self._prompt.at_most(load.position_sum / load.chunk_tokens)
+        return seconds + load.scored_tokens * self._scores.mean + load.chunks * self.seconds_per_chunk()
+
     def learn(self, load: StepLoad, seconds: float) -> None:
         """Take in what a step took."""
         if not load.chunks:
             if load.decode_rows:
                 self._decode.learn(load.decode_rows, seconds)
             return
+        self._last_chunks_seconds = seconds
         fixed = self._seconds_without_prompt_tokens(load)
         # A decode estimate that is too high for the moment must not make prompt tokens look free.
         added = max(seconds - fixed, seconds / 4)

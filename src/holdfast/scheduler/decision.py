@@ -46,6 +46,7 @@ class Decision:
     preempted: tuple[RequestId, ...] = ()
     grown: tuple[Growth, ...] = ()
     plan: StepPlan = StepPlan()
+    expected_seconds: float | None = None  # what it takes at most, room made before included; None: not measured yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who gives way when a running sequence needs more memory than is free: the youngest."""
+"""Who gives way when a running sequence needs more memory than is free: the youngest, before it those that are paused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_room(
             continue  # preempted for an older one
         least_bytes = _extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
-            victim = _youngest(running)
+            victim = first_to_give_way(running)
             if victim is sequence or _bytes_free_soon(ledger, running) - claimed_bytes >= least_bytes:
                 claimed_bytes += least_bytes
                 made.someone_waits = True
@@ -62,9 +62,13 @@ def _extra_bytes(ledger: KvLedger, sequence: Sequence, capacity_tokens: int) -> 
     return ledger.bytes_for(capacity_tokens) - sequence.reserved_bytes
 
 
-def _youngest(running: dict[RequestId, Sequence]) -> Sequence:
-    """The youngest that still has something to plan; one that is about to end frees its memory by itself."""
-    return next(sequence for sequence in reversed(running.values()) if not sequence.is_fully_planned)
+def first_to_give_way(running: dict[RequestId, Sequence]) -> Sequence:
+    """The youngest that is paused, else the youngest that still has something to plan.
+
+    One that is about to end frees its memory by itself.
+    """
+    able = [sequence for sequence in reversed(running.values()) if not sequence.is_fully_planned]
+    return next((sequence for sequence in able if sequence.is_paused), able[0])
 
 
 def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, Sequence]) -> int:

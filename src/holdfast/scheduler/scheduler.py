@@ -24,6 +24,7 @@ from holdfast.scheduler.queue import PlaceEstimate, WaitingQueue
 from holdfast.scheduler.sequence import Sequence
 
 _NOTHING_TO_DO = Decision()
+_COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class Scheduler:
         self._places = PlaceEstimate()
         self._queue = WaitingQueue()
         self._known: dict[RequestId, Sequence] = {}  # waiting and running
-        self._aside: dict[RequestId, Sequence] = {}  # waiting for memory, not for their turn
+        self._aside: dict[RequestId, Sequence] = {}  # waiting for memory or for their reader, not for their turn
         self._running: dict[RequestId, Sequence] = {}  # oldest first: only the youngest leave and come back
         self._reading: list[Sequence] = []  # running, known tokens left to plan; oldest first
         self._decoding: list[Sequence] = []  # running, draws left to plan
@@ -120,10 +121,8 @@ class Scheduler:
         assert request_id not in self._running, "a running sequence has begun already"
         assert 0 <= tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
         sequence.cached_tokens = tokens
-        if self._aside.pop(request_id, None) is not None:
-            self._submissions += 1
-            sequence.order = self._submissions
-            self._queue.join(sequence)
+        sequence.awaits_memory = False
+        self._come_back(sequence)
 
     def wait_for_memory(self, request_id: RequestId) -> None:
         """Set a waiting request aside until `set_cached` says what it begins from; then it is the last in the queue.
@@ -131,9 +130,42 @@ class Scheduler:
         Nobody who could run has to wait for what another one fetches.
         """
         sequence = self._known[request_id]
-        if request_id not in self._aside:
-            self._queue.remove(sequence)
-            self._aside[request_id] = sequence
+        sequence.awaits_memory = True
+        self._set_aside(sequence)
+
+    def pause(self, request_id: RequestId) -> None:
+        """Plan nothing more for a request until it is resumed. It keeps its memory as long as nobody else needs it.
+
+        One that is not known has just ended, which needs no pause.
+        """
+        sequence = self._known.get(request_id)
+        if sequence is None or sequence.is_paused:
+            return
+        sequence.is_paused = True
+        if request_id not in self._running:
+            self._set_aside(sequence)
+        elif sequence in self._reading:
+            self._reading.remove(sequence)
+        elif sequence in self._decoding:
+            self._decoding.remove(sequence)
+
+    def resume(self, request_id: RequestId) -> None:
+        """Go on with a paused request; one that had to give way meanwhile is the last in the queue."""
+        sequence = self._known.get(request_id)
+        if sequence is None or not sequence.is_paused:
+            return
+        sequence.is_paused = False
+        if request_id not in self._running:
+            self._come_back(sequence)
+        elif sequence.position < sequence.known_tokens:
+            reading = (*self._reading, sequence)
+            self._reading = [each for each in self._running.values() if each in reading]  # oldest first
+        elif not sequence.is_fully_planned:
+            self._decoding.append(sequence)
+
+    def is_paused(self, request_id: RequestId) -> bool:
+        """Whether a request is paused; not if it is not known."""
+        return request_id in self._known and self._known[request_id].is_paused
 
     def restart(self, request_id: RequestId) -> None:
         """Have a request, running or waiting, read again from its first token, behind all that wait. What it has drawn stays.
@@ -149,7 +181,11 @@ class Scheduler:
         sequence.order = self._submissions
         sequence.submitted_after_step = self._issued_steps
         sequence.cached_tokens = 0
-        self._queue.join(sequence)
+        sequence.awaits_memory = False
+        if sequence.is_paused:
+            self._aside[request_id] = sequence
+        else:
+            self._queue.join(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
@@ -166,14 +202,31 @@ class Scheduler:
         if not needy and not self._reading and not self._queue:
             if not self._decoding:
                 return _NOTHING_TO_DO
-            return Decision(plan=self._plan())
+            return self._decision(RoomMade(), ())
         room = make_room(needy, self._running, self._ledger, preempt=self._preempt) if needy else RoomMade()
         self._growths += len(room.grown)
-        admitted = () if room.someone_waits or room.preempted else self._admit()
+        admitted: tuple[Admission, ...] = ()
+        if not room.someone_waits and not room.preempted:
+            room.preempted += self._make_paused_give_way()
+            admitted = self._admit()
+        return self._decision(room, admitted)
+
+    def _decision(self, room: RoomMade, admitted: tuple[Admission, ...]) -> Decision:
         plan = self._plan()
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
-        return Decision(admitted=admitted, preempted=tuple(room.preempted), grown=tuple(room.grown), plan=plan)
+        expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
+        if expected is not None:
+            capacities = [*(each.capacity_tokens for each in admitted), *(each.capacity_tokens for each in room.grown)]
+            copied = sum(map(self._ledger.bytes_for, capacities))
+            expected += copied / _COPIED_BYTES_PER_SECOND
+        return Decision(
+            admitted=admitted,
+            preempted=tuple(room.preempted),
+            grown=tuple(room.grown),
+            plan=plan,
+            expected_seconds=expected,
+        )
 
     def observe(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
         """Take in what a step gave. Returns the sequences that ended because all their tokens are drawn."""
@@ -220,9 +273,12 @@ class Scheduler:
         assert len(self._running) <= self._settings.max_running, "too many run"
         orders = [sequence.order for sequence in (*self._running.values(), *self._queue)]
         assert orders == sorted(orders), "a younger sequence was let in before an older one"
-        reading = [sequence for sequence in self._running.values() if sequence.position < sequence.known_tokens]
+        active = [sequence for sequence in self._running.values() if not sequence.is_paused]
+        reading = [sequence for sequence in active if sequence.position < sequence.known_tokens]
         assert reading == self._reading, "the list of prompts being read is wrong"
-        decoding = {each for each in self._running.values() if each not in reading and not each.is_fully_planned}
+        decoding = {each for each in active if each not in reading and not each.is_fully_planned}
+        assert all(each.awaits_memory or each.is_paused for each in self._aside.values()), "one stands aside without a reason"
+        assert not any(each.awaits_memory or each.is_paused for each in self._queue), "one in the queue cannot run"
         assert decoding == set(self._decoding), "the list of decoding sequences is wrong"
         assert len(decoding) == len(self._decoding), "a sequence decodes twice"
         for sequence in self._running.values():
@@ -249,11 +305,39 @@ class Scheduler:
             )
         return tuple(admitted)
 
+    def _make_paused_give_way(self) -> list[RequestId]:
+        """Preempt paused sequences for the head of the queue, as many as it takes."""
+        preempted: list[RequestId] = []
+        while self._queue:
+            paused = [each for each in self._running.values() if each.is_paused and not each.is_fully_planned]
+            has_place = len(self._running) < self._settings.max_running
+            if not paused or (has_place and self._ledger.may_enter_soon(self._queue.head, self._running.values())):
+                break
+            preempted.append(paused[-1].request_id)
+            self._preempt(paused[-1])
+        return preempted
+
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
         sequence.cached_tokens = 0
-        self._queue.rejoin(sequence)
+        if sequence.is_paused:
+            self._aside[sequence.request_id] = sequence
+        else:
+            self._queue.rejoin(sequence)
         self._preemptions += 1
+
+    def _set_aside(self, sequence: Sequence) -> None:
+        if sequence.request_id not in self._aside:
+            self._queue.remove(sequence)
+            self._aside[sequence.request_id] = sequence
+
+    def _come_back(self, sequence: Sequence) -> None:
+        """Into the queue, as the last, unless there is another reason to stay aside."""
+        if sequence.request_id in self._aside and not (sequence.awaits_memory or sequence.is_paused):
+            del self._aside[sequence.request_id]
+            self._submissions += 1
+            sequence.order = self._submissions
+            self._queue.join(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
@@ -264,10 +348,11 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         del self._running[sequence.request_id]
-        if sequence.position < sequence.known_tokens:
-            self._reading.remove(sequence)
-        elif not sequence.is_fully_planned:
-            self._decoding.remove(sequence)
+        if not sequence.is_paused:
+            if sequence.position < sequence.known_tokens:
+                self._reading.remove(sequence)
+            elif not sequence.is_fully_planned:
+                self._decoding.remove(sequence)
         self._ledger.leave(sequence, observed_steps=self._observed_steps)
 
     def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:

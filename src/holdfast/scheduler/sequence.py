@@ -28,6 +28,8 @@ class Sequence:
     position: int = 0  # the next token to plan
     capacity_tokens: int = 0
     reserved_bytes: int = 0
+    is_paused: bool = False  # nobody reads what it says; it gets no spans and gives way first
+    awaits_memory: bool = False  # before it is admitted: what it begins from is being fetched
     last_step: int = 0  # the last step with a span of it, or that admitted it
 
     @property

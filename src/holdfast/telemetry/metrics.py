@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -38,6 +39,14 @@ _COUNTERS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the front knows of its models, by model id."""
+
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
+    restarts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by cause
+
+
 class Metrics:
     """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
 
@@ -63,9 +72,9 @@ class Metrics:
         self.inter_token_seconds = self._histogram("inter_token_seconds", "Between two pieces of text of one choice.", _SHORT)
         self.request_seconds = self._histogram("request_seconds", "Request to the end of the answer.", _LONG)
 
-    def exposition(self, statistics: Mapping[str, WorkerStatistics], load_seconds: Mapping[str, float]) -> bytes:
-        """All metrics in Prometheus' text format, with these workers' counters and load times, by model id."""
-        self._workers.statistics, self._workers.load_seconds = statistics, load_seconds
+    def exposition(self, statistics: Mapping[str, WorkerStatistics], facts: ModelFacts) -> bytes:
+        """All metrics in Prometheus' text format, with these workers' counters, by model id, and what is known of the models."""
+        self._workers.statistics, self._workers.facts = statistics, facts
         return generate_latest(self.registry)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
@@ -80,14 +89,19 @@ class _WorkerCollector(Collector):
 
     def __init__(self) -> None:
         self.statistics: Mapping[str, WorkerStatistics] = {}
-        self.load_seconds: Mapping[str, float] = {}
+        self.facts = ModelFacts()
 
     def collect(self) -> Iterator[Metric]:
         """The families of this moment."""
         load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
-        for model, seconds in self.load_seconds.items():
+        for model, seconds in self.facts.load_seconds.items():
             load.add_metric([model], seconds)
         yield load
+        restarts = CounterMetricFamily("holdfast_worker_restarts", "Workers that were replaced.", labels=["model", "cause"])
+        for model, causes in self.facts.restarts.items():
+            for cause, times in causes.items():
+                restarts.add_metric([model, cause], times)
+        yield restarts
         for name, documentation in _GAUGES:
             gauge = GaugeMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
             for model, numbers in self.statistics.items():

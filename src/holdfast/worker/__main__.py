@@ -9,9 +9,10 @@ from holdfast.worker.device import serve_model
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import WorkerEnd
 from holdfast.worker.process import run_process
+from holdfast.worker.pulse import Pulse
 
 
-def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
+def serve(inbox: Inbox, assignment: Assignment, pulse: Pulse) -> WorkerEnd:
     """Serve the assigned model on the calling thread."""
     return serve_model(
         inbox,
@@ -20,6 +21,7 @@ def serve(inbox: Inbox, assignment: Assignment) -> WorkerEnd:
         model=assignment.model,
         scheduler=assignment.scheduler,
         store=assignment.store,
+        pulse=pulse,
     )
 
 

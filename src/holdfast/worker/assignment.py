@@ -13,6 +13,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     hash_cache: str  # file in which hashes of model files are kept for the next start; empty: nowhere
     endpoint: str
+    heartbeat_endpoint: str
+    heartbeat_seconds: float
     parent_pid: int
     model: ModelSettings
     scheduler: SchedulerSettings

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import psutil
 
-from holdfast.messages import FinishReason, Histogram, MemoryFigures, MemoryOutcome, MemoryReport
+from holdfast.messages import FinishReason, Histogram, MemoryFigures, MemoryOutcome, MemoryReport, WorkerStatistics
+from holdfast.scheduler.decision import SchedulerStatistics
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -47,6 +48,28 @@ class Counters:
         """One step has been collected."""
         self.steps += 1
         self.step_seconds.count(seconds)
+
+    def statistics(self, load: SchedulerStatistics, memory: MemoryFigures | None, *, in_answer: bool) -> WorkerStatistics:
+        """All of them with what the scheduler and the memory say of now."""
+        return WorkerStatistics(
+            in_answer=in_answer,
+            running=load.running,
+            queued=load.queued,
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            cached_tokens=0 if memory is None else memory.ram_tokens + memory.disk_tokens,
+            preemptions=load.preemptions,
+            finished=sum(self.finished.values()),
+            failed=self.finished[FinishReason.FAILED],
+            cancelled=self.finished[FinishReason.CANCELLED],
+            rejected=self.rejected,
+            kv_reserved_bytes=load.reserved_bytes,
+            kv_budget_bytes=load.budget_bytes,
+            resident_bytes=resident_bytes(),
+            step_seconds=self.step_seconds.histogram(),
+            memory=memory,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,6 +19,7 @@ class Flight:
     sequences: tuple[LiveSequence, ...]
     lives: tuple[int, ...]  # of the sequences, when it was dispatched
     started_at: float
+    expected_seconds: float | None  # what it takes at most; None: nothing like it was measured
     pending: Any = None
     is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
 
@@ -27,3 +28,10 @@ class Flight:
         for span, sequence, life, given in zip(self.plan.spans, self.sequences, self.lives, result.spans, strict=True):
             if sequence.lives == life:
                 yield span, sequence, given
+
+
+def expected_together(expected_seconds: float | None, ahead: Flight | None) -> float | None:
+    """What a step takes at most that is dispatched behind another one; None when one of them is of a kind not measured yet."""
+    if ahead is None or expected_seconds is None:
+        return expected_seconds
+    return None if ahead.expected_seconds is None else ahead.expected_seconds + expected_seconds

@@ -17,7 +17,9 @@ from holdfast.messages import (
     CancelRequest,
     Command,
     FinishReason,
+    PauseRequest,
     RequestId,
+    ResumeRequest,
     SequenceRequest,
     Shutdown,
     StatisticsRequest,
@@ -26,11 +28,11 @@ from holdfast.messages import (
 from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
-from holdfast.worker.counters import resident_bytes
-from holdfast.worker.flight import Flight
+from holdfast.worker.flight import Flight, expected_together
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.parts import Engine, Memory, Sessions
+from holdfast.worker.pulse import Pulse
 from holdfast.worker.remembering import Remembering
 from holdfast.worker.retry import read_alone
 from holdfast.worker.sequences import LiveSequence
@@ -72,9 +74,11 @@ class WorkerLoop:
         memory: Memory | None = None,
         sessions: Sessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
+        pulse: Pulse | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_rest` is called once whenever there has been nothing to do for a while."""
+        """`on_rest` is called once whenever there has been nothing to do for a while. `pulse`: where to show what is done."""
+        self._pulse = pulse or Pulse()
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
@@ -93,7 +97,7 @@ class WorkerLoop:
             self._tell_statistics(is_busy=False)
             self._inbox.send(self._ledger.take_outbox())
             while not self._is_closing:
-                commands = self._inbox.receive(timeout_seconds=self._patience(is_busy=is_busy))
+                commands = self._receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
                 is_resting = not commands and not is_busy
@@ -106,14 +110,22 @@ class WorkerLoop:
             self._finish_all(FinishReason.FAILED, error=f"the worker has to be restarted: {error}")
             self._remembering.abandon()
             raise
+        self._pulse.rest()  # how long the end may take is bounded by who has asked for it
         self._finish_all(FinishReason.CANCELLED, unhealthy=self._end_flight())
         self._remembering.close()
+
+    def _receive(self, *, timeout_seconds: float) -> list[Command]:
+        self._pulse.rest()
+        commands = self._inbox.receive(timeout_seconds=timeout_seconds)
+        self._pulse.work()
+        return commands
 
     def _patience(self, *, is_busy: bool) -> float:
         """How long to wait for commands."""
         if is_busy:
             return 0.0
         if self._remembering.has_work:
+            self._pulse.work()
             self._put_away_all()
         return FETCHING_SECONDS if self._remembering.is_fetching else IDLE_SECONDS
 
@@ -162,26 +174,8 @@ class WorkerLoop:
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         """Counters since the start and gauges of now."""
-        counters, load, memory = self._ledger.counters, self._scheduler.statistics(), self._remembering.figures()
-        return WorkerStatistics(
-            in_answer=in_answer,
-            running=load.running,
-            queued=load.queued,
-            steps=counters.steps,
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            cached_tokens=0 if memory is None else memory.ram_tokens + memory.disk_tokens,
-            preemptions=load.preemptions,
-            finished=sum(counters.finished.values()),
-            failed=counters.finished[FinishReason.FAILED],
-            cancelled=counters.finished[FinishReason.CANCELLED],
-            rejected=counters.rejected,
-            kv_reserved_bytes=load.reserved_bytes,
-            kv_budget_bytes=load.budget_bytes,
-            resident_bytes=resident_bytes(),
-            step_seconds=counters.step_seconds.histogram(),
-            memory=memory,
-        )
+        load, memory = self._scheduler.statistics(), self._remembering.figures()
+        return self._ledger.counters.statistics(load, memory, in_answer=in_answer)
 
     def check_invariants(self) -> None:
         """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
@@ -194,12 +188,33 @@ class WorkerLoop:
                 self._accept(command)
             elif isinstance(command, CancelRequest):
                 self._cancel(command.request_id)
+            elif isinstance(command, PauseRequest):
+                self._pause(command.request_id)
+            elif isinstance(command, ResumeRequest):
+                self._resume(command.request_id)
             elif isinstance(command, Shutdown):
                 self._is_closing = True
             elif isinstance(command, StatisticsRequest):
                 self._ledger.tell(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
+
+    def _pause(self, request_id: RequestId) -> None:
+        sequence = self._ledger.find(request_id)
+        if sequence is None or self._scheduler.is_paused(request_id):
+            return
+        self._scheduler.pause(request_id)
+        self._stop_reading(sequence)  # nobody is to wait for one that stands still
+        if not sequence.is_open:
+            self._remembering.begin_afresh(sequence)  # what it would begin from is not held for it meanwhile
+
+    def _resume(self, request_id: RequestId) -> None:
+        if not self._scheduler.is_paused(request_id):
+            return
+        self._scheduler.resume(request_id)
+        sequence = self._ledger[request_id]
+        if not sequence.is_open:
+            self._look_up(sequence)
 
     def _cancel(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
@@ -259,6 +274,7 @@ class WorkerLoop:
         if decision.preempted:
             self._complete_flight()  # what it leaves behind is handed over when it is known how the step came out
         behind, self._flight = self._flight, None
+        self._pulse.work(expected_together(decision.expected_seconds, behind))
         self._flight = self._begin(decision)
         if behind is not None:
             self._complete(behind)
@@ -272,7 +288,8 @@ class WorkerLoop:
         ledger = self._ledger
         for sequence in filter(None, map(ledger.find, decision.preempted)):
             self._close(sequence, for_good=False)
-            self._look_up(sequence)
+            if not self._scheduler.is_paused(sequence.request.request_id):  # it looks when it goes on
+                self._look_up(sequence)
         for growth in decision.grown:
             grown = ledger.find(growth.request_id)
             if grown is not None and grown.is_open:
@@ -287,6 +304,7 @@ class WorkerLoop:
             sequences=tuple(ledger[span.request_id] for span in spans),
             lives=tuple(ledger[span.request_id].lives for span in spans),
             started_at=self._clock(),
+            expected_seconds=decision.expected_seconds,
         )
         if spans:
             try:
@@ -297,6 +315,7 @@ class WorkerLoop:
         return flight
 
     def _complete(self, flight: Flight) -> None:
+        self._pulse.work(flight.expected_seconds)
         result = StepResult(spans=()) if not flight.sequences else None
         if result is None and not flight.is_suspect:
             try:
@@ -359,6 +378,7 @@ class WorkerLoop:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
         if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
             return SpanResult(request_id=span.request_id)
+        self._pulse.work()
         try:
             self._close(sequence, is_healthy=False)
             sequence.prompt_logprobs.clear()

@@ -14,14 +14,16 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.worker.assignment import Assignment
+from holdfast.worker.heart import Heart
 from holdfast.worker.inbox import Inbox, ZmqInbox
 from holdfast.worker.lifecycle import WorkerEnd
+from holdfast.worker.pulse import Pulse
 
 PARENT_CHECK_SECONDS = 1.0
 GRACE_SECONDS = 8.0  # for the step under way and the last messages, once the end is asked for
 _PR_SET_PDEATHSIG = 1
 
-Serve = Callable[[Inbox, Assignment], WorkerEnd]
+Serve = Callable[[Inbox, Assignment, Pulse], WorkerEnd]
 logger = logging.getLogger("holdfast.worker")
 
 
@@ -37,13 +39,17 @@ def run_process(serve: Serve) -> int:
     logging.basicConfig(level=assignment.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _die_with_parent()
     ends: list[WorkerEnd] = []
+    pulse = Pulse()
+    heart = Heart(assignment.heartbeat_endpoint, pulse, interval_seconds=assignment.heartbeat_seconds)
+    heart.start()
 
     def device_thread() -> None:
-        ends.append(serve(ZmqInbox(assignment.endpoint, wake_fd=wake_reader), assignment))
+        ends.append(serve(ZmqInbox(assignment.endpoint, wake_fd=wake_reader), assignment, pulse))
 
     thread = threading.Thread(target=device_thread, name="holdfast-device", daemon=False)
     thread.start()
     watch.wait_for(thread, parent_pid=assignment.parent_pid)
+    heart.stop()
     return int(ends[0]) if ends else int(WorkerEnd.BROKEN)
 
 

@@ -29,6 +29,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
 from holdfast.worker.memory_setup import ModelIdentity, open_memory, open_sessions
+from holdfast.worker.pulse import Pulse
 
 STEP_TOKENS_ON_CPU = 512
 STEP_TOKENS_ON_GPU = 2048
@@ -46,6 +47,7 @@ def build_loop(
     model: ModelSettings,
     scheduler: SchedulerSettings,
     store: StoreSettings,
+    pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault.
 
@@ -58,7 +60,8 @@ def build_loop(
     for attempts_left in reversed(range(LOAD_ATTEMPTS)):
         try:
             with FileHashing(files, cache=cache) as hashing:
-                return _loop_over(inbox, progress, hashing, folder=Path(folder), settings=_Slices(model, scheduler, store))
+                settings = _Slices(model, scheduler, store)
+                return _loop_over(inbox, progress, hashing, folder=Path(folder), settings=settings, pulse=pulse)
         except ModelChanged as change:
             if not attempts_left:
                 raise
@@ -76,7 +79,7 @@ class _Slices(NamedTuple):
 
 
 def _loop_over(
-    inbox: Inbox, progress: Progress, hashing: FileHashing, *, folder: Path, settings: _Slices
+    inbox: Inbox, progress: Progress, hashing: FileHashing, *, folder: Path, settings: _Slices, pulse: Pulse
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
     model, scheduler, store = settings
@@ -105,6 +108,7 @@ def _loop_over(
         memory=kept,
         sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
+        pulse=pulse,
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them

@@ -1,0 +1,30 @@
+"""Work that ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Receive
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or cancel it when the client goes away first. Returns whether it ended; raises its error."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.wait((working, watching))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

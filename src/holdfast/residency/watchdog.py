@@ -1,0 +1,62 @@
+"""Decides from a worker's heartbeats whether it hangs. Pure: no clock, no process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from holdfast.messages import Activity, Heartbeat
+
+Symptom: TypeAlias = Literal["silent", "stuck"]
+
+PATIENCE = 20.0  # a step hangs when it takes so many times what its like took at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Why a worker is taken to hang."""
+
+    symptom: Symptom
+    seconds: float
+
+    def __str__(self) -> str:
+        said = "has given no sign of life" if self.symptom == "silent" else "has been in one and the same step"
+        return f"{said} for {self.seconds:.0f} s"
+
+
+class Watchdog:
+    """Judges one worker by looks at its heartbeats, every `heartbeat_seconds`.
+
+    Time counts only as far as this process ran itself: of the time between two looks no more than one interval does. So a
+    front that was stopped, asleep or too busy to look takes no worker for dead that had no better chance to beat.
+
+    hang_seconds: the longest silence, and the least that a step may take. unmeasured_seconds: what work may take of which
+    nothing is known. How long loading may take, the time to the first heartbeat included, is not decided here.
+    """
+
+    def __init__(self, *, heartbeat_seconds: float, hang_seconds: float, unmeasured_seconds: float) -> None:
+        self._heartbeat_seconds, self._hang_seconds = heartbeat_seconds, hang_seconds
+        self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
+        self.has_beaten = False  # since it was started
+        self._silent_seconds = 0.0
+
+    def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> Hang | None:
+        """Take in what has come since the last look, `elapsed_seconds` ago; None while all is well."""
+        if beat is not None:
+            self.has_beaten, self._silent_seconds = True, 0.0
+            return self._judge(beat)
+        if self.has_beaten:
+            self._silent_seconds += min(elapsed_seconds, self._heartbeat_seconds)
+        if self._silent_seconds < self._hang_seconds:
+            return None
+        return Hang(symptom="silent", seconds=self._silent_seconds)
+
+    def _judge(self, beat: Heartbeat) -> Hang | None:
+        if beat.activity is not Activity.WORKING or beat.lasting_seconds < self._limit(beat.expected_seconds):
+            return None
+        return Hang(symptom="stuck", seconds=beat.lasting_seconds)
+
+    def _limit(self, expected_seconds: float | None) -> float:
+        if expected_seconds is None:
+            return self._unmeasured_seconds
+        return max(self._hang_seconds, PATIENCE * expected_seconds)

@@ -1,0 +1,36 @@
+"""A front without HTTP over one worker with a fake engine: says the worker's id, and after a line whether it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from holdfast.messages import Finished, FinishReason
+from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.residency import Residency
+from tests.fakes.fake_worker import IMPATIENT, a_request, fake_order
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
+    residency = Residency(catalog, {"m": fake_order(residency=IMPATIENT)}, startup_seconds=30)
+    await residency.start()
+    await residency.wait_ready()
+    say(residency.statuses()[0].pid)
+    await asyncio.to_thread(sys.stdin.readline)
+    await asyncio.sleep(2 * IMPATIENT.hang_seconds)  # long enough for a wrong verdict
+    *_, last = [event async for event in (await residency.lease("m")).submit(a_request())]
+    assert isinstance(last, Finished)
+    said = "answers" if last.reason is FinishReason.LENGTH else last.error
+    say(residency.statuses()[0].pid, said)
+    await residency.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,166 @@
+"""Real worker processes that stop or hang: seen, killed, replaced; who waited gets one error, who comes next an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.config import ResidencySettings
+from holdfast.link.event_stream import EventStream
+from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed
+from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.residency import Residency
+from holdfast.residency.worker_process import WorkerProcess
+from tests.fakes.fake_engine import HANGS, expected_tokens
+from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_order
+
+LIMIT_SECONDS = 60.0
+ENDLESS = 900_000
+
+
+@asynccontextmanager
+async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[Residency]:
+    catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
+    made = Residency(catalog, {"m": fake_order(behaviour, residency=settings)}, startup_seconds=30)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def pid_of(made: Residency) -> int:
+    pid = made.statuses()[0].pid
+    assert pid is not None
+    return pid
+
+
+async def replaced(made: Residency, *, old: int) -> None:
+    """Wait for another worker that serves, and see that the old one is gone and reaped."""
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while made.statuses()[0].state != "ready" or made.statuses()[0].pid == old:
+            await asyncio.sleep(0.005)
+    assert not psutil.pid_exists(old)
+
+
+async def last_of(stream: EventStream) -> Finished:
+    """The end of a stream; there is exactly one."""
+    ends = [event async for event in stream if isinstance(event, Finished)]
+    assert len(ends) == 1
+    return ends[0]
+
+
+async def assert_answers(made: Residency) -> None:
+    events = [event async for event in (await made.lease("m")).submit(a_request("next"))]
+    tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+    assert tokens == expected_tokens(a_request("next"))
+
+
+async def test_a_worker_that_is_stopped_at_rest_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        os.kill(old, signal.SIGSTOP)
+        await replaced(made, old=old)
+        await assert_answers(made)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "no sign of life" in line.message
+    assert "restarting in 0 s" in line.message
+
+
+async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        streams = [(await made.lease("m")).submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+        for stream in streams:
+            while not isinstance(await anext(stream), TokensGenerated):
+                continue
+        os.kill(old, signal.SIGSTOP)
+        streams.append((await made.lease("m")).submit(a_request("never accepted")))
+        for end in await asyncio.gather(*map(last_of, streams)):
+            assert end.reason is FinishReason.FAILED
+            assert "no sign of life" in end.error
+        assert made.statuses()[0].state == "restarting"
+        await replaced(made, old=old)
+        await assert_answers(made)
+
+
+async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
+    worker = await WorkerProcess.start(fake_order("hangs", residency=IMPATIENT), on_progress=lambda event: None)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not worker.watchdog.has_beaten:
+            await asyncio.sleep(0.005)
+    os.kill(worker.pid, signal.SIGSTOP)
+    outcome = await worker.wait_started(timeout_seconds=10 * LIMIT_SECONDS)
+    assert isinstance(outcome, WorkerFailed)
+    assert "while loading it has given no sign of life" in outcome.message
+    assert not outcome.fatal_input
+    assert not psutil.pid_exists(worker.pid)
+
+
+async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        await assert_answers(made)  # such steps are measured from now on
+        bystander = (await made.lease("m")).submit(a_request("bystander", max_tokens=ENDLESS))
+        while not isinstance(await anext(bystander), TokensGenerated):
+            continue
+        hanging = (await made.lease("m")).submit(a_request("hanging", prompt=(1, HANGS)))
+        for end in await asyncio.gather(last_of(bystander), last_of(hanging)):
+            assert end.reason is FinishReason.FAILED
+            assert "in one and the same step" in end.error
+        await replaced(made, old=old)
+        await assert_answers(made)
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "in one and the same step" in line.message
+
+
+async def test_a_worker_that_only_works_is_left_alone() -> None:
+    async with residency() as made:
+        await made.wait_ready()
+        old = pid_of(made)
+        stream = (await made.lease("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
+        assert (await last_of(stream)).reason is FinishReason.LENGTH
+        assert pid_of(made) == old
+
+
+def test_a_front_and_a_worker_that_are_stopped_together_go_on_together() -> None:
+    """In a process of its own, as Ctrl-Z or a laptop that sleeps meets both."""
+    front = subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.front_main"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+    )
+    assert front.stdin is not None
+    assert front.stdout is not None
+    try:
+        worker = int(front.stdout.readline())
+        for pid in (worker, front.pid):
+            os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(2 * IMPATIENT.hang_seconds)  # what is tested is that this time passes for neither
+        for pid in (front.pid, worker):
+            os.kill(pid, signal.SIGCONT)
+        front.stdin.write("\n")
+        front.stdin.flush()
+        assert front.stdout.readline() == f"{worker} answers\n"
+    finally:
+        front.kill()
+        front.wait()

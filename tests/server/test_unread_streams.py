@@ -1,0 +1,134 @@
+"""Clients that ask for much and read nothing: bounded in the front, paused in the worker, cancelled in the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.fakes.server_process import ServerProcess, until
+
+GREEDY: dict[str, Any] = {"model": "demo", "prompt": "once upon", "ignore_eos": True, "stream": True, "temperature": 0}
+SEEDED = {**GREEDY, "temperature": 1.0, "seed": 7}
+HEAVY = {**SEEDED, "n": 16, "logprobs": 20, "max_tokens": 500}
+
+
+@pytest.fixture
+def patient(model_folder: Path) -> Iterator[ServerProcess]:
+    yield from serving(model_folder, "--set", "residency.unread_bytes=16384")
+
+
+@pytest.fixture
+def impatient(model_folder: Path) -> Iterator[ServerProcess]:
+    yield from serving(model_folder, "--set", "residency.unread_bytes=65536", "--set", "server.stalled_seconds=0.5")
+
+
+def serving(model_folder: Path, *settings: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(str(model_folder), "--name", "demo", "--set", "server.shutdown_seconds=0", *settings)
+    server.wait_ready()
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+class Unread:
+    """A client that has asked and reads nothing until it is told to."""
+
+    def __init__(self, server: ServerProcess, body: dict[str, Any]) -> None:
+        host, port = server.url.removeprefix("http://").split(":")
+        raw = json.dumps(body).encode()
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.connect((host, int(port)))
+        self.socket.settimeout(60)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.socket.sendall(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+
+    def read_all(self) -> str:
+        parts = []
+        while part := self.socket.recv(1 << 16):
+            parts.append(part)
+        _, _, body = b"".join(parts).partition(b"\r\n\r\n")
+        return _unchunked(body).decode()
+
+
+def _unchunked(body: bytes) -> bytes:
+    whole = b""
+    while match := re.match(rb"([0-9a-f]+)\r\n", body):
+        size = int(match[1], 16)
+        whole += body[match.end() : match.end() + size]
+        body = body[match.end() + size + 2 :]
+    return whole
+
+
+def texts(stream: str) -> dict[int, str]:
+    assert stream.endswith("data: [DONE]\n\n"), stream[-300:]
+    found: dict[int, str] = defaultdict(str)
+    for line in stream.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                found[choice["index"]] += choice["text"]
+    return found
+
+
+def generated_tokens(server: ServerProcess) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    (line,) = [line for line in lines if line.startswith("holdfast_worker_generated_tokens_total{")]
+    return float(line.rpartition(" ")[2])
+
+
+def stands_still(server: ServerProcess) -> None:
+    """Wait until the worker draws no more although it has not ended what was asked."""
+    seen: list[float] = []
+
+    def has_stopped() -> bool:
+        seen.append(generated_tokens(server))
+        return len(seen) > 20 and seen[-1] == seen[-20] > 0
+
+    until(has_stopped, "the worker has paused what nobody reads")
+    model = server.model()
+    assert model["running"] + model["queued"] > 0, "all was drawn: there was nothing to be paused"
+
+
+def test_unread_streams_are_bounded_and_keep_nobody_from_being_answered(patient: ServerProcess) -> None:
+    front = psutil.Process(patient.process.pid)
+    httpx.post(f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 3}, timeout=60)
+    before = front.memory_info().rss
+    clients = [Unread(patient, HEAVY) for _ in range(2)]  # 32 answers: as many as run at once
+    stands_still(patient)
+    assert generated_tokens(patient) < 2 * 16 * 500 / 2
+    assert front.memory_info().rss - before < 40e6
+    answer = httpx.post(f"{patient.url}/v1/completions", json={**GREEDY, "max_tokens": 20}, timeout=60)
+    assert len(texts(answer.text)[0]) > 0
+    for client in clients:
+        client.socket.close()
+    until(lambda: (patient.model()["running"], patient.model()["queued"]) == (0, 0), "what they asked for is dropped")
+
+
+@pytest.mark.parametrize(
+    "body", [{**GREEDY, "logprobs": 20, "max_tokens": 600}, {**SEEDED, "logprobs": 20, "n": 3, "max_tokens": 300}]
+)
+def test_who_reads_on_after_a_pause_gets_the_same_text(patient: ServerProcess, body: dict[str, Any]) -> None:
+    undisturbed = texts(httpx.post(f"{patient.url}/v1/completions", json=body, timeout=120).text)
+    client = Unread(patient, body)
+    stands_still(patient)
+    assert texts(client.read_all()) == undisturbed
+    client.socket.close()
+
+
+def test_who_reads_nothing_for_too_long_is_cancelled_and_others_go_on(impatient: ServerProcess) -> None:
+    stalled = Unread(impatient, HEAVY)
+    answer = httpx.post(f"{impatient.url}/v1/completions", json={**GREEDY, "max_tokens": 300}, timeout=60)
+    assert len(texts(answer.text)[0]) > 0
+    until(lambda: "has read nothing of" in impatient.log(), "the client is given up")
+    until(lambda: (impatient.model()["running"], impatient.model()["queued"]) == (0, 0), "its work is cancelled")
+    assert impatient.log().count("has read nothing of") == 1
+    assert "ERROR" not in impatient.log()
+    stalled.socket.close()
