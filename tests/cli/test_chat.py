@@ -144,6 +144,19 @@ def test_ctrl_c_stops_the_answer_only_however_often_it_comes(tmp_path: Path) -> 
         assert "Traceback" not in terminal.text
 
 
+def test_ctrl_c_between_prompt_and_answer_is_nobodys(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path) as terminal:
+        for number in range(5):
+            terminal.type(f"message {number}" + ENTER)
+            for _ in range(20):
+                terminal.process.send_signal(signal.SIGINT)
+                terminal.read_for(0.01)
+        terminal.wait_for(r"^>$")
+        terminal.type("still here" + ENTER)
+        terminal.wait_for("you said: still here")
+        assert "Traceback" not in terminal.text
+
+
 def test_after_ctrl_c_the_tokens_of_the_prompt_are_known(tmp_path: Path) -> None:
     with running_server() as server, chat_with(server, tmp_path) as terminal:
         server.behaviour = "wait"

@@ -7,6 +7,7 @@ bracketed paste is switched off by Python, and libedit, which Python has on macO
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -34,10 +35,19 @@ def typed_messages() -> Iterator[str]:
         prompt_continuation=CONTINUATION,
         output=None if sys.stdout.isatty() else create_output(always_prefer_tty=True),
     )
+    # At the prompt Ctrl-C is a key, during an answer it is the answer's; as a signal between the two it is nobody's.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield from _prompted(keyboard)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _prompted(keyboard: PromptSession[str]) -> Iterator[str]:
     about_to_leave = False
     while True:
         try:
-            message = keyboard.prompt(PROMPT)
+            message = keyboard.prompt(PROMPT, handle_sigint=False)
         except EOFError:
             return
         except KeyboardInterrupt:
