@@ -12,6 +12,7 @@ import pytest
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
 from holdfast.worker import serving
+from holdfast.worker.pulse import Pulse
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import write_tiny
 
@@ -47,6 +48,7 @@ def build(folder: Path) -> None:
         model=ModelSettings(),
         scheduler=SchedulerSettings(),
         store=StoreSettings(folder=""),
+        pulse=Pulse(),
     )
     del loop
 
