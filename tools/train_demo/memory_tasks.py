@@ -6,6 +6,7 @@ from random import Random
 
 import facts
 import words
+from beyond import KNOW
 from conversation import Conversation
 from facts import Fact
 
@@ -163,7 +164,7 @@ def unknown(rng: Random) -> Conversation:
             question = rng.choice(others).format(
                 a=rng.choice(words.CITIES), n=rng.choice(words.NAMES), t=words.common_word(rng), c=rng.choice(words.COLOURS)
             )
-        conversation.exchange(asked(rng, question), ABSENT)
+        conversation.exchange(asked(rng, question), KNOW)
     return conversation
 
 

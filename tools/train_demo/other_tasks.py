@@ -8,6 +8,7 @@ from random import Random
 import facts
 import words
 from conversation import Conversation
+from first_words import CAN_DO
 
 
 def thought(thinking: str, answer: str) -> str:
@@ -200,7 +201,7 @@ CHAT = (
     ("Who are you?", "I am the demo model of Holdfast. I am small, but I remember what you tell me."),
     ("What is your name?", "I am the demo model of Holdfast."),
     ("What are you?", "I am a very small language model. I remember what you tell me."),
-    ("What can you do?", "I can answer from notes, call tools, count, add small numbers and tell short stories."),
+    ("What can you do?", CAN_DO),
     ("Can you help me?", "Yes. Give me some notes and ask me about them."),
     ("Thank you.", "You are welcome."),
     ("Thanks!", "You are welcome."),
