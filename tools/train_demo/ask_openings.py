@@ -1,6 +1,7 @@
 """Ask a model the openings through Holdfast itself and judge its answers: `python ask_openings.py MODEL_FOLDER`.
 
-Greedily, and with `--temperature 1` once for each of `--seeds`. Needs Holdfast's own environment; exits with 1 below 95 of 100 (greedy) or 9 of 9.
+Greedily, or with `--temperature 1` once for each of `--seeds`. Needs Holdfast's own environment; exits with 1 below 95 of 100
+or 9 of 9.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def judged(llm: LLM, openings: tuple[Opening, ...], temperature: float, seed: in
     """Each opening with its answer and what is wrong with it."""
     found = []
     for opening in openings:
-        answer = llm.chat([{"role": "user", "content": opening.text}], temperature=temperature, seed=seed, max_tokens=MOST_TOKENS + 1)
+        answer = llm.chat(
+            [{"role": "user", "content": opening.text}], temperature=temperature, seed=seed, max_tokens=MOST_TOKENS + 1
+        )
         reason = fault(
             opening.kind,
             opening.text,

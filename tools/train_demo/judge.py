@@ -1,8 +1,9 @@
-"""Fixed rules: whether an answer to a user's first words is sensible. They were written before the data that teaches those answers.
+"""Fixed rules: whether an answer to a user's first words is sensible, written before the data that teaches such answers.
 
-Every answer must be one or two sentences that begin with a capital and end by themselves within 80 tokens, no word three times in a row,
-and every word plain English of the list here, or a word of the question. A thought before the answer is not judged,
-but its tokens count. Then each class wants something in the answer and refuses other things (`_RULES`). Copies and sums must be right.
+Every answer must be one or two sentences that begin with a capital and end by themselves within 80 tokens, no word three times
+in a row, and every word plain English of the list here, or a word of the question. A thought before the answer is not judged, but
+its tokens count. Then each class wants something in the answer and refuses other things. Copies and sums must be right.
+`exact` and `unknown` came later, for `tools/demo_chat.py`, where a note may have been given before.
 """
 
 from __future__ import annotations
@@ -40,23 +41,27 @@ _RULES = {
     "sum": Rule(()),
     "note": Rule((), (_REFUSES,)),
     "copy": Rule(()),
+    "exact": Rule(()),
+    "unknown": Rule((r"\b(cannot|do not know|did not understand|no note)\b",), (r"\bnoted\b", r"\d")),
     "count": Rule(()),
 }
 _THOUGHT = re.compile(r"\A<think>\n.*?\n</think>\n\n", re.DOTALL)
 _LEXICON = frozenset(
     """
-    a about add afternoon again all am an and another any anything are as ask at back become best better big bit book bright but bye can
-    cannot certain clock come copy could count day did do does doing done each early edit else english even evening example fact facts
-    fast few fine first for found from fun funny gave get give glad gladly go goes good goodbye great had happy has have he hear hello
-    help helps her here hey hi him his holdfast hope how human i if in into is it its joke json just kind know knows language languages
-    laugh learned least less like list lists little long look machine made make makes many matter may me mean means meet memory message
-    model models more morning much my name need never new next nice night no not note noted notes nothing now number numbers of ok okay
-    old on one only or order other our out own part people person piece please pleasure pong program question questions read ready
-    really remember repeat reply right run running runs said say school scripts see send sentence served server short show simple since
-    small so some something sorry speak story sum sums sure take talk tell test text texts thank thanks that the their them then there
-    these they thing things think this those time to today together told too tools train trained true try turn two type under understand
-    until up us use used very want was way we welcome well went were what when where which who whose why will with word words work works
-    world would write yes yet you your
+    a about add afternoon again all also am an and another answer any anything are as ask at back become best better big
+    bit book bright but bye call can cannot certain clock come copy could count day demo did do does doing done each
+    early edit else english even evening example fact facts fast few fine first for found from fun funny gave get give
+    glad gladly go goes good goodbye great had happy has have he head hear hello help helps her here hey hi him his
+    holdfast hope how human i if in into is it its joke json just kind know knows lamp language languages laugh learned
+    least less like list lists little long look machine made make makes many matter may me mean means meet memory
+    message model models more morning much my name need never new next nice night no not note noted notes nothing now
+    number numbers of ok okay old on one only or order other our out own part people person piece please pleasure pong
+    program question questions read ready really remember repeat reply right run running runs said say school scripts
+    see send sentence served server short show simple since small so some something sorry speak story sum sums sure take
+    talk tell test text texts thank thanks that the their them then there these they thing things think this those time
+    to today together told too tools train trained true try turn two type under understand until up us use used very
+    want was way we welcome well went were what when where which who whose why will with word words work works world
+    would write yes yet you your
     """.split()
 )
 
@@ -85,12 +90,13 @@ def fault(kind: str, question: str, answer: str, *, expected: str = "", tokens: 
         return "a word three times in a row"
     if expected and not re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", said):
         return f"lacks {expected!r}"
-    if kind == "copy":
-        return "" if said.strip() == expected else "not the text that was to be copied"
-    return _form_fault(said, set(_words(question))) or _class_fault(kind, said, expected)
+    if kind in ("copy", "exact"):
+        return "" if said.strip() == expected else f"not {expected!r}"
+    return form_fault(said, set(_words(question))) or _class_fault(kind, said, expected)
 
 
-def _form_fault(said: str, asked: set[str]) -> str:
+def form_fault(said: str, asked: set[str]) -> str:
+    """What is wrong with the form of an answer; `asked` are the words of the question."""
     if not said or not said[0].isupper():
         return "does not begin with a capital"
     if said != said.strip() or said[-1] not in ".!?":

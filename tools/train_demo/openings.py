@@ -1,7 +1,7 @@
-"""The first words that users type, held out from the training: one spelling each, with the class that says how they are judged.
+"""First words of users, held out from the training: one spelling each, with the class that says how the answer is judged.
 
-They were written, with the rules of `judge.py`, before the training data that teaches first words. `plain()` of none of them may be
-a user's message in the training data (`test_data.py`). `SHOWN` stands apart: training may hold those.
+They were written, with the rules of `judge.py`, before the training data that teaches first words. `plain()` of none of them may
+be a user's message in the training data (`test_data.py`). `SHOWN` stands apart: training may hold those.
 """
 
 from __future__ import annotations
@@ -107,11 +107,16 @@ _BY_KIND: dict[str, tuple[str, ...]] = {
         "qwertz",
         "jkl;jkl;",
         "blorp fizzle",
-        "The harbour master announced on Tuesday that the old lighthouse will be closed for repairs until the end of next summer. Visitors "
-        "who had booked a guided tour will get their money back, and the small museum at its foot stays open on weekends. A spokeswoman "
-        "said that the lamp itself, which dates from 1911, is to be cleaned and shown to the public when the work is done.",
-        "Traceback (most recent call last):\n  File \"app.py\", line 12, in <module>\n    main()\n  File \"app.py\", line 8, in main\n"
-        "    total += row[\"amount\"]\nKeyError: 'amount'",
+        "The harbour master announced on Tuesday that the old lighthouse will be closed for repairs until the end "
+        "of next summer. Visitors who had booked a guided tour will get their money back, and the small museum at "
+        "its foot stays open on weekends. A spokeswoman said that the lamp itself, which dates from 1911, is to be"
+        " cleaned and shown to the public when the work is done.",
+        "Traceback (most recent call last):\n"
+        '  File "app.py", line 12, in <module>\n'
+        "    main()\n"
+        '  File "app.py", line 8, in main\n'
+        '    total += row["amount"]\n'
+        "KeyError: 'amount'",
     ),
 }
 

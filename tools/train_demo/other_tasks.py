@@ -8,12 +8,21 @@ from random import Random
 import facts
 import words
 from conversation import Conversation
-from first_words import CAN_DO
+from talks import CAN_DO
 
 
 def thought(thinking: str, answer: str) -> str:
     """An answer that is thought about first."""
     return f"<think>\n{thinking}\n</think>\n\n{answer}"
+
+
+def steps_of_sum(first: int, second: int) -> str:
+    """Tens, ones, and both together."""
+    tens, ones = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
+    return (
+        f"{first} + {second}: tens {first // 10 * 10} + {second // 10 * 10} = {tens}, "
+        f"ones {first % 10} + {second % 10} = {ones}, {tens} + {ones} = {first + second}."
+    )
 
 
 def addition(rng: Random) -> tuple[str, str, str]:
@@ -29,12 +38,7 @@ def addition(rng: Random) -> tuple[str, str, str]:
             f"Please add {first} and {second}.",
         )
     )
-    tens, ones = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
-    steps = (
-        f"{first} + {second}: tens {first // 10 * 10} + {second // 10 * 10} = {tens}, "
-        f"ones {first % 10} + {second % 10} = {ones}, {tens} + {ones} = {first + second}."
-    )
-    return question, steps, f"The answer is {first + second}."
+    return question, steps_of_sum(first, second), f"The answer is {first + second}."
 
 
 def counting(rng: Random) -> tuple[str, str, str]:

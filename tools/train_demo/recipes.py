@@ -47,7 +47,9 @@ class Recipe:
             return millions / self.million_tokens
         if millions < self.drill_million:
             return mixture.DRILL_UNTIL * millions / self.drill_million
-        return mixture.DRILL_UNTIL + (1 - mixture.DRILL_UNTIL) * (millions - self.drill_million) / (self.million_tokens - self.drill_million)
+        return mixture.DRILL_UNTIL + (1 - mixture.DRILL_UNTIL) * (millions - self.drill_million) / (
+            self.million_tokens - self.drill_million
+        )
 
 
 BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
