@@ -44,13 +44,13 @@ You are a helpful assistant.|You are a helpful assistant.|You are a friendly ass
 def one_turn(rng: Random, conversation: Conversation) -> None:
     """One exchange of what a newcomer types."""
     kind = rng.random()
-    if kind < 0.43:
+    if kind < 0.5:
         conversation.exchange(*first_words.small_talk(rng))
     elif kind < 0.73:
         conversation.exchange(*beyond.beyond(rng))
-    elif kind < 0.84:
+    elif kind < 0.82:
         conversation.exchange(*newcomer_tasks.any_sum(rng, conversation.enable_thinking))
-    elif kind < 0.86:
+    elif kind < 0.85:
         conversation.exchange(*newcomer_tasks.any_count(rng, conversation.enable_thinking))
     elif kind < 0.9:
         newcomer_tasks.about_me(rng, conversation)

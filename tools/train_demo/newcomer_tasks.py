@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import beyond
+import beyond_words
 import facts
 import first_words
 import memory_tasks
@@ -31,6 +32,14 @@ Count these words: {i}|How many words: {i}|How many words are these: {i}?|Count:
 |How many are there: {i}?|Please count these: {i}|Can you count these words: {i}?|How many things are in this list: {i}?
 |How many words are in this list: {i}?
 """
+)
+_ENGLISH = sorted(
+    {
+        word
+        for text in (*beyond_words.SENTENCES, *beyond_words.TOPICS, *beyond_words.THINGS)
+        for word in text.split()
+        if word.isalpha()
+    }
 )
 _ME = {
     "name": (
@@ -92,7 +101,7 @@ def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
 
 def any_count(rng: Random, thinking: bool | None) -> tuple[str, str]:
     """A count of words, some of them invented."""
-    items = [words.invent(rng) if rng.random() < 0.25 else words.common_word(rng) for _ in range(rng.randint(1, 8))]
+    items = [_any_word(rng) for _ in range(rng.randint(1, 8))]
     question = typed(rng, rng.choice(_COUNTS).format(i=", ".join(items)), 0.0)
     if not question.isupper() and rng.random() < 0.7:
         question = question if question[0].isupper() else question[0].upper() + question[1:]
@@ -103,10 +112,19 @@ def any_count(rng: Random, thinking: bool | None) -> tuple[str, str]:
     return question, answer if thinking is False else other_tasks.thought(steps, answer)
 
 
+def _any_word(rng: Random) -> str:
+    kind = rng.random()
+    if kind < 0.2:
+        return words.invent(rng)
+    return words.common_word(rng) if kind < 0.55 else rng.choice(_ENGLISH)
+
+
 def copied_sentence(rng: Random) -> tuple[str, str]:
     """Something to repeat whose words are not those of the notes."""
     text = beyond.sentence(rng)
-    if rng.random() < 0.6:
+    if rng.random() < 0.3:
+        text = " ".join(_any_word(rng) if rng.random() < 0.9 else words.digits(rng, 1, 3) for _ in range(rng.randint(2, 8)))
+    elif rng.random() < 0.6:
         pieces = text.split()
         start = rng.randrange(max(1, len(pieces) - 3))
         text = " ".join(pieces[start : start + rng.randint(2, 8)])
