@@ -82,16 +82,21 @@ class Turn:
     fault: str
 
 
+def said_until(number: int) -> str:
+    """All that the user has said up to this turn: its words may come again in the answer."""
+    return "\n".join(opening.text for opening in TURNS[: number + 1])
+
+
 def conversation(llm: LLM) -> Iterator[Turn]:
     """Say all turns one after the other, each after the model's own answers to those before."""
     messages: list[dict[str, str]] = []
-    for opening in TURNS:
+    for number, opening in enumerate(TURNS):
         messages.append({"role": "user", "content": opening.text})
         answer = llm.chat(messages, temperature=0, max_tokens=MOST_TOKENS + 1)
         messages.append({"role": "assistant", "content": answer.text})
         wrong = fault(
             opening.kind,
-            opening.text,
+            said_until(number),
             answer.text,
             expected=opening.expected,
             tokens=answer.completion_tokens,

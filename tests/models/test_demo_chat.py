@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM
-from tools.demo_chat import TURNS, conversation
+from tools.demo_chat import TURNS, conversation, said_until
 from tools.train_demo.judge import fault
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "demo-chat.md"
@@ -19,8 +19,8 @@ def test_the_first_conversation_has_forty_turns_and_stands_in_the_documents() ->
 
 
 def test_every_answer_in_the_documents_keeps_its_rule() -> None:
-    for turn, (_, answer) in zip(TURNS, WRITTEN, strict=True):
-        assert fault(turn.kind, turn.text, answer, expected=turn.expected, tokens=len(answer) // 4, ended=True) == ""
+    for number, (turn, (_, answer)) in enumerate(zip(TURNS, WRITTEN, strict=True)):
+        assert fault(turn.kind, said_until(number), answer, expected=turn.expected, tokens=len(answer) // 4, ended=True) == ""
 
 
 @pytest.mark.slow  # forty answers, each after all that was said before

@@ -28,6 +28,7 @@ _TEXT_TASKS = (
     other_tasks.copy_exchange,
     other_tasks.say_exchange,
     other_tasks.edit_exchange,
+    other_tasks.edit_exchange,
     other_tasks.json_exchange,
     other_tasks.range_exchange,
 )

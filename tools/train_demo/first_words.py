@@ -26,6 +26,12 @@ _TO_WHOM = (
     " little one",
     " model",
 )
+_WHOM = (
+    "guys folks sir madam people boss captain doctor stranger neighbour world chum buddy pal dear sweetie robot machine program "
+    "server assistant teacher team dude man bro sister "
+    "brother fellow lady master genius colleague darling chief ladies Ada Tom Nora "
+    "Max champ amigo tiger sunshine human comrade cowboy pilot Mister Miss"
+).split()
 _GREETINGS = (
     "Hello Hello Hello Hi Hi Hi Hey Hey Hiya Howdy Greetings Yo Heya Hallo Hullo Hellooo Hiii Heyyy Hoi Aloha Ahoy Salutations "
     "Sup Helo Hii Ello Welcome Hola Wassup"
@@ -67,7 +73,8 @@ def greeting(rng: Random) -> tuple[str, str]:
         start, answer = rng.choice(_GREETINGS), "Hello"
         if rng.random() < 0.08:
             start = f"{start} {start.lower()}"
-    said = start + rng.choice(_TO_WHOM) + (rng.choice(_MORE_GREETING) if rng.random() < 0.3 else "")
+    whom = f" {rng.choice(_WHOM)}" if rng.random() < 0.25 else rng.choice(_TO_WHOM)
+    said = start + rng.choice((",", "", "")) * (whom != "") + whom + (rng.choice(_MORE_GREETING) if rng.random() < 0.3 else "")
     return typed(rng, said, 0.08), f"{answer}! How can I help you?"
 
 

@@ -122,7 +122,9 @@ def _any_word(rng: Random) -> str:
 def copied_sentence(rng: Random) -> tuple[str, str]:
     """Something to repeat whose words are not those of the notes."""
     text = beyond.sentence(rng)
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
+        text = facts.draw(rng).note
+    elif rng.random() < 0.3:
         text = " ".join(_any_word(rng) if rng.random() < 0.9 else words.digits(rng, 1, 3) for _ in range(rng.randint(2, 8)))
     elif rng.random() < 0.6:
         pieces = text.split()

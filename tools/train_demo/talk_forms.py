@@ -42,7 +42,7 @@ FORMS: dict[str, tuple[str, ...]] = {
 |[bye/goodbye/good bye/cya/see ya/ciao/farewell/adieu/so long][/ now/ for today/ friend/ buddy/ Holdfast/ bot/ little one
 / all/ everybody/, take care/, and thanks/, it was nice]
 |[see/catch/meet/talk to/speak to] [you/ya/u] [later/soon/next week/again/around/on Monday/another day/next time/some day
-/in the morning/tonight]
+/in the morning/tonight/on Friday/in an hour/after lunch/at noon/this evening/next month/in a bit/then/there]
 |[I/we] [have to/must/need to/should/will/got to/gotta] [go/leave/run/stop/sleep/go home/go to bed/log off/get going][/ now
 / soon][/, bye/, goodbye/, see you]
 |[gotta/must/have to/going to/need to/off to] [go/leave/sleep/work/bed/bed now/head out/eat][, see you/, goodbye/, cya/]
@@ -125,7 +125,8 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
     CAN_DO: listed(
         """
 [so /and /ok, /hey, /now, /tell me, /] what [can/could/do/will] [you/u] [do/do here/do for me/offer/know/handle/answer
-/understand][/ exactly/ then/ please]|what [are/r] [you/u] [able to do/capable of/made for/used for/best at/for/doing best]
+/understand][/ exactly/ then/ please]|what [are/r] [you/u] [able to do/capable of/made for/used for/best at/for/doing best
+/strong at/skilled in/talented at/good for/an expert in/trained for/useful for/clever at]
 |what is [your/ur] [purpose/job/function/use/task/talent/strength]|what are [your/ur] [skills/abilities/talents/features
 /functions/strengths/tasks/jobs/powers/tricks/capabilities]
 |[your/ur/any/all your] [skills/talents/features/functions/capabilities/strengths/tricks]|[name/show/give/tell/print/state
@@ -150,8 +151,9 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
 /guidance/advice][/ please/ now/ with this]
 |how [do/can/should/would/must] [I/we/one] [use/start with/work with/begin with/talk to/operate/run] [this/you/it
 /this model/this thing/the model/this tool]|how [does/do] [this/it/you/the model/this chat/this tool/this model/everything
-] work[/ here/ exactly/ please]
-|what [should/can/do/must/shall/could] I [do/write/say/enter/ask/tell you/type in/try][/ now/ here/ next/ first]|[give/show
+/this program/the whole thing/this stuff/that thing/the app/this demo/this chat thing] work[/ here/ exactly/ please]
+|what [should/can/do/must/shall/could/may] I [do/write/say/enter/ask/tell you/type in/try/put here/send you/give you][/ now
+/ here/ next/ first]|[give/show
 /tell] me [an example/a demo/some examples/a hint/instructions/the manual/how to use you/how to start/how to begin/a tip]
 |[where/how] [do/should/can] [I/we] [start/begin/go from here]|I [do not/don't/dont] [know/understand] [how this works
 /what to do/what to say/what to write/how to start/how to use you/where to begin]|[I am/I'm] [lost/stuck/confused/new here
@@ -191,7 +193,7 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
  /very /really /quite /just /][{_GOOD}]
 |[this/that/it] [is/was] [a /such a /a really /a very /one ][{_GOOD}] [{_OF_US}]|what a [{_GOOD}] [{_OF_US}]|[{_GOOD}
 ] [{_OF_US}]|[I/we] [really /do /very much /quite /][like/love/adore/admire/enjoy] [you/u/it/your answers/this model
-/talking to you][/ very much/ so much/ too]
+/talking to you/this/how you talk/your style][/ very much/ so much/ too/ the most/ a bit/ more and more]
 |[very /so /really /][well/nicely] [done/said/put/answered]|[good/great/super/fine/excellent] [job/work/one/answer/going
 ][, model/, friend/ there/]|[you/u] [did/do/work/answer] [very /so /really /][well/good/great][/ today]|[I am/I'm] [very
  /so /really /][impressed/proud of you/happy with you/a fan]
@@ -202,7 +204,8 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
         f"""
 [you are/you're/ur/you r/u are] [so /very /really /quite /too /a bit /just /such a /]
 [{_BAD}][/ indeed/ you know/, really/ today]|[you are/you're] [{_ART}][{_BAD}] [{_OF_US}]|[this/that/it] [is/was] [so
- /very /really /quite /just /total /complete /][{_BAD}/nonsense/rubbish/trash/crap/junk/not true/not right/not good/no good
+ /very /really /quite /just /total /complete /][{_BAD}/nonsense/rubbish/trash/crap/junk/a joke/a mess/a disaster
+/a waste of time/bullshit/a shame/an insult/not true/not right/not good/no good
 /not funny/not helpful]
 |[this/that/it] [is/was] [a /such a /a really /a very /one ][{_BAD}] [{_OF_US}]|what a [{_BAD}] [{_OF_US}]|[{_BAD}
 ] [{_OF_US}]|[I/we] [really /do /][hate/dislike/don't like/do not like/can't stand] [you/u/this/it/your answers/this model
