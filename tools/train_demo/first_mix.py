@@ -176,7 +176,9 @@ def fresh(rng: Random) -> Conversation | PlainText:
 
 
 def replayed(rng: Random) -> Conversation:
-    """The old mixture as it was at any time after its first third."""
+    """The old mixture as it was at any time after its first third, and some more tools, which suffered first."""
+    if rng.random() < 0.12:
+        return mixture.with_tools(rng, 5, rng.choice((0.0, 0.0, 0.5)))
     return mixture.conversation_at(rng, rng.uniform(0.3, 1.0))
 
 
