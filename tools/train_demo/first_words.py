@@ -80,7 +80,7 @@ def greeting(rng: Random) -> tuple[str, str]:
 
 def small_talk(rng: Random) -> tuple[str, str]:
     """Anything said in passing, and its answer."""
-    if rng.random() < 0.16:
+    if rng.random() < 0.2:
         return greeting(rng)
     talk = rng.choices(TALKS, _WEIGHTS)[0]
     if talk.answer in FORMS and rng.random() < 0.6:

@@ -52,7 +52,7 @@ Good bye.|Bye|Goodbye|Bye bye|See you.|See you later.|See you soon.|Good night.|
 |Good bye, friend.|I'll be back.|See ya|We are done here, bye.
 """
         ),
-        1.6,
+        2.2,
     ),
     Talk(
         WHO,
@@ -149,7 +149,7 @@ What can you do?|What do you do?|What can you do for me?|What are you able to do
 |Show your features.|What would you be good for?|What might I use this for?
 """
         ),
-        2.2,
+        2.8,
     ),
     Talk(
         "Yes. Give me some notes and ask me about them.",
@@ -206,7 +206,7 @@ You are great.|You are good.|You are smart.|You are clever.|You are nice.|You ar
 |That is a very nice answer.
 """
         ),
-        1.4,
+        2.2,
     ),
     Talk(
         "I am sorry. I am very small, but I do my best.",
@@ -220,7 +220,7 @@ You are stupid.|You are bad.|You are useless.|You are terrible.|You are an idiot
 |You are trash.|Horrible.|You are broken.
 """
         ),
-        1.4,
+        2.2,
     ),
     Talk(
         "Good.",
@@ -231,7 +231,7 @@ Ok.|Yes.|Okay|Cool|Nice|Great|Fine|Good|Sure|Yeah|Yup|Right|I see|Got it|Underst
 |Makes sense.|Very well.|Well then|Agreed|So be it.|Yes, yes.|Alright
 """
         ),
-        1.6,
+        2.2,
     ),
     Talk(
         "All right.",
