@@ -19,7 +19,7 @@ from plain_text import PlainText, plain_text
 from spelling import typed
 from words import listed
 
-NEW = 0.6
+RAW, NEW = 0.14, 0.7
 """The share of new conversations. They are short: about three tenths of the tokens."""
 
 _TEXT_TASKS = (
@@ -157,8 +157,8 @@ def unknown_plain(rng: Random) -> Conversation:
     return conversation
 
 
-def fresh(rng: Random) -> Conversation | PlainText:
-    """One of the new conversations or texts."""
+def fresh(rng: Random) -> Conversation:
+    """One of the new conversations."""
     kind = rng.random()
     if kind < 0.68:
         return newcomer(rng)
@@ -172,7 +172,7 @@ def fresh(rng: Random) -> Conversation | PlainText:
         return sums_at_once(rng)
     if kind < 0.9:
         return long_chat(rng)
-    return plain_text(rng)
+    return newcomer(rng)
 
 
 def replayed(rng: Random) -> Conversation:
@@ -195,7 +195,8 @@ def is_held_out(conversation: Conversation | PlainText) -> bool:
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
     """A conversation of the continued training; it does not depend on how much is done."""
     while True:
-        chosen = fresh(rng) if rng.random() < NEW else replayed(rng)
+        kind = rng.random()
+        chosen = plain_text(rng) if kind < RAW else fresh(rng) if kind < NEW else replayed(rng)
         if not is_held_out(chosen):
             return chosen
 

@@ -20,24 +20,23 @@ class PlainText:
     text: str
 
 
-_HEADS = (
-    "Notes:",
-    "Notes:",
-    "Notes:",
-    "My notes:",
-    "Facts:",
-    "Things to remember:",
-    "To do:",
-    "Notes of the meeting:",
-    "Shopping list:",
-    "Remember:",
-    "List:",
-    "What we know:",
-    "Plan for today:",
-    "Summary:",
-    "Names:",
-    "Memory:",
-)
+_LISTS = {
+    "Notes:": ("The lamp is in the kitchen.", "Ada lives in Oslo.", "The code of the shed is 4711.", "The meeting is on Friday."),
+    "My notes:": ("Call Tom on Monday.", "The key is under the box.", "Mona likes soup best."),
+    "Facts:": ("Lima is a city.", "The horse is an animal.", "A week has seven days."),
+    "Things to remember:": ("The door code is 2290.", "Nora comes on Tuesday.", "The map is in the car."),
+    "To do:": ("Clean the kitchen.", "Write to Paul.", "Bring the bicycle to the workshop."),
+    "Notes of the meeting:": ("Sara leads the project.", "The budget is 900 dollars.", "The next meeting is in March."),
+    "Shopping list:": ("bread", "cheese", "apples", "rice"),
+    "Remember:": ("The train leaves at nine.", "Ben has the tickets.", "The hotel is in Porto."),
+    "List:": ("lamp", "rope", "kettle", "mirror"),
+    "What we know:": ("The cat is black.", "The dog is brown.", "Both belong to Vera."),
+    "Plan for today:": ("Breakfast at eight.", "A walk in the garden.", "Dinner with Max."),
+    "Summary:": ("The test works.", "All lamps are new.", "Nothing is lost."),
+    "Names:": ("Ada", "Tom", "Mia", "Otto"),
+    "Memory:": ("Leo lives in Rome.", "His number is 555-1234.", "He speaks English."),
+}
+"""What a list with this head holds as a rule. Greedy text needs a likeliest way on and an end, or it goes round in circles."""
 _LETTER = (
     "Dear {n},",
     "Hello {n},",
@@ -100,15 +99,20 @@ def _parts(rng: Random) -> dict[str, str]:
     }
 
 
-def _daily(rng: Random, most: int) -> str:
-    return " ".join(rng.choice(_DAILY).format(**_parts(rng)) for _ in range(rng.randint(1, most)))
+def _few(rng: Random) -> int:
+    """How many sentences: mostly one, so that the end is likelier than a sentence more."""
+    return rng.choice((1, 1, 1, 1, 2, 3))
+
+
+def _daily(rng: Random) -> str:
+    return " ".join(rng.choice(_DAILY).format(**_parts(rng)) for _ in range(_few(rng)))
 
 
 def _sentences(rng: Random) -> str:
     """Sentences about what there is, with some of the long list among them."""
     return " ".join(
         rng.choice(beyond_words.SENTENCES) if rng.random() < 0.35 else rng.choice(_DAILY).format(**_parts(rng))
-        for _ in range(rng.randint(1, 5))
+        for _ in range(_few(rng))
     )
 
 
@@ -117,13 +121,13 @@ def plain_text(rng: Random) -> PlainText:
     kind = rng.random()
     known = facts.draw_many(rng, rng.randint(1, 8))
     if kind < 0.3:
-        head = rng.choice(_HEADS)
-        listed = memory_tasks.listed(rng, known)
-        text = f"{head}{rng.choice((' ', chr(10), chr(10)))}{listed}"
+        head = "Notes:" if rng.random() < 0.25 else rng.choice(list(_LISTS))
+        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.75 else memory_tasks.listed(rng, known[:4])
+        text = f"{head}{rng.choice((chr(10), chr(10), chr(10), ' '))}{listed}"
     elif kind < 0.42:
-        text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[:4])
+        text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)])
     elif kind < 0.52:
-        text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng, 3)}"
+        text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
     elif kind < 0.6:
         text = other_tasks.story(rng).messages[1]["content"]
     elif kind < 0.65:
@@ -131,9 +135,9 @@ def plain_text(rng: Random) -> PlainText:
         before, asked = rng.choice(("Q: ", "Question: ", "")), fact.question(rng)
         text = f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
     elif kind < 0.7:
-        text = f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng, 2)}"
+        text = f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
     elif kind < 0.84:
         text = _sentences(rng)
     else:
-        text = _daily(rng, 4)
+        text = _daily(rng)
     return PlainText(text if rng.random() < 0.85 else text.lower())
