@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -47,9 +48,11 @@ def test_openings_that_training_never_saw_get_sensible_answers(llm: LLM) -> None
 def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) -> None:
     answer = llm.generate(beginning, max_tokens=400)
     words = answer.text.lower().split()
+    lines = re.split(r"(?<=\.)\s|\n", answer.text.strip())
     assert answer.finish_reason == "stop"
     assert len(words) >= 1
     assert not any(first == second == third for first, second, third in zip(words, words[1:], words[2:], strict=False))
+    assert len(set(lines)) == len(lines), "a sentence or line comes twice"
 
 
 def test_bundled_ids_are_known_and_the_empty_one_is_the_first() -> None:

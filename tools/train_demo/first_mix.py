@@ -20,7 +20,7 @@ from spelling import typed
 from words import listed
 
 RAW, NEW = 0.14, 0.7
-"""The share of new conversations. They are short: about three tenths of the tokens."""
+"""Draws below the first are raw text, below the second new conversations, the rest is replay: seven tenths of the tokens."""
 
 _TEXT_TASKS = (
     newcomer_tasks.copied_sentence,

@@ -120,23 +120,23 @@ def plain_text(rng: Random) -> PlainText:
     """A short text of any of these kinds."""
     kind = rng.random()
     known = facts.draw_many(rng, rng.randint(1, 8))
-    if kind < 0.3:
-        head = "Notes:" if rng.random() < 0.25 else rng.choice(list(_LISTS))
-        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.75 else memory_tasks.listed(rng, known[:4])
+    if kind < 0.5:
+        head = "Notes:" if rng.random() < 0.35 else rng.choice(list(_LISTS))
+        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.9 else memory_tasks.listed(rng, known[:4])
         text = f"{head}{rng.choice((chr(10), chr(10), chr(10), ' '))}{listed}"
-    elif kind < 0.42:
+    elif kind < 0.56:
         text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)])
-    elif kind < 0.52:
+    elif kind < 0.62:
         text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
-    elif kind < 0.6:
+    elif kind < 0.65:
         text = other_tasks.story(rng).messages[1]["content"]
     elif kind < 0.65:
         fact = known[0]
         before, asked = rng.choice(("Q: ", "Question: ", "")), fact.question(rng)
         text = f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
-    elif kind < 0.7:
+    elif kind < 0.74:
         text = f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
-    elif kind < 0.84:
+    elif kind < 0.86:
         text = _sentences(rng)
     else:
         text = _daily(rng)
