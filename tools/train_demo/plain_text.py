@@ -130,7 +130,7 @@ def plain_text(rng: Random) -> PlainText:
         text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
     elif kind < 0.65:
         text = other_tasks.story(rng).messages[1]["content"]
-    elif kind < 0.65:
+    elif kind < 0.69:
         fact = known[0]
         before, asked = rng.choice(("Q: ", "Question: ", "")), fact.question(rng)
         text = f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
