@@ -19,7 +19,7 @@ from plain_text import PlainText, plain_text
 from spelling import typed
 from words import listed
 
-RAW, NEW = 0.14, 0.7
+RAW, NEW = 0.45, 0.72
 """Draws below the first are raw text, below the second new conversations, the rest is replay: seven tenths of the tokens."""
 
 _TEXT_TASKS = (

@@ -21,20 +21,15 @@ class PlainText:
 
 
 _LISTS = {
-    "Notes:": ("The lamp is in the kitchen.", "Ada lives in Oslo.", "The code of the shed is 4711.", "The meeting is on Friday."),
-    "My notes:": ("Call Tom on Monday.", "The key is under the box.", "Mona likes soup best."),
-    "Facts:": ("Lima is a city.", "The horse is an animal.", "A week has seven days."),
-    "Things to remember:": ("The door code is 2290.", "Nora comes on Tuesday.", "The map is in the car."),
-    "To do:": ("Clean the kitchen.", "Write to Paul.", "Bring the bicycle to the workshop."),
-    "Notes of the meeting:": ("Sara leads the project.", "The budget is 900 dollars.", "The next meeting is in March."),
-    "Shopping list:": ("bread", "cheese", "apples", "rice"),
-    "Remember:": ("The train leaves at nine.", "Ben has the tickets.", "The hotel is in Porto."),
-    "List:": ("lamp", "rope", "kettle", "mirror"),
-    "What we know:": ("The cat is black.", "The dog is brown.", "Both belong to Vera."),
-    "Plan for today:": ("Breakfast at eight.", "A walk in the garden.", "Dinner with Max."),
-    "Summary:": ("The test works.", "All lamps are new.", "Nothing is lost."),
-    "Names:": ("Ada", "Tom", "Mia", "Otto"),
-    "Memory:": ("Leo lives in Rome.", "His number is 555-1234.", "He speaks English."),
+    "Notes:": ("The code of the shed is 4711.", "Ada lives in Oslo."),
+    "My notes:": ("The lamp is in the kitchen.", "Tom likes soup best."),
+    "Facts:": ("Mona works as a pilot.", "The key is in the garage."),
+    "To do:": ("Clean the kitchen.", "Write to Paul."),
+    "Shopping list:": ("bread", "cheese", "apples"),
+    "Remember:": ("The lesson is on Friday.", "Ben has the tickets."),
+    "List:": ("lamp", "rope", "mirror"),
+    "Plan for today:": ("Breakfast at eight.", "Dinner with Max."),
+    "Names:": ("Ada", "Tom", "Mia"),
 }
 """What a list with this head holds as a rule. Greedy text needs a likeliest way on and an end, or it goes round in circles."""
 _LETTER = (
@@ -120,23 +115,23 @@ def plain_text(rng: Random) -> PlainText:
     """A short text of any of these kinds."""
     kind = rng.random()
     known = facts.draw_many(rng, rng.randint(1, 8))
-    if kind < 0.5:
+    if kind < 0.6:
         head = "Notes:" if rng.random() < 0.35 else rng.choice(list(_LISTS))
-        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.9 else memory_tasks.listed(rng, known[:4])
-        text = f"{head}{rng.choice((chr(10), chr(10), chr(10), ' '))}{listed}"
-    elif kind < 0.56:
+        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.95 else memory_tasks.listed(rng, known[:4])
+        text = f"{head}{rng.choice((chr(10), chr(10), chr(10), chr(10), ' '))}{listed}"
+    elif kind < 0.63:
         text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)])
-    elif kind < 0.62:
+    elif kind < 0.66:
         text = f"{rng.choice(_LETTER).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
-    elif kind < 0.65:
+    elif kind < 0.69:
         text = other_tasks.story(rng).messages[1]["content"]
     elif kind < 0.69:
         fact = known[0]
         before, asked = rng.choice(("Q: ", "Question: ", "")), fact.question(rng)
         text = f"{before}{asked}{rng.choice((chr(10) + 'A: ', chr(10) + 'Answer: ', ' '))}{fact.note}"
-    elif kind < 0.74:
+    elif kind < 0.76:
         text = f"{rng.choice(_TITLES).format(**_parts(rng))}{rng.choice((' ', chr(10)))}{_daily(rng)}"
-    elif kind < 0.86:
+    elif kind < 0.87:
         text = _sentences(rng)
     else:
         text = _daily(rng)
