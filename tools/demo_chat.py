@@ -38,11 +38,7 @@ TURNS = (
     Opening("unknown", "who is the president of Brazil?"),
     Opening("unknown", "Translate 'good morning' into German."),
     Opening("exact", "Repeat exactly: the lamp is in the attic", "the lamp is in the attic"),
-    Opening(
-        "exact",
-        "Replace lamp with clock: The lamp is in the attic. The box is red.",
-        "The clock is in the attic. The box is red.",
-    ),
+    Opening("exact", "Replace Tom with Mia: Tom lives in Rome. The bag is red.", "Mia lives in Rome. The bag is red."),
     Opening("exact", "Write as JSON: name Nora, city Oslo", '{"name": "Nora", "city": "Oslo"}'),
     Opening("exact", "Count from 1 to 10.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
     Opening("who", "are you a robot?"),
