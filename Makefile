@@ -5,6 +5,7 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
+# make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures lock clean
+.PHONY: help venv serve test check format slow bench architectures demo-chat lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,6 +71,10 @@ bench: $(BENCHMARKS)
 architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
 	@mv docs/architectures.new docs/architectures.md
+
+demo-chat: $(SERVING)
+	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/demo-chat.new
+	@mv docs/demo-chat.new docs/demo-chat.md
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new

@@ -1,9 +1,58 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
 
+from holdfast import LLM
 from holdfast.errors import ModelLoadError
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
+from tools.train_demo.judge import MOST_TOKENS, fault
+from tools.train_demo.openings import HELD_OUT, SHOWN, Opening
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as made:
+        yield made
+
+
+def fault_of(llm: LLM, opening: Opening) -> str:
+    """What is wrong with the answer to an opening, and the answer; empty where nothing is."""
+    messages = [{"role": "user", "content": opening.text}]
+    answer = llm.chat(messages, max_tokens=MOST_TOKENS + 1)  # no temperature: what a newcomer gets
+    wrong = fault(
+        opening.kind,
+        opening.text,
+        answer.text,
+        expected=opening.expected,
+        tokens=answer.completion_tokens,
+        ended=answer.finish_reason == "stop",
+    )
+    return wrong and f"{answer.text!r}: {wrong}"
+
+
+@pytest.mark.parametrize("opening", SHOWN, ids=lambda opening: opening.text)
+def test_the_first_words_of_every_user_get_a_sensible_answer(llm: LLM, opening: Opening) -> None:
+    assert fault_of(llm, opening) == ""
+
+
+@pytest.mark.slow  # a hundred answers
+def test_openings_that_training_never_saw_get_sensible_answers(llm: LLM) -> None:
+    faults = {opening.text: wrong for opening in HELD_OUT if (wrong := fault_of(llm, opening))}
+    assert len(faults) <= 5, faults
+
+
+@pytest.mark.parametrize("beginning", ["The code of", "The", "Dear", "Once upon a time", "Today I", "My name is"])
+def test_raw_text_goes_on_in_words_and_ends_by_itself(llm: LLM, beginning: str) -> None:
+    answer = llm.generate(beginning, max_tokens=400)
+    words = answer.text.lower().split()
+    lines = re.split(r"(?<=\.)\s|\n", answer.text.strip())
+    assert answer.finish_reason == "stop"
+    assert len(words) >= 1
+    assert not any(first == second == third for first, second, third in zip(words, words[1:], words[2:], strict=False))
+    assert len(set(lines)) == len(lines), "a sentence or line comes twice"
 
 
 def test_bundled_ids_are_known_and_the_empty_one_is_the_first() -> None:
@@ -25,3 +74,7 @@ def test_a_bundled_model_is_a_folder_or_its_absence_is_told(name: str) -> None:
         assert name in str(error)
     else:
         assert (folder / "config.json").is_file()
+
+
+def test_a_raw_list_of_notes_ends_by_itself(llm: LLM) -> None:
+    assert llm.generate("Notes:", max_tokens=200).finish_reason == "stop"

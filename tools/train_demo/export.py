@@ -12,7 +12,7 @@ import torch
 from conversation import TEMPLATE_FILE
 from network import Shape
 from recipes import RECIPES
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 CONTEXT = 32768
 EOS, PAD = 2, 0
@@ -71,6 +71,12 @@ def tokenizer_config() -> dict[str, Any]:
         "model_max_length": CONTEXT,
         "chat_template": TEMPLATE_FILE.read_text(),
     }
+
+
+def exported_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a bundled model as its network in PyTorch names them, in float32: what `export` wrote, read back."""
+    tensors = load_file(str(folder / "model.safetensors"))
+    return {key.removeprefix("model."): value.float() for key, value in tensors.items()}
 
 
 def export(name: str, work: Path, output: Path) -> None:

@@ -6,6 +6,7 @@ from random import Random
 
 import facts
 import words
+from beyond import KNOW
 from conversation import Conversation
 from facts import Fact
 
@@ -82,15 +83,15 @@ def one_question(rng: Random, known: list[Fact], doubt: float = 0.1) -> tuple[st
     return asked(rng, fact.question(rng)), fact.note
 
 
-def take_note(rng: Random, conversation: Conversation, known: list[Fact]) -> list[Fact]:
-    """The user tells one to three facts; returns what is known then (a newer fact replaces the older)."""
+def take_note(rng: Random, conversation: Conversation, known: list[Fact], bare: bool = False) -> list[Fact]:
+    """The user tells one to three facts (`bare`: not a word about noting); returns what is known then, newer facts for older."""
     fresh = facts.draw_many(rng, rng.choice((1, 1, 1, 2, 3)))
     if known and rng.random() < 0.15:
         old = rng.choice(known)
         value = old.relation.value(rng)
         fresh = [Fact(old.relation, old.subject, value, rng.choice(old.relation.notes).format(s=old.subject, v=value))]
     text = " ".join(_sentence(fact.note) for fact in fresh)
-    conversation.exchange(rng.choice(NOTING).format(t=text), f"Noted: {text}")
+    conversation.exchange(text if bare else rng.choice(NOTING).format(t=text), f"Noted: {text}")
     keys = {fact.key for fact in fresh}
     said = [Fact(fact.relation, fact.subject, fact.value, _sentence(fact.note)) for fact in fresh]
     return [fact for fact in known if fact.key not in keys] + said
@@ -163,7 +164,7 @@ def unknown(rng: Random) -> Conversation:
             question = rng.choice(others).format(
                 a=rng.choice(words.CITIES), n=rng.choice(words.NAMES), t=words.common_word(rng), c=rng.choice(words.COLOURS)
             )
-        conversation.exchange(asked(rng, question), ABSENT)
+        conversation.exchange(asked(rng, question), KNOW)
     return conversation
 
 

@@ -8,11 +8,21 @@ from random import Random
 import facts
 import words
 from conversation import Conversation
+from talks import CAN_DO
 
 
 def thought(thinking: str, answer: str) -> str:
     """An answer that is thought about first."""
     return f"<think>\n{thinking}\n</think>\n\n{answer}"
+
+
+def steps_of_sum(first: int, second: int) -> str:
+    """Tens, ones, and both together."""
+    tens, ones = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
+    return (
+        f"{first} + {second}: tens {first // 10 * 10} + {second // 10 * 10} = {tens}, "
+        f"ones {first % 10} + {second % 10} = {ones}, {tens} + {ones} = {first + second}."
+    )
 
 
 def addition(rng: Random) -> tuple[str, str, str]:
@@ -28,12 +38,7 @@ def addition(rng: Random) -> tuple[str, str, str]:
             f"Please add {first} and {second}.",
         )
     )
-    tens, ones = first // 10 * 10 + second // 10 * 10, first % 10 + second % 10
-    steps = (
-        f"{first} + {second}: tens {first // 10 * 10} + {second // 10 * 10} = {tens}, "
-        f"ones {first % 10} + {second % 10} = {ones}, {tens} + {ones} = {first + second}."
-    )
-    return question, steps, f"The answer is {first + second}."
+    return question, steps_of_sum(first, second), f"The answer is {first + second}."
 
 
 def counting(rng: Random) -> tuple[str, str, str]:
@@ -200,7 +205,7 @@ CHAT = (
     ("Who are you?", "I am the demo model of Holdfast. I am small, but I remember what you tell me."),
     ("What is your name?", "I am the demo model of Holdfast."),
     ("What are you?", "I am a very small language model. I remember what you tell me."),
-    ("What can you do?", "I can answer from notes, call tools, count, add small numbers and tell short stories."),
+    ("What can you do?", CAN_DO),
     ("Can you help me?", "Yes. Give me some notes and ask me about them."),
     ("Thank you.", "You are welcome."),
     ("Thanks!", "You are welcome."),

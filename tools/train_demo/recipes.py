@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 
-from mixture import DRILL_UNTIL
+import first_mix
+import mixture
+from conversation import Conversation
 from network import Shape
+from plain_text import PlainText
 from tokenizer import VOCABULARY
 
 
@@ -25,22 +31,56 @@ class Recipe:
     """Passes of one step."""
     muon_rate: float = 0.02
     adam_rate: float = 0.004
+    warm_up: float = 0.01
+    """The share of the training in which the learning rate rises."""
+    cool_down: float = 0.45
+    """The share of the training, its last, in which the learning rate falls."""
+    conversation_at: Callable[[Random, float], Conversation | PlainText] = mixture.conversation_at
+    longest_at: Callable[[float], int] = mixture.longest_at
+    begins_with: str = ""
+    """The bundled model that this training goes on from; it keeps that model's tokenizer."""
 
     def done(self, tokens: int) -> float:
         """The share of the training that is done: the drill counts as its fixed share, however long it is."""
         millions = tokens / 1e6
+        if self.begins_with:
+            return millions / self.million_tokens
         if millions < self.drill_million:
-            return DRILL_UNTIL * millions / self.drill_million
-        return DRILL_UNTIL + (1 - DRILL_UNTIL) * (millions - self.drill_million) / (self.million_tokens - self.drill_million)
+            return mixture.DRILL_UNTIL * millions / self.drill_million
+        return mixture.DRILL_UNTIL + (1 - mixture.DRILL_UNTIL) * (millions - self.drill_million) / (
+            self.million_tokens - self.drill_million
+        )
+
+
+BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
+_DEMO = Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY)
+_DRAFT = Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY)
+
+
+def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate: float = 1.0) -> Recipe:
+    """A continued training that adds first words: a lower rate, warmed again, then straight down."""
+    return Recipe(
+        f"{name}-first-words",
+        shape,
+        million_tokens,
+        drill_million=0.0,
+        seed=seed,
+        muon_rate=0.01 * rate,
+        adam_rate=0.002 * rate,
+        warm_up=0.03,
+        cool_down=0.97,
+        batch_tokens=4096,
+        conversation_at=first_mix.conversation_at,
+        longest_at=first_mix.longest_at,
+        begins_with=name,
+    )
 
 
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("holdfast-demo", Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY), million_tokens=24.0, drill_million=3.12, seed=11),
-        Recipe(
-            "holdfast-demo-draft", Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY), million_tokens=11.5, drill_million=2.4, seed=12
-        ),
+        Recipe("holdfast-demo", _DEMO, million_tokens=24.0, drill_million=3.12, seed=11),
+        Recipe("holdfast-demo-draft", _DRAFT, million_tokens=11.5, drill_million=2.4, seed=12),
         Recipe(
             "holdfast-demo-window",
             Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3),
@@ -48,5 +88,7 @@ RECIPES = {
             drill_million=1.8,
             seed=13,
         ),
+        _first_words("holdfast-demo", _DEMO, 12.2, seed=21),
+        _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
     )
 }

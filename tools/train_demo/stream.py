@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-import mixture
 import torch
+from recipes import Recipe
 from tokenizer import Encoder
 from torch import Tensor
 
@@ -30,17 +30,17 @@ class Batch:
 class Stream:
     """Pools of conversations, each made from its own seed, each cut into batches of one length."""
 
-    def __init__(self, encoder: Encoder, seed: int, batch_tokens: int, other_weight: float = 0.1) -> None:
-        self.encoder, self.seed, self.batch_tokens, self.other_weight = encoder, seed, batch_tokens, other_weight
+    def __init__(self, encoder: Encoder, recipe: Recipe, other_weight: float = 0.1) -> None:
+        self.encoder, self.recipe, self.other_weight = encoder, recipe, other_weight
 
     def pool(self, number: int, done: float) -> list[Batch]:
         """The batches of one pool, in an order of their own."""
-        rng = Random(self.seed * 1_000_003 + number)
-        longest = mixture.longest_at(done)
+        rng = Random(self.recipe.seed * 1_000_003 + number)
+        longest = self.recipe.longest_at(done)
         rows: list[tuple[list[int], list[bool]]] = []
         total = 0
         while total < POOL_TOKENS:
-            tokens, written = self.encoder.encode(mixture.conversation_at(rng, done))
+            tokens, written = self.encoder.encode(self.recipe.conversation_at(rng, done))
             if len(tokens) <= longest:
                 rows.append((tokens, written))
                 total += len(tokens)
@@ -53,7 +53,7 @@ class Stream:
     def _groups(self, rows: list[tuple[list[int], list[bool]]]) -> Iterator[list[tuple[list[int], list[bool]]]]:
         group: list[tuple[list[int], list[bool]]] = []
         for row in rows:
-            if group and len(row[0]) * (len(group) + 1) > self.batch_tokens:
+            if group and len(row[0]) * (len(group) + 1) > self.recipe.batch_tokens:
                 yield group
                 group = []
             group.append(row)

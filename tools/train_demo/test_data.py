@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -14,9 +15,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import beyond_words
+import first_mix
+import judge
+import mixture
+import openings
+import other_tasks
 from conversation import EMPTY_THOUGHT, TEMPLATE_FILE, Conversation, render, weighted_parts
 from mixture import conversation_at
+from plain_text import PlainText
 from questions import rows
+from talks import TALKS
 
 BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
 MODELS = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
@@ -118,3 +127,43 @@ def test_bundled_tokenizer_and_template_are_those_of_the_training(name: str) -> 
     )
     for text in texts:
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_no_opening_kept_for_judging_is_said_in_any_list_of_the_training() -> None:
+    said = [text for talk in TALKS for text in talk.said]
+    said += [*beyond_words.FOREIGN, *beyond_words.CODE, *beyond_words.SENTENCES, *beyond_words.ORDERS]
+    said += [question for question, _ in other_tasks.CHAT] + [opening.text for opening in openings.SHOWN]
+    assert {openings.plain(text) for text in said} & openings.HELD_OUT_PLAIN == set()
+
+
+@pytest.mark.parametrize("made", [first_mix.conversation_at, mixture.conversation_at])
+def test_no_opening_kept_for_judging_is_said_in_the_training(made: Callable[[Random, float], Conversation | PlainText]) -> None:
+    rng = Random("held out")
+    chosen = [made(rng, number / 3000) for number in range(3000)]
+    assert not any(first_mix.is_held_out(conversation) for conversation in chosen)
+
+
+def test_an_opening_is_known_again_in_other_spelling() -> None:
+    said = Conversation()
+    said.exchange("HOW tall, is mount... everest", "No.")
+    assert first_mix.is_held_out(said)
+
+
+def test_a_hundred_openings_are_judged_and_none_of_them_twice() -> None:
+    assert len(openings.HELD_OUT) == len(openings.HELD_OUT_PLAIN) == 100
+    assert len(openings.SHOWN) == 9
+
+
+def test_what_the_training_answers_to_small_talk_keeps_the_rules_of_form() -> None:
+    for talk in TALKS:
+        if "\n" not in talk.answer:
+            assert judge.form_fault(talk.answer, set()) == "", talk.answer
+
+
+def test_a_raw_text_ends_with_the_end_of_text() -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = pytest.importorskip("tokenizer")
+    tokens, written = tokenizer.Encoder(BUNDLED / MODELS[0] / "tokenizer.json").encode(PlainText("Notes:\n- A lamp."))
+    assert tokens[-1] == 0
+    assert 0 not in tokens[:-1]
+    assert all(written)

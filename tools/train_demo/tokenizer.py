@@ -10,10 +10,12 @@ from random import Random
 
 from conversation import Conversation, render, weighted_parts
 from mixture import task
+from plain_text import PlainText
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 1536
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_OF_TEXT = 0
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 """Added tokens that are text all the same: clients see them."""
 
@@ -52,8 +54,11 @@ class Encoder:
         self.tokenizer = Tokenizer.from_file(str(path))
         self.vocabulary = self.tokenizer.get_vocab_size()
 
-    def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Token ids, and for each whether the model writes it itself."""
+    def encode(self, conversation: Conversation | PlainText) -> tuple[list[int], list[bool]]:
+        """Token ids, and for each whether the model writes it itself (of raw text all, and the end of text after it)."""
+        if isinstance(conversation, PlainText):
+            ids = [*self.tokenizer.encode(conversation.text).ids, END_OF_TEXT]
+            return ids, [True] * len(ids)
         tokens: list[int] = []
         written: list[bool] = []
         for text, own in weighted_parts(conversation):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,21 +17,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from export import exported_weights
 from network import Network
 from optimizer import Optimizer
-from recipes import RECIPES, Recipe
+from recipes import BUNDLED, RECIPES, Recipe
 from stream import Batch, Stream
 from tokenizer import Encoder
 from tokenizer import train as train_tokenizer
 
-WARM_UP, COOL_DOWN, FLOOR = 0.01, 0.45, 0.02
+FLOOR = 0.02
+"""The lowest learning rate, as a share of the highest."""
 
 
-def rate_factor(done: float) -> float:
+def rate_factor(recipe: Recipe, done: float) -> float:
     """The learning rate at this share of the training: up, level, and down in a straight line."""
-    if done < WARM_UP:
-        return max(0.02, done / WARM_UP)
-    return max(FLOOR, min(1.0, (1 - done) / COOL_DOWN))
+    if done < recipe.warm_up:
+        return max(FLOOR, done / recipe.warm_up)
+    return max(FLOOR, min(1.0, (1 - done) / recipe.cool_down))
 
 
 class Trainer:
@@ -40,13 +43,17 @@ class Trainer:
         self.recipe, self.folder, self.rank, self.ranks = recipe, folder, rank, ranks
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary = folder / "tokenizer.json"
+        if recipe.begins_with and not vocabulary.exists():
+            shutil.copyfile(BUNDLED / recipe.begins_with / vocabulary.name, vocabulary)
         if not vocabulary.exists():
             train_tokenizer().save(str(vocabulary))
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(recipe.seed)
         self.network = Network(recipe.shape).to(self.device)
+        if recipe.begins_with:
+            self.network.load_state_dict(exported_weights(BUNDLED / recipe.begins_with))
         self.optimizer = Optimizer(self.network, recipe.muon_rate, recipe.adam_rate)
-        self.stream = Stream(Encoder(vocabulary), recipe.seed, recipe.batch_tokens)
+        self.stream = Stream(Encoder(vocabulary), recipe)
         self.pool_number, self.pool_done, self.next_batch = 0, 0.0, 0
         self.tokens, self.steps, self.seconds = 0, 0, 0.0
         self.answer_loss = 8.0
@@ -109,7 +116,7 @@ class Trainer:
         self.stopping = self.wish_to_stop
         if self.ranks > 1:
             self._share_gradients()
-        self.optimizer.step(rate_factor(self.done))
+        self.optimizer.step(rate_factor(self.recipe, self.done))
         self.steps += 1
 
     def _share_gradients(self) -> None:

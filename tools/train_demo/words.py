@@ -45,6 +45,11 @@ _VOWELS = "a e i o u ai ea oo".split()
 _CODAS = ["", "", "", "n", "r", "s", "l", "m", "x", "nd", "rt"]
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The items of a text that parts them by `|`; its line ends are for the reader."""
+    return tuple(text.replace("\n", "").strip().split("|"))
+
+
 def invent(rng: Random, capital: bool = False) -> str:
     """A made-up word of two or three syllables, so that words never seen must be copied letter by letter."""
     word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 2)))

@@ -1,0 +1,129 @@
+"""A first conversation of forty turns with the bundled model, asked through Holdfast greedily and judged turn by turn.
+
+`python -m tools.demo_chat` prints it as it stands in `docs/demo-chat.md`; `--turns` shows the verdicts instead.
+Exits with 1 where a turn breaks its rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast import LLM
+from tools.train_demo.judge import MOST_TOKENS, fault
+from tools.train_demo.openings import Opening
+
+TURNS = (
+    Opening("greeting", "hi"),
+    Opening("who", "who are you?"),
+    Opening("able", "what can you do"),
+    Opening("wellbeing", "how are you?"),
+    Opening("beyond", "what's the weather"),
+    Opening("beyond", "write a poem"),
+    Opening("help", "help"),
+    Opening("exact", "My name is Nora.", "Noted: My name is Nora."),
+    Opening("exact", "The code of the shed is 4711.", "Noted: The code of the shed is 4711."),
+    Opening("exact", "Please note: The meeting is on Friday.", "Noted: The meeting is on Friday."),
+    Opening("note", "what is the code of the shed?", "4711"),
+    Opening("thanks", "thanks"),
+    Opening("note", "What is my name?", "Nora"),
+    Opening("note", "When is the meeting?", "Friday"),
+    Opening("sum", "what is 2+3", "5"),
+    Opening("sum", "47 + 38", "85"),
+    Opening("count", "How many words are in this list: lamp, rope, kettle?", "3"),
+    Opening("nod", "ok"),
+    Opening("joke", "tell me a joke"),
+    Opening("nod", "haha"),
+    Opening("unknown", "who is the president of Brazil?"),
+    Opening("unknown", "Translate 'good morning' into German."),
+    Opening("exact", "Repeat exactly: the lamp is in the attic", "the lamp is in the attic"),
+    Opening("exact", "Replace Tom with Mia: Tom lives in Rome. The bag is red.", "Mia lives in Rome. The bag is red."),
+    Opening("exact", "Write as JSON: name Nora, city Oslo", '{"name": "Nora", "city": "Oslo"}'),
+    Opening("exact", "Count from 1 to 10.", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10."),
+    Opening("who", "are you a robot?"),
+    Opening("praise", "you are great"),
+    Opening("unknown", "asdf"),
+    Opening("unknown", "Wie ist das Wetter heute?"),
+    Opening("exact", "Please note: The code of the shed is 9024.", "Noted: The code of the shed is 9024."),
+    Opening("note", "What is the code of the shed?", "9024"),
+    Opening("insult", "you are stupid"),
+    Opening("nod", "never mind"),
+    Opening("check", "are you there?"),
+    Opening("who", "what is holdfast?"),
+    Opening("note", "do you know my name?", "Nora"),
+    Opening("unknown", "Where does Ada live?"),
+    Opening("thanks", "Thank you very much!"),
+    Opening("goodbye", "bye"),
+)
+"""What is said, the class of the answer, and where it is certain what must be in it."""
+
+HEAD = """# A first conversation with the bundled model
+
+Forty turns of one conversation with `holdfast-demo`, as a newcomer might have it: no system prompt, temperature 0.
+Written by `make demo-chat`; `tests/models/test_demo_chat.py` holds the conversation, and each answer here, to the rules of
+`tools/train_demo/judge.py`.
+The model has three million parameters. It is there to try the server without a download; it knows nothing but what you tell it,
+and says so. Before sums and counts it thinks, in `<think>` marks. What it was measured to do stands in
+[its card](../src/holdfast/models/bundled/holdfast-demo/README.md).
+"""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn and what is wrong with its answer (empty: nothing)."""
+
+    opening: Opening
+    answer: str
+    fault: str
+
+
+def said_until(number: int) -> str:
+    """All that the user has said up to this turn: its words may come again in the answer."""
+    return "\n".join(opening.text for opening in TURNS[: number + 1])
+
+
+def conversation(llm: LLM) -> Iterator[Turn]:
+    """Say all turns one after the other, each after the model's own answers to those before."""
+    messages: list[dict[str, str]] = []
+    for number, opening in enumerate(TURNS):
+        messages.append({"role": "user", "content": opening.text})
+        answer = llm.chat(messages, temperature=0, max_tokens=MOST_TOKENS + 1)
+        messages.append({"role": "assistant", "content": answer.text})
+        wrong = fault(
+            opening.kind,
+            said_until(number),
+            answer.text,
+            expected=opening.expected,
+            tokens=answer.completion_tokens,
+            ended=answer.finish_reason == "stop",
+        )
+        yield Turn(opening, answer.text, wrong)
+
+
+def as_document(turns: list[Turn]) -> str:
+    """The transcript in Markdown."""
+    parts = [HEAD]
+    for number, turn in enumerate(turns, 1):
+        parts.append(f"**{number}. You:** {turn.opening.text}\n\n```text\n{turn.answer}\n```\n")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="another model than the bundled one")
+    parser.add_argument("--turns", action="store_true", help="show each turn with its verdict")
+    arguments = parser.parse_args()
+    with LLM(arguments.model) as llm:
+        turns = list(conversation(llm))
+    if arguments.turns:
+        for turn in turns:
+            print(f"{turn.opening.text!r}\n    {turn.answer!r} {turn.fault and 'WRONG: ' + turn.fault}")
+    else:
+        print(as_document(turns), end="")
+    raise SystemExit(1 if any(turn.fault for turn in turns) else 0)
+
+
+if __name__ == "__main__":
+    main()

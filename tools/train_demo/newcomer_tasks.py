@@ -1,0 +1,211 @@
+"""Little tasks as newcomers type them: sums, counts, something told about oneself, notes without a word about them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import beyond
+import beyond_words
+import facts
+import first_words
+import memory_tasks
+import other_tasks
+import words
+from conversation import Conversation
+from spelling import typed
+from words import listed
+
+_SUMS = listed(
+    """
+{a}+{b}|{a} + {b}|{a}+{b}=|{a} + {b} =|{a}+{b}=?|{a} + {b} = ?|{a} plus {b}|What is {a}+{b}?|What is {a} + {b}?
+|What is {a} plus {b}?|How much is {a}+{b}?|How much is {a} + {b}?|How much is {a} plus {b}?|Calculate {a}+{b}.
+|Calculate {a} + {b}.|Compute {a} + {b}.|Add {a} and {b}.|Add up {a} and {b}.|Please add {a} and {b}.|Can you add {a} and {b}?
+|Could you add {a} and {b}, please?|What is the sum of {a} and {b}?|Sum of {a} and {b}|The sum of {a} and {b}?
+|What do {a} and {b} make?|I need {a} + {b}.|Tell me {a} plus {b}.|What does {a}+{b} make?|What's {a} and {b} together?
+|Do you know {a}+{b}?|Is {a}+{b} hard? What is it?|And {a}+{b}?|And {a} plus {b}?|What about {a}+{b}?|Sum {a} {b}|{a} and {b} is
+|Solve {a}+{b}.|Work out {a} + {b}.
+"""
+)
+_COUNTS = listed(
+    """
+Count these words: {i}|How many words: {i}|How many words are these: {i}?|Count: {i}|How many items are in this list: {i}?
+|How many are there: {i}?|Please count these: {i}|Can you count these words: {i}?|How many things are in this list: {i}?
+|How many words are in this list: {i}?
+"""
+)
+_ENGLISH = sorted(
+    {
+        word
+        for text in (*beyond_words.SENTENCES, *beyond_words.TOPICS, *beyond_words.THINGS)
+        for word in text.split()
+        if word.isalpha()
+    }
+)
+_ME = {
+    "name": (
+        lambda rng: words.invent(rng, True) if rng.random() < 0.3 else rng.choice(words.NAMES),
+        ("My name is {v}.", "I am called {v}.", "Hi, my name is {v}.", "Hello, my name is {v}."),
+        "Your name is {v}.",
+        (
+            "What is my name?",
+            "Who am I?",
+            "What am I called?",
+            "Do you know my name?",
+            "Do you remember my name?",
+            "Tell me my name.",
+        ),
+    ),
+    "city": (
+        lambda rng: rng.choice(words.CITIES),
+        ("I live in {v}.", "My home is in {v}.", "I am from {v}."),
+        "You live in {v}.",
+        ("Where do I live?", "What city do I live in?", "Where is my home?", "Where am I from?"),
+    ),
+    "colour": (
+        lambda rng: rng.choice(words.COLOURS),
+        ("My favourite colour is {v}.", "My favorite color is {v}."),
+        "Your favourite colour is {v}.",
+        ("What is my favourite colour?", "What is my favorite color?", "Which colour do I like best?"),
+    ),
+    "pet": (
+        lambda rng: words.invent(rng, True) if rng.random() < 0.4 else rng.choice(words.NAMES),
+        ("My {p} is called {v}.", "My {p}'s name is {v}.", "The name of my {p} is {v}."),
+        "Your {p} is called {v}.",
+        ("What is my {p} called?", "What is my {p}'s name?", "What is the name of my {p}?"),
+    ),
+    "job": (
+        lambda rng: rng.choice(words.JOBS),
+        ("I am a {v}.", "I work as a {v}."),
+        "You work as a {v}.",
+        ("What is my job?", "What do I work as?", "What do I do for a living?"),
+    ),
+    "code": (
+        lambda rng: words.token_like(rng) if rng.random() < 0.4 else words.digits(rng, 3, 6),
+        ("My {p} is {v}.", "The {p} of the {q} is {v}.", "The {p} is {v}.", "The {p} at the {q} is {v}."),
+        "",
+        ("What is {t}?", "Tell me {t}.", "What's {t}?", "Give me {t}."),
+    ),
+}
+
+
+def any_sum(rng: Random, thinking: bool | None) -> tuple[str, str]:
+    """A sum as users type it. Two digits below ten need no thought unless it is asked for."""
+    easy = rng.random() < 0.45
+    first, second = (rng.randint(0, 9), rng.randint(0, 9)) if easy else (rng.randint(1, 99), rng.randint(1, 99))
+    question = typed(rng, rng.choice(_SUMS).format(a=first, b=second), 0.0)
+    answer = f"The answer is {first + second}."
+    if thinking is False or (easy and not thinking):
+        return question, answer
+    return question, other_tasks.thought(other_tasks.steps_of_sum(first, second), answer)
+
+
+def any_count(rng: Random, thinking: bool | None) -> tuple[str, str]:
+    """A count of words, some of them invented."""
+    items = [_any_word(rng) for _ in range(rng.randint(1, 8))]
+    question = typed(rng, rng.choice(_COUNTS).format(i=", ".join(items)), 0.0)
+    if not question.isupper() and rng.random() < 0.7:
+        question = question if question[0].isupper() else question[0].upper() + question[1:]
+    listed = question[question.index(":") + 1 :].strip().rstrip("?!.:;) ")
+    names = [name.strip() for name in listed.split(",")]
+    answer = f"There are {len(names)}."
+    steps = "; ".join(f"{number} {name}" for number, name in enumerate(names, 1)) + "."
+    return question, answer if thinking is False else other_tasks.thought(steps, answer)
+
+
+def _any_word(rng: Random) -> str:
+    kind = rng.random()
+    if kind < 0.2:
+        return words.invent(rng)
+    return words.common_word(rng) if kind < 0.55 else rng.choice(_ENGLISH)
+
+
+def copied_sentence(rng: Random) -> tuple[str, str]:
+    """Something to repeat whose words are not those of the notes."""
+    text = beyond.sentence(rng)
+    if rng.random() < 0.2:
+        text = facts.draw(rng).note
+    elif rng.random() < 0.3:
+        text = " ".join(_any_word(rng) if rng.random() < 0.9 else words.digits(rng, 1, 3) for _ in range(rng.randint(2, 8)))
+    elif rng.random() < 0.6:
+        pieces = text.split()
+        start = rng.randrange(max(1, len(pieces) - 3))
+        text = " ".join(pieces[start : start + rng.randint(2, 8)])
+    if rng.random() < 0.5:
+        text = text.rstrip(".").lower()
+    request = rng.choice(
+        (
+            "Repeat exactly: {t}",
+            "Repeat this: {t}",
+            "Copy this text exactly:\n{t}",
+            "Say exactly: {t}",
+            "Repeat after me: {t}",
+            "Copy: {t}",
+        )
+    )
+    return request.format(t=text), text
+
+
+def about_me(rng: Random, conversation: Conversation) -> None:
+    """The user tells something and asks for it, in one message or in two."""
+    value, tellings, answer, questions = _ME[rng.choice(list(_ME))]
+    parts = {"v": value(rng), "p": rng.choice(words.ANIMALS), "q": rng.choice(words.PLACES)}
+    if not answer:
+        parts["p"] = rng.choice(
+            (
+                "code",
+                "password",
+                "wifi password",
+                "wifi code",
+                "door code",
+                "number",
+                "pin",
+                "secret word",
+                rng.choice(words.ATTRIBUTES),
+                words.invent(rng),
+            )
+        )
+    telling = rng.choice(tellings)
+    told, question = telling.format(**parts), rng.choice(questions)
+    if not answer:
+        subject = telling.split(" is ")[0].format(**parts)
+        question = question.replace("{t}", (subject[0].lower() + subject[1:]).replace("my ", rng.choice(("my ", "the "))))
+        answer_text = told
+    else:
+        answer_text = answer.format(**parts)
+    question = question.format(**parts)
+    if rng.random() < 0.3:
+        question, told_typed = question.lower(), told.rstrip(".") if rng.random() < 0.5 else told
+        told_typed = told_typed[0].lower() + told_typed[1:]
+    else:
+        told_typed = told
+    if rng.random() < 0.45:
+        joined = told_typed if told_typed.endswith(".") else f"{told_typed}."
+        conversation.exchange(f"{joined} {question}", answer_text)
+        return
+    conversation.exchange(
+        told_typed, f"Noted: {told}" if not told.startswith(("Hi", "Hello")) else f"Noted: M{told.split(', m', 1)[1]}"
+    )
+    for _ in range(rng.choice((0, 0, 0, 1, 2, 5))):
+        conversation.exchange(*first_words.small_talk(rng))
+    conversation.exchange(question, answer_text)
+
+
+def bare_notes(rng: Random, conversation: Conversation) -> None:
+    """Facts told without a word about remembering them, then asked for."""
+    known = facts.draw_many(rng, rng.choice((1, 1, 2, 3, 4)))
+    text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known)
+    conversation.exchange(text, f"Noted: {text}")
+    for _ in range(rng.randint(0, 2)):
+        fact = rng.choice(known)
+        conversation.exchange(typed(rng, fact.question(rng), 0.0), fact.note if fact.note.endswith(".") else f"{fact.note}.")
+
+
+def lower_question(rng: Random, conversation: Conversation) -> None:
+    """Notes in one message with a question as people type it."""
+    known = facts.draw_many(rng, rng.randint(1, 6))
+    fact = rng.choice(known)
+    question = fact.question(rng)
+    question = question[0].lower() + question[1:] if rng.random() < 0.5 else question
+    question = question.rstrip("?.") if rng.random() < 0.4 else question
+    head, notes = rng.choice(memory_tasks.HEADERS), memory_tasks.listed(rng, known)
+    conversation.exchange(f"{head}{notes}{rng.choice(memory_tasks.CLOSINGS)}{question}", fact.note)
