@@ -195,7 +195,7 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
 ] [{_OF_US}]|[I/we] [really /do /very much /quite /][like/love/adore/admire/enjoy] [you/u/it/your answers/this model
 /talking to you/this/how you talk/your style][/ very much/ so much/ too/ the most/ a bit/ more and more]
 |[very /so /really /][well/nicely] [done/said/put/answered]|[good/great/super/fine/excellent] [work/job/one/answer/going
-][, model/, friend/ there/]|[you/u] [did/do/work/answer] [very /so /really /][well/good/great][/ today]|[I am/I'm] [very
+][, model/, friend/ there/]|[you/u] [work/did/do/answer] [very /so /really /][well/good/great][/ today]|[I am/I'm] [very
  /so /really /][impressed/proud of you/happy with you/a fan]
 |[you/u] [rock/rule/are the best/made my day/are my favourite]|[I/we] think [you are/this is/you're] [{_GOOD}]
 """
