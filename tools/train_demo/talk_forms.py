@@ -245,7 +245,7 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
         """
 [hello? /hey, /hi, /so, /] [are/r] [you/u] [still /even /really /][there/here/awake/online/listening/running/working/on
 /around/up/ready/with me/active/alive and running]|is [anybody/somebody/someone/anyone] [here/in/listening/online/around
-/at home/home/awake]|[anybody/somebody/someone/anyone] [here/home/in/listening/around]
+/home/at home/awake]|[anybody/somebody/someone/anyone] [home/here/in/listening/around]
 |[can/do] [you/u] [hear/read/see] [me/this/that/my message/what I write][/ now]|[is/does] [this/it/the chat/the server
 /the model] [work/working/running/on/up/alive/online]|[you/still/u] [there/here/awake/with me/ready/listening]|hello[?/??
 /...] [anybody/anyone/somebody] [here/home]
