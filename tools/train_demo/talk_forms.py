@@ -17,7 +17,7 @@ _BAD = (
     "bad/stupid/dumb/useless/terrible/awful/wrong/boring/silly/slow/horrible/poor/ugly/weak/annoying/broken/rubbish/mean/lazy/"
     "crazy/worthless/pathetic/lame/ridiculous/hopeless"
 )
-_OF_US = "bot/model/answer/machine/job/work/thing/program/assistant/AI/tool/reply/response/robot/idea/one"
+_OF_US = "work/bot/model/answer/machine/job/thing/program/assistant/AI/tool/reply/response/robot/idea/one"
 _ART = "a /some /one /a really /a very /"
 
 FORMS: dict[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ FORMS: dict[str, tuple[str, ...]] = {
 /in the morning/tonight/on Friday/in an hour/after lunch/at noon/this evening/next month/in a bit/then/there]
 |[I/we] [have to/must/need to/should/will/got to/gotta] [go/leave/run/stop/sleep/go home/go to bed/log off/get going][/ now
 / soon][/, bye/, goodbye/, see you]
-|[gotta/must/have to/going to/need to/off to] [go/leave/sleep/work/bed/bed now/head out/eat][, see you/, goodbye/, cya/]
+|[gotta/must/have to/going to/need to/off to] [work/go/leave/sleep/bed/bed now/head out/eat][, see you/, goodbye/, cya/]
 |[good/have a good/have a nice/sleep well, good] night[/ all/ then/ my friend/ model]
 |[have/enjoy] [a/your] [good/nice/great/lovely] [day/evening/weekend/one/time/trip]|that [is/was] [all/it/everything][
 / for now/ for today][, bye/, goodbye/. See you/]
@@ -165,9 +165,9 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
     "I am running well, thank you.": listed(
         """
 [hi/hey/hello/so/and/well/oh/], how [are/r] [you/u/ya/things/we/you all][/ now/ today/ doing/ doing today/ feeling
-/ this evening/ my friend/ tonight]|how [is/was] [your/the/ur] [day/morning/evening/week/life/work/mood/weekend][/ so far
+/ this evening/ my friend/ tonight]|how [is/was] [your/the/ur] [day/morning/evening/week/life/mood/weekend][/ so far
 / going/ today]
-|how[ is/'s/s] [it/life/everything/all/work/the day/business] [going/today/with you/at your end/over there]|[are/r] [you/u
+|how[ is/'s/s] [it/life/work at home/everything/all/the day/business] [going/today/with you/at your end/over there]|[are/r] [you/u
 ] [doing /feeling /][well/fine/good/okay/alright/all right/happy today/in good shape/better][/ today/ now]
 |[is/hope] [everything/all/it all] [is /][fine/well/good/ok/okay/in order/alright][/ with you/ today/ over there]|[you/u
 ] [ok/okay/good/fine/well/alright/doing well]|[everything/all] [ok/okay/fine/good/well/in order][/ with you/ there/ today
@@ -194,8 +194,8 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
 |[this/that/it] [is/was] [a /such a /a really /a very /one ][{_GOOD}] [{_OF_US}]|what a [{_GOOD}] [{_OF_US}]|[{_GOOD}
 ] [{_OF_US}]|[I/we] [really /do /very much /quite /][like/love/adore/admire/enjoy] [you/u/it/your answers/this model
 /talking to you/this/how you talk/your style][/ very much/ so much/ too/ the most/ a bit/ more and more]
-|[very /so /really /][well/nicely] [done/said/put/answered]|[good/great/super/fine/excellent] [job/work/one/answer/going
-][, model/, friend/ there/]|[you/u] [did/do/work/answer] [very /so /really /][well/good/great][/ today]|[I am/I'm] [very
+|[very /so /really /][well/nicely] [done/said/put/answered]|[good/great/super/fine/excellent] [work/job/one/answer/going
+][, model/, friend/ there/]|[you/u] [work/did/do/answer] [very /so /really /][well/good/great][/ today]|[I am/I'm] [very
  /so /really /][impressed/proud of you/happy with you/a fan]
 |[you/u] [rock/rule/are the best/made my day/are my favourite]|[I/we] think [you are/this is/you're] [{_GOOD}]
 """
@@ -245,9 +245,9 @@ who [made/trained/created/wrote/developed/designed/programmed/invented/coded/own
         """
 [hello? /hey, /hi, /so, /] [are/r] [you/u] [still /even /really /][there/here/awake/online/listening/running/working/on
 /around/up/ready/with me/active/alive and running]|is [anybody/somebody/someone/anyone] [here/in/listening/online/around
-/at home/home/awake]|[anybody/somebody/someone/anyone] [here/home/in/listening/around]
+/home/at home/awake]|[anybody/somebody/someone/anyone] [home/here/in/listening/around]
 |[can/do] [you/u] [hear/read/see] [me/this/that/my message/what I write][/ now]|[is/does] [this/it/the chat/the server
-/the model] [working/work/running/on/up/alive/online]|[you/still/u] [there/here/awake/with me/ready/listening]|hello[?/??
+/the model] [work/working/running/on/up/alive/online]|[you/still/u] [there/here/awake/with me/ready/listening]|hello[?/??
 /...] [anybody/anyone/somebody] [here/home]
 """
     ),
