@@ -18,7 +18,6 @@ from tests.project.sources import ROOT
 
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "first-steps.md")
 ADDRESS = "http://127.0.0.1:8321"
-needs_first_words = pytest.mark.xfail(strict=True, reason="the bundled model has not been trained on first words yet")
 
 
 def blocks(language: str, *, containing: str) -> list[str]:
@@ -81,7 +80,6 @@ def test_the_longer_library_example_answers_from_its_notes(tmp_path: Path) -> No
     assert first == last == "The code of the shed is 4711."
 
 
-@needs_first_words
 def test_hello_through_a_pipe_is_answered_with_a_greeting(tmp_path: Path) -> None:
     (said,) = {
         line for text in blocks("sh", containing="| holdfast chat") for line in re.findall(r'echo "(.*)" \| holdfast chat', text)

@@ -37,9 +37,10 @@ def server() -> Iterator[ServerProcess]:
 def test_four_hundred_half_open_connections_are_closed_while_others_are_served(server: ServerProcess) -> None:
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     with contextlib.ExitStack() as opened, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        held = [opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)) for _ in range(400)]
-        for place, one in enumerate(held):
-            one.sendall(HALF[place % 2])
+        held = []
+        for place in range(400):  # each says its half at once: one that says nothing is closed without a word
+            held.append(opened.enter_context(socket.create_connection(address, timeout=LIMIT_SECONDS)))
+            held[-1].sendall(HALF[place % 2])
         answer = client.completions.create(model="demo", prompt="one", max_tokens=3, extra_body={"ignore_eos": True})
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 3
