@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from holdfast.errors import WorkerUnavailable
+from holdfast.link import zmq_client
 from holdfast.messages import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from tests.fakes.fake_engine import expected_tokens
@@ -28,6 +31,18 @@ async def worker(
     finally:
         await process.stop()
         assert not process.is_alive
+
+
+async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = tmp_path / ("x" * 120)  # for sockets, and there is no other place for them
+    too_long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
+    monkeypatch.setattr(zmq_client, "SHORT_FOLDER", tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        await WorkerProcess.start(fake_order("good"), on_progress=lambda event: None)
+    assert list(too_long.iterdir()) == []
 
 
 async def test_a_worker_says_when_it_is_ready_and_serves() -> None:

@@ -17,7 +17,17 @@ from holdfast.cache.codec import PackedRun
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
-from holdfast.messages import CancelRequest, Command, FinishReason, MemoryOutcome, SamplingParams, SequenceRequest, Shutdown
+from holdfast.messages import (
+    CancelRequest,
+    Command,
+    FinishReason,
+    MemoryOutcome,
+    PauseRequest,
+    ResumeRequest,
+    SamplingParams,
+    SequenceRequest,
+    Shutdown,
+)
 from tests.equalities.test_batched_is_alone import probed
 from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.remembering_worker import RememberingWorker, greedy
@@ -33,7 +43,8 @@ ENGINES = [Engine, RunningAhead]
 def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     with caplog.at_level(logging.INFO, "holdfast"):
         yield
-    assert [record.getMessage() for record in caplog.records if record.levelno > logging.WARNING or record.exc_info] == []
+    records = caplog.get_records("call")  # not `records`, which are those of the fixture's own end here
+    assert [record.getMessage() for record in records if record.levelno > logging.WARNING or record.exc_info] == []
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -280,6 +291,31 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
     assert inbox.tokens("b") == fresh_answer(greedy("b", prompt(300, "b")))
     assert (inbox.finished("a").cached_tokens, inbox.finished("c").cached_tokens) == (0, 299)
     assert len(warnings(caplog)) == 1
+
+
+def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Its place is made by a pause, and the step that finds it out is collected between its admission and its beginning."""
+    shared, spoiled = prompt(400), [0]
+    paused = greedy("paused", prompt(60, "paused"), max_tokens=100)
+    asked = [greedy(name, shared + prompt(20, name), max_tokens=12) for name in ("finds out", "let in")]
+    right = {each.request_id: fresh_answer(each) for each in (paused, *asked)}
+    subject = worker(engine=RunningAhead, max_running=2)
+
+    def spoil_what_is_kept() -> None:
+        if subject.library.statistics().keys and not spoiled[0] and not subject.engine.statistics().sequences:
+            spoiled[0] = 1
+            for payload in subject.library._ram._payloads.values():
+                for array in payload.arrays:  # type: ignore[union-attr]
+                    array[...] = NAN
+                    mx.eval(array)
+
+    pause, resume = PauseRequest(request_id="paused"), ResumeRequest(request_id="paused")
+    script: list[list[Command]] = [[greedy("first", shared)], *[[]] * 20, [paused], [], [*asked], [pause], *[[]] * 40, [resume]]
+    inbox = subject.serve(script, on_receive=spoil_what_is_kept)
+    assert spoiled == [1]
+    assert {request_id: inbox.tokens(request_id) for request_id in right} == right
+    assert subject.scheduler.statistics().preemptions == 1
+    assert len(warnings(caplog)) == 2
 
 
 def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:

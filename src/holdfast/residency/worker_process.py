@@ -68,21 +68,11 @@ class WorkerProcess:
     @classmethod
     async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
-        temporary = WorkerTemporaries(order.compiled_code)
-        client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
-        assignment = Assignment(
-            folder=order.folder,
-            hash_cache=order.hash_cache,
-            endpoint=client.endpoint,
-            heartbeat_endpoint=client.heartbeats.endpoint,
-            heartbeat_seconds=order.residency.heartbeat_seconds,
-            parent_pid=os.getpid(),
-            model=order.model,
-            scheduler=order.scheduler,
-            store=order.store,
-            log=order.log,
-        )
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            temporary = WorkerTemporaries(order.compiled_code)
+            undo.callback(temporary.remove)
+            client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
+            undo.push_async_callback(client.close)
             process = await asyncio.create_subprocess_exec(
                 *order.command,
                 stdin=asyncio.subprocess.PIPE,
@@ -91,10 +81,7 @@ class WorkerProcess:
                 limit=_LONGEST_LOG_LINE_BYTES,
                 env=_environment(order.model) | temporary.environment,
             )
-        except BaseException:
-            temporary.remove()
-            await client.close()
-            raise
+            undo.pop_all()
         watchdog = Watchdog(
             heartbeat_seconds=order.residency.heartbeat_seconds,
             hang_seconds=order.residency.hang_seconds,
@@ -103,7 +90,7 @@ class WorkerProcess:
         worker = cls(process, client, temporary=temporary, watchdog=watchdog)
         worker._watch_task = asyncio.create_task(worker._watch(order.residency.heartbeat_seconds), name="worker-watch")
         try:
-            await worker._hand_over(msgspec.json.encode(assignment))
+            await worker._hand_over(msgspec.json.encode(_assignment(order, client)))
         except asyncio.CancelledError:
             await worker.stop()
             raise
@@ -214,6 +201,21 @@ def describe_exit(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def _assignment(order: WorkerOrder, client: ZmqEngineClient) -> Assignment:
+    return Assignment(
+        folder=order.folder,
+        hash_cache=order.hash_cache,
+        endpoint=client.endpoint,
+        heartbeat_endpoint=client.heartbeats.endpoint,
+        heartbeat_seconds=order.residency.heartbeat_seconds,
+        parent_pid=os.getpid(),
+        model=order.model,
+        scheduler=order.scheduler,
+        store=order.store,
+        log=order.log,
+    )
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:

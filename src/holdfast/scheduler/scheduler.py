@@ -163,6 +163,10 @@ class Scheduler:
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
 
+    def is_waiting(self, request_id: RequestId) -> bool:
+        """Whether a request is known and not admitted, or not yet again; one is admitted as soon as a decision says so."""
+        return request_id in self._known and request_id not in self._running
+
     def is_paused(self, request_id: RequestId) -> bool:
         """Whether a request is paused; not if it is not known."""
         return request_id in self._known and self._known[request_id].is_paused

@@ -179,7 +179,9 @@ class Remembering:
 
     def _look_elsewhere(self, gone: tuple[BlockKey, ...], live: Iterable[LiveSequence]) -> None:
         lost = set(gone)
-        for other in live:
+        # Who has just been admitted begins from what it holds, as those do that have begun: it finds out by itself.
+        waiting = [other for other in live if self._scheduler.is_waiting(other.request.request_id)]
+        for other in waiting:
             if other.recall is not None and not lost.isdisjoint(other.recall.keys):
                 self._scheduler.wait_for_memory(other.request.request_id)
                 self.drop_recall(other)
