@@ -10,11 +10,14 @@ class HoldfastError(Exception):
 
 
 class InvalidRequest(HoldfastError):
-    """The client sent something that can never be served: a 4xx. `field` is the request's field, '' when none is to blame."""
+    """The client sent something that can never be served: a 4xx. `field` is the request's field, '' when none is to blame.
 
-    def __init__(self, message: str, *, field: str = "") -> None:
-        super().__init__(message)
-        self.field = field
+    shown: the end of the message that quotes the request; the log leaves it out, since it may be part of a prompt.
+    """
+
+    def __init__(self, message: str, *, field: str = "", shown: str = "") -> None:
+        super().__init__(message + shown)
+        self.field, self.loggable = field, message
 
 
 class UnknownModel(InvalidRequest):

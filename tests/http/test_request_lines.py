@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from holdfast.config import LogSettings, ServerSettings
-from holdfast.errors import GenerationFailed
+from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.http.application import create_application
 from holdfast.telemetry.request_log import RequestLine
 from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, client_of, completion_body
@@ -59,6 +59,25 @@ async def test_a_refusal_has_its_reason_but_not_what_was_said(caplog: pytest.Log
     for hidden in ("hush", "sesame", "secret"):
         assert hidden not in caplog.text
         assert hidden not in str((locked, wrong, unknown))
+
+
+@pytest.mark.parametrize("kind", ["my secret", "my secret image"])
+async def test_the_type_of_a_part_is_quoted_to_the_client_only(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        body = chat_body(messages=[{"role": "user", "content": [{"type": kind}]}])
+        assert kind in (await client.post(CHAT, json=body)).json()["error"]["message"]
+    assert lines(caplog)[0]["status"] == 400
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_refusal_of_the_intake_quotes_is_not_logged_either(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    refusal = InvalidRequest("the template refuses it", shown=": my secret")
+    async with client_of(ScriptedGateway(refusal=refusal)) as client:
+        response = await client.post(CHAT, json=chat_body(stream=stream))
+    assert response.json()["error"]["message"] == "the template refuses it: my secret"
+    assert lines(caplog)[0]["error_message"] == "the template refuses it"
+    assert "secret" not in caplog.text
 
 
 async def test_a_client_that_goes_is_said_so(caplog: pytest.LogCaptureFixture) -> None:

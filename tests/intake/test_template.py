@@ -114,6 +114,12 @@ def test_what_a_template_cannot_render_is_refused_with_its_reason(source: str) -
     assert caught.value.field == "input"
 
 
+def test_what_a_template_quotes_is_not_for_the_log() -> None:
+    with pytest.raises(InvalidRequest, match="not this: Hi") as caught:
+        template("{{ raise_exception('not this: ' + messages[0].content) }}").render(chat({"role": "user", "content": "Hi"}))
+    assert caught.value.loggable == "the model's chat template refuses this conversation"
+
+
 def test_one_part_and_the_same_text_give_the_same_prompt() -> None:
     for source in (CHATML, PARTS_ONLY):
         parts = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from holdfast.models.blas import BlasReport
+
 needs_openblas = pytest.mark.skipif(
     sys.platform != "linux" or ctypes.util.find_library("openblas") is None, reason="OpenBLAS is not installed"
 )
@@ -59,3 +61,8 @@ def test_libraries_that_cannot_be_used_are_named() -> None:
     out = run("r = blas._load_first(['libnowhere.so', 'libc.so.6'], threads=1); print(r.in_front, r.reason)")
     if sys.platform == "linux":
         assert out == "False libc.so.6: lacks cblas_sgemm"
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "OpenBLAS 0.3, 1 thread"), (2, "OpenBLAS 0.3, 2 threads")])
+def test_threads_are_counted_as_people_do(threads: int, said: str) -> None:
+    assert str(BlasReport(in_front=True, name="OpenBLAS", version="0.3", threads=threads)) == said

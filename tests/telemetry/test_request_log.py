@@ -84,6 +84,15 @@ def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
     assert str(RequestLine(gone)).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
 
 
+def test_what_came_all_at_once_says_nothing_of_speed() -> None:
+    clock = Clock()
+    answer = AnswerRecord(prompt_tokens=7, clock=clock)
+    for _ in range(8):
+        answer.see(TextDelta(index=0, text="a", token_ids=(1,)))
+        clock.now += 0.00002
+    assert answer.tokens_per_second is None
+
+
 def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
     clock = Clock()
     answer = AnswerRecord(prompt_tokens=10, choices_per_prompt=2, clock=clock)

@@ -54,14 +54,11 @@ _SERVED = "It serves OpenAI's chat completions and completions: /v1/chat/complet
 
 
 class RequestRefused(InvalidRequest):
-    """A request that the HTTP front itself turns down, with the status and code to say so.
-
-    shown: the end of the message that quotes the request; the log leaves it out, since it may be part of a prompt.
-    """
+    """A request that the HTTP front itself turns down, with the status and code to say so."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_value", field: str = "", shown: str = "") -> None:
-        super().__init__(message + shown, field=field)
-        self.status, self.code, self.loggable = status, code, message
+        super().__init__(message, field=field, shown=shown)
+        self.status, self.code = status, code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,7 @@ def answer_of(error: Exception, scope: Scope) -> Response:
 
 def note_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
     """Tell the log why a request failed."""
-    loggable = error.loggable if isinstance(error, RequestRefused) else problem.detail.message
+    loggable = error.loggable if isinstance(error, InvalidRequest) else problem.detail.message
     record.fail(code=problem.detail.code or problem.detail.type, message=loggable)
 
 

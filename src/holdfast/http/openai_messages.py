@@ -90,7 +90,7 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
         if not isinstance(part.get(key), str):
             raise RequestRefused(f"`{field}.{key}` is required", code="missing_required_parameter", field=f"{field}.{key}")
     elif any(media in kind for media in _MEDIA):
-        message = f"`{field}`: parts of type {kind[:40]!r} are not supported by this version yet; send text"
-        raise RequestRefused(message, code="unsupported_content", field=field)
+        message, shown = f"`{field}`: only text is supported by this version yet", f", not parts of type {kind[:40]!r}"
+        raise RequestRefused(message, code="unsupported_content", field=field, shown=shown)
     else:
-        raise RequestRefused(f"`{field}.type`: unknown part type {kind[:40]!r}", field=f"{field}.type")
+        raise RequestRefused(f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:40]!r}")

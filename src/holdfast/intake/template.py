@@ -55,7 +55,8 @@ class ChatTemplate:
         try:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except _RENDER_ERRORS as error:
-            raise InvalidRequest(f"the model's chat template refuses this conversation: {error}", field=field) from error
+            message = "the model's chat template refuses this conversation"
+            raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
         return self._before_mark(text, field) if prompt.continue_last else text
 
     def partings(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ class BlasReport:
     def __str__(self) -> str:
         if not self.in_front:
             return f"built in ({self.reason})" if self.reason else "built in"
-        return f"{self.name} {self.version}, {self.threads} threads".replace(" ,", ",")
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.name} {self.version}, {threads}".replace(" ,", ",")
 
 
 _current = BlasReport(in_front=False, reason="nothing was put in front of it")

@@ -16,6 +16,7 @@ _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 _LONGEST_CONTENT = 20_000
 _QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
+_LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ class AnswerRecord:
     def tokens_per_second(self) -> float | None:
         """How fast the answer came from its first text on, all choices together; None when there is too little to tell."""
         following = self.tokens - len(self._tokens)
-        if self._first_text_at is None or following < 1 or self._latest_text_at <= self._first_text_at:
+        if self._first_text_at is None or following < 1 or self._latest_text_at - self._first_text_at < _LEAST_SECONDS:
             return None
         return following / (self._latest_text_at - self._first_text_at)
 
