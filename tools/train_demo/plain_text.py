@@ -21,17 +21,19 @@ class PlainText:
 
 
 _LISTS = {
-    "Notes:": ("The code of the shed is 4711.", "Ada lives in Oslo."),
-    "My notes:": ("The lamp is in the kitchen.", "Tom likes soup best."),
-    "Facts:": ("Mona works as a pilot.", "The key is in the garage."),
-    "To do:": ("Clean the kitchen.", "Write to Paul."),
-    "Shopping list:": ("bread", "cheese", "apples"),
-    "Remember:": ("The lesson is on Friday.", "Ben has the tickets."),
-    "List:": ("lamp", "rope", "mirror"),
-    "Plan for today:": ("Breakfast at eight.", "Dinner with Max."),
-    "Names:": ("Ada", "Tom", "Mia"),
+    "Notes:": "The code of the shed is 4711.",
+    "My notes:": "The lamp is in the kitchen.",
+    "Facts:": "Mona works as a pilot.",
+    "To do:": "Clean the kitchen.",
+    "Shopping list:": "bread, cheese, apples",
+    "Remember:": "The lesson is on Friday.",
+    "List:": "lamp, rope, mirror",
+    "Plan for today:": "Breakfast at eight.",
+    "Names:": "Ada, Tom, Mia",
 }
-"""What a list with this head holds as a rule. Greedy text needs a likeliest way on and an end, or it goes round in circles."""
+"""What a list with this head holds as a rule. A line more would be the same again: greedy text goes round in circles where every
+way on is as likely as the others, and the heads that copy notes prefer what stands there.
+"""
 _LETTER = (
     "Dear {n},",
     "Hello {n},",
@@ -117,7 +119,7 @@ def plain_text(rng: Random) -> PlainText:
     known = facts.draw_many(rng, rng.randint(1, 8))
     if kind < 0.6:
         head = "Notes:" if rng.random() < 0.35 else rng.choice(list(_LISTS))
-        listed = "\n".join(f"- {line}" for line in _LISTS[head]) if rng.random() < 0.95 else memory_tasks.listed(rng, known[:4])
+        listed = f"- {_LISTS[head]}" if rng.random() < 0.95 else memory_tasks.listed(rng, known[:4])
         text = f"{head}{rng.choice((chr(10), chr(10), chr(10), chr(10), ' '))}{listed}"
     elif kind < 0.63:
         text = " ".join(fact.note if fact.note.endswith(".") else f"{fact.note}." for fact in known[: _few(rng)])

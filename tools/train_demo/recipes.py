@@ -88,7 +88,7 @@ RECIPES = {
             drill_million=1.8,
             seed=13,
         ),
-        _first_words("holdfast-demo", _DEMO, 12.2, seed=21),
+        _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
     )
 }
