@@ -36,7 +36,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess(str(served_model_folder()), "--name", "demo", "--set", f"store.ram_bytes={KEPT_BYTES}")
+    limit = f"store.ram_bytes={KEPT_BYTES}"
+    server = ServerProcess(str(served_model_folder()), "--name", "demo", "--set", limit, "--log-level", "warning")
     server.wait_ready()
     yield server
     server.stop()
