@@ -104,6 +104,7 @@ def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replac
 def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept(tmp_path / "file" / "cache.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_small_files_are_not_worth_an_entry(path: Path) -> None:
