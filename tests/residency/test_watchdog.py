@@ -56,6 +56,19 @@ def test_silence_before_the_first_heartbeat_is_the_starters_to_judge() -> None:
     assert looks_until_verdict(watchdog(), [None] * 1000) is None
 
 
+def test_a_worker_that_serves_is_judged_though_none_of_its_heartbeats_ever_came() -> None:
+    dog = watchdog()
+    dog.expect_heartbeats()
+    assert looks_until_verdict(dog, [None] * 1000) == 7
+
+
+def test_to_be_told_again_that_heartbeats_are_due_excuses_no_silence() -> None:
+    dog = watchdog()
+    assert looks_until_verdict(dog, [RESTING, *[None] * 6]) is None
+    dog.expect_heartbeats()
+    assert looks_until_verdict(dog, [None]) == 1
+
+
 def test_any_heartbeat_ends_the_silence() -> None:
     assert looks_until_verdict(watchdog(), [RESTING, *[*[None] * 6, RESTING] * 50]) is None
 

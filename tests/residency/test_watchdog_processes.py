@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.config import ResidencySettings
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed
+from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerProcess
@@ -100,7 +100,7 @@ async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
 async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
     worker = await WorkerProcess.start(fake_order("hangs", residency=IMPATIENT), on_progress=lambda event: None)
     async with asyncio.timeout(LIMIT_SECONDS):
-        while not worker.watchdog.has_beaten:
+        while not worker.watchdog.expects_heartbeats:
             await asyncio.sleep(0.005)
     os.kill(worker.pid, signal.SIGSTOP)
     outcome = await worker.wait_started(timeout_seconds=10 * LIMIT_SECONDS)
@@ -108,6 +108,17 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
     assert "while loading it has given no sign of life" in outcome.message
     assert not outcome.fatal_input
     assert not psutil.pid_exists(worker.pid)
+
+
+async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
+    """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the way."""
+    worker = await WorkerProcess.start(fake_order(residency=IMPATIENT), on_progress=lambda event: None)
+    worker.client.heartbeats.close()
+    assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
+    async with asyncio.timeout(LIMIT_SECONDS):
+        await worker.wait_death()
+    assert worker.hang is not None
+    assert worker.hang.symptom == "silent"
 
 
 async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_replaced(

@@ -31,21 +31,26 @@ class Watchdog:
     front that was stopped, asleep or too busy to look takes no worker for dead that had no better chance to beat.
 
     hang_seconds: the longest silence, and the least that a step may take. unmeasured_seconds: what work may take of which
-    nothing is known. How long loading may take, the time to the first heartbeat included, is not decided here.
+    nothing is known. How long loading may take, the time to the first heartbeat included, is not decided here: silence is judged
+    from the first heartbeat on, or from the moment that the worker serves.
     """
 
     def __init__(self, *, heartbeat_seconds: float, hang_seconds: float, unmeasured_seconds: float) -> None:
         self._heartbeat_seconds, self._hang_seconds = heartbeat_seconds, hang_seconds
         self._unmeasured_seconds = max(unmeasured_seconds, hang_seconds)
-        self.has_beaten = False  # since it was started
+        self.expects_heartbeats = False  # whether silence is judged
         self._silent_seconds = 0.0
+
+    def expect_heartbeats(self) -> None:
+        """Judge silence from now on, whether or not a heartbeat has ever come: the worker serves, so it beats if it is well."""
+        self.expects_heartbeats = True
 
     def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> Hang | None:
         """Take in what has come since the last look, `elapsed_seconds` ago; None while all is well."""
         if beat is not None:
-            self.has_beaten, self._silent_seconds = True, 0.0
+            self.expects_heartbeats, self._silent_seconds = True, 0.0
             return self._judge(beat)
-        if self.has_beaten:
+        if self.expects_heartbeats:
             self._silent_seconds += min(elapsed_seconds, self._heartbeat_seconds)
         if self._silent_seconds < self._hang_seconds:
             return None

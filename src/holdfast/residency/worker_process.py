@@ -123,6 +123,7 @@ class WorkerProcess:
                 )
                 return WorkerFailed(message=message, fatal_input=False)
         else:
+            self.watchdog.expect_heartbeats()
             self._temporary.keep_compiled()
         return outcome
 
