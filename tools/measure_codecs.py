@@ -21,14 +21,15 @@ from holdfast.models import platform
 
 platform.prepare_blas(0)  # before mlx is imported
 
-from holdfast.cache.codec import Codec, pack, unpack  # noqa: E402
 from holdfast.config import ModelSettings  # noqa: E402
 from holdfast.engine.engine import Engine  # noqa: E402
 from holdfast.engine.keeping import Prefix  # noqa: E402
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
 from holdfast.engine.probe import choose_layout  # noqa: E402
 from holdfast.intake.tokenize import load_tokenizer  # noqa: E402
-from holdfast.messages import SamplingParams, SequenceRequest  # noqa: E402
+from holdfast.kv.codec import Codec, pack, unpack  # noqa: E402
+from holdfast.messages.commands import SequenceRequest  # noqa: E402
+from holdfast.messages.requests import SamplingParams  # noqa: E402
 from holdfast.models.demo import demo_folder  # noqa: E402
 from holdfast.models.load import load_model  # noqa: E402
 

@@ -30,7 +30,8 @@ from holdfast.engine.host_scores import score_on_host  # noqa: E402
 from holdfast.engine.plan import Span, StepPlan  # noqa: E402
 from holdfast.engine.probe import choose_layout  # noqa: E402
 from holdfast.engine.sampling_draw import draw, draw_key, draw_kind, largest  # noqa: E402
-from holdfast.messages import SamplingParams, SequenceRequest  # noqa: E402
+from holdfast.messages.commands import SequenceRequest  # noqa: E402
+from holdfast.messages.requests import SamplingParams  # noqa: E402
 from tests.fakes.tiny_models import make_tiny  # noqa: E402
 
 VOCABULARIES = (1_536, 32_000, 152_064)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
 
 
 class HoldfastError(Exception):

@@ -11,7 +11,7 @@ import pytest
 from holdfast import LLM
 from holdfast.app.llm import GenerationOptions
 from holdfast.errors import ConfigError, InvalidRequest, ModelLoadError, SessionRefused, WorkerUnavailable
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
 from tests.fakes.served_model import served_model_folder
 from tests.fakes.server_process import environment
 from tests.fakes.tiny_models import write_tiny

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.app.ready import OPEN, ReadyServer, announce
 from holdfast.config import LogSettings
-from holdfast.messages import MemoryFigures, StoreFigures
+from holdfast.messages.figures import CacheFigures, StoreFigures
 from tests.fakes.worker_main import INFO
 
 READY = ReadyServer(
@@ -19,7 +19,7 @@ READY = ReadyServer(
     ready_seconds=1.234,
     needs_key=False,
     store_folder="",
-    memory=MemoryFigures(),
+    memory=CacheFigures(),
 )
 
 
@@ -41,18 +41,18 @@ def test_a_key_is_part_of_the_example_but_never_shown(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("memory", "said"),
     [
-        (MemoryFigures(store=StoreFigures(model="m", mode="writing", blocks=1)), "store  /kept (1 block of this model)"),
-        (MemoryFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)), "store  /kept (2,000 blocks of this model)"),
+        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=1)), "store  /kept (1 block of this model)"),
+        (CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=2000)), "store  /kept (2,000 blocks of this model)"),
         (
-            MemoryFigures(store=StoreFigures(model="m", mode="memory-only")),
+            CacheFigures(store=StoreFigures(model="m", mode="memory-only")),
             "store  /kept CANNOT BE WRITTEN: what is read is kept in",
         ),
-        (MemoryFigures(), "store  off: what is read is kept in RAM"),
+        (CacheFigures(), "store  off: what is read is kept in RAM"),
         (None, "store  nothing is kept: the layout rows"),
     ],
 )
 def test_people_read_where_what_is_read_is_kept_and_whether_it_can_be(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: MemoryFigures | None, said: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, memory: CacheFigures | None, said: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     announce(replace(READY, store_folder="/kept", memory=memory), LogSettings())

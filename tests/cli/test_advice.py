@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.advice import Surroundings, advice, look_around
 from holdfast.models.blas import BlasReport
-from holdfast.models.memory import MemoryReport
+from holdfast.models.device_memory import DeviceMemory
 from holdfast.models.platform import PlatformReport
 
 ON_CPU = PlatformReport(
@@ -20,7 +20,7 @@ ON_CPU = PlatformReport(
     mlx_lm_version="0.32.2",
     python_version="3.11.0",
     blas=BlasReport(in_front=False),
-    memory=MemoryReport(total_bytes=1, available_bytes=1),
+    memory=DeviceMemory(total_bytes=1, available_bytes=1),
     compiler=False,
     wired_limit_bytes=0,
     recommendations=("install OpenBLAS", "install g++"),

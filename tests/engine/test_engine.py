@@ -14,7 +14,8 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.engine.probe import choose_layout
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 PROMPT = (5, 17, 3, 99, 42, 7, 250, 11)

@@ -19,7 +19,8 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.host_attention import AttentionSpan
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.engine.probe import choose_layout
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast.models.blas import blas_of_numpy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.engine import host_draw
 from holdfast.engine.host_draw import FewKept, Scale, draw_on_host, drawing_pays, kept_tokens
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 from tests.engine.test_sampling_draw import CHUNK, assert_counts_fit
 from tests.fakes.reference_sampler import probabilities
 

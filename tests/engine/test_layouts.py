@@ -7,14 +7,15 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.cache.foreign import ForeignState
-from holdfast.cache.kinds import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.engine.plan import Span
 from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import Sequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.kv.foreign import ForeignState
+from holdfast.kv.kinds import WINDOW_SLACK_TOKENS, WindowKV
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast.models.head_seam import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.engine.sampling import Drawn, RowState, advance, row_state, sample, score_tokens
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300

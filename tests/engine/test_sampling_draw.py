@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.engine.sampling_draw import _nucleus_threshold, draw, draw_key, draw_kind, largest
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import probabilities
 
 DRAWS = 20_000

@@ -13,7 +13,8 @@ from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast.engine.scoring import PIECE_BYTES, PromptScores
 from holdfast.engine.step_logits import LaterLogits
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.tiny_models import kept_tiny, make_tiny
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cache.foreign import ForeignState
-from holdfast.cache.kinds import Composite, FullKV, LayerKV, RecurrentState, WindowKV
 from holdfast.engine import host_attention
-from holdfast.engine.views import GatherView, LoneView, MaskBook, RowsView, SpanView, StateView, attend_one, layer_view
+from holdfast.engine.views import GatherView, LoneView, MaskCache, RowsView, SpanView, StateView, attend_one, layer_view
+from holdfast.kv.foreign import ForeignState
+from holdfast.kv.kinds import Composite, FullKV, LayerKV, RecurrentState, WindowKV
 
 HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
@@ -73,7 +73,7 @@ def test_rows_attend_as_plain_attention_does(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        masks = MaskBook()
+        masks = MaskCache()
         masks.composes_attention = way != "fused"
         view = RowsView([layer], tokens=[tokens], offset=mx.arange(start, start + tokens), masks=masks)
         mask = view.make_mask(1, window_size=asked)
@@ -95,7 +95,7 @@ def test_the_rows_of_several_sequences_do_not_see_each_other(lengths: list[int],
         chosen = data.draw(st.permutations(left).flatmap(lambda order: st.integers(1, len(order)).map(lambda n: order[:n])))
         tokens = [data.draw(st.integers(1, lengths[index] - read[index])) for index in chosen]
         parts = [slice(read[index], read[index] + count) for index, count in zip(chosen, tokens, strict=True)]
-        view = RowsView([layers[index] for index in chosen], tokens=tokens, offset=mx.array([0]), masks=MaskBook())
+        view = RowsView([layers[index] for index in chosen], tokens=tokens, offset=mx.array([0]), masks=MaskCache())
         view.update_and_fetch(
             mx.concatenate([rows_of(stories[index].keys[:, :, part]) for index, part in zip(chosen, parts, strict=True)]),
             mx.concatenate([rows_of(stories[index].values[:, :, part]) for index, part in zip(chosen, parts, strict=True)]),
@@ -116,7 +116,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        view = SpanView(layer, masks=MaskBook())
+        view = SpanView(layer, masks=MaskCache())
         assert view.offset == start
         mask = view.make_mask(tokens, return_array=as_array, window_size=asked)
         assert not as_array or isinstance(mask, mx.array)
@@ -135,7 +135,7 @@ def test_a_span_of_its_own_attends_as_plain_attention_does(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        masks = MaskBook()
+        masks = MaskCache()
         masks.composes_attention = way != "fused"
         view = LoneView(layer, masks=masks)
         mask = view.make_mask(tokens, window_size=asked)

@@ -12,7 +12,9 @@ import numpy as np
 
 from holdfast.engine.engine import Engine, PendingStep
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages import SamplingParams, SequenceRequest, TokenLogprob
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import TokenLogprob
+from holdfast.messages.requests import SamplingParams
 
 TOP_LOGPROBS = 4
 

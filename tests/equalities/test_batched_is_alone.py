@@ -9,7 +9,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import SoloRunner
 from holdfast.engine.probe import ProbeResult, choose_layout
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 from tests.equalities.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 

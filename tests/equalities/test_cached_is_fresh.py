@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.cache.snapshot import SnapshotMismatch
 from holdfast.engine.keeping import Prefix
-from holdfast.messages import CancelRequest, MemoryOutcome
+from holdfast.kv.snapshot import SnapshotMismatch
+from holdfast.messages.commands import CancelRequest
+from holdfast.messages.events import CacheOutcome
 from tests.equalities.test_batched_is_alone import probed
 from tests.equalities.test_restored_is_kept import KEEPABLE
 from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
@@ -164,4 +165,4 @@ def test_what_cannot_be_restored_is_read_again(name: str, where: str, monkeypatc
     assert inbox.tokens("first") == inbox.tokens("second") == inbox.tokens("third") == fresh(name, prompt)
     assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=60)
     assert cached(inbox, "second", "third") == [0, 0]
-    assert inbox.finished("second").memory.outcome is MemoryOutcome.FAILED
+    assert inbox.finished("second").memory.outcome is CacheOutcome.FAILED

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.messages import SequenceRequest, TokenLogprob, TokensGenerated
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import TokenLogprob, TokensGenerated
 from tests.equalities.test_batched_is_alone import probed
 from tests.equalities.test_cached_is_fresh import RESUMES_ANYWHERE
 from tests.equalities.test_restored_is_kept import KEEPABLE
@@ -96,8 +97,8 @@ def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 
 def request(name: str, prompt: tuple[int, ...], rng: random.Random) -> SequenceRequest:
-    partings = tuple(sorted({rng.randrange(len(prompt)) for _ in range(2)}))
-    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, want_logprobs=True, top_logprobs=2, partings=partings)
+    branch_points = tuple(sorted({rng.randrange(len(prompt)) for _ in range(2)}))
+    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, want_logprobs=True, top_logprobs=2, branch_points=branch_points)
 
 
 def derived(turn: Turn, requests: list[SequenceRequest], alone: Reference, rng: random.Random) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ import pytest
 from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine, PendingStep
 from holdfast.engine.plan import StepPlan
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.equalities.test_batched_is_alone import probed

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.cache.kinds import FullKV
-from holdfast.cache.snapshot import KVRun, StateSnapshot, can_be_kept, leaves
 from holdfast.engine.engine import Engine
 from holdfast.engine.keeping import KeepPolicy, Kept, Prefix
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages import SamplingParams, SequenceRequest, TokenLogprob
+from holdfast.kv.kinds import FullKV
+from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept, leaves
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import TokenLogprob
+from holdfast.messages.requests import SamplingParams
 from tests.equalities.test_batched_is_alone import probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
-RUN_TOKENS = 8
+KEPT_BLOCK_TOKENS = 8
 KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
 
 
@@ -25,8 +27,8 @@ KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm
 class Shelf:
     """All snapshots of one sequence."""
 
-    runs: list[KVRun] = field(default_factory=list)
-    states: dict[int, StateSnapshot] = field(default_factory=dict)
+    runs: list[KVBlock] = field(default_factory=list)
+    states: dict[int, StateCheckpoint] = field(default_factory=dict)
 
     def put(self, kept: list[Kept]) -> None:
         for each in kept:
@@ -82,7 +84,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
     boundary, shelf = 29, Shelf()
-    policy = KeepPolicy(run_tokens=RUN_TOKENS, boundaries=frozenset({boundary}))
+    policy = KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
     engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
     assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)) == boundary
@@ -96,7 +98,7 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
-    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(run_tokens=RUN_TOKENS))
+    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS))
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
     rest = engine.keep_rest("first")
     assert rest is not None
@@ -120,7 +122,9 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(30))
     shelf = Shelf()
     engine.open(
-        request_for("whole", prompt), capacity_tokens=40, keep=KeepPolicy(run_tokens=RUN_TOKENS, boundaries=frozenset({30}))
+        request_for("whole", prompt),
+        capacity_tokens=40,
+        keep=KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({30})),
     )
     run(engine, shelf, chunks("whole", 0, 30, []))
     for shared in (1, 7, 8, 9, 23, 29):

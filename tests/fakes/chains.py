@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.cache.tree import BLOCK_TOKENS, Insertion, PrefixTree
+from holdfast.prefix.tree import BLOCK_TOKENS, Insertion, PrefixTree
 from holdfast.store.keys import BlockKey, child_key, pack_tokens
 
 

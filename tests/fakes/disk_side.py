@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.cache.addition import Addition
+from holdfast.prefix.addition import Addition
 from holdfast.store.block import Entry, StoreChanges
 from holdfast.store.keys import BlockKey
 

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
-from holdfast.messages import SequenceRequest, TokenLogprob
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import TokenLogprob
 
 RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that has a span of it raise
 RAISES_AT_COLLECT = 667

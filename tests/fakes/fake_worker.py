@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast.residency.worker_process import WorkerOrder
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from holdfast.messages import Finished, FinishReason
+from holdfast.messages.events import Finished, FinishReason
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from tests.fakes.fake_worker import IMPATIENT, a_request, fake_order

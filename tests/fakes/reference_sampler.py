@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 

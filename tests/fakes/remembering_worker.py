@@ -8,18 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.cache.codec import Codec
-from holdfast.cache.library import Library
 from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
-from holdfast.messages import Command, SamplingParams, SequenceRequest
+from holdfast.kv.codec import Codec
+from holdfast.messages.commands import Command, SequenceRequest
+from holdfast.messages.requests import SamplingParams
+from holdfast.prefix.cache import PrefixCache
+from holdfast.prefix.index import PrefixIndex
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.sessions.service import SessionDesk
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.memory import Memory
-from holdfast.worker.session_desk import SessionDesk
 from tests.fakes.script_inbox import ScriptInbox
 
 SETTINGS = SchedulerSettings(max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8)
@@ -60,8 +61,8 @@ class RememberingWorker:
         costs = self.engine.measure_costs()
         assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
-        self.library = Library(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.memory = Memory(self.library, store=self.store, form=costs.form, codec=codec)
+        self.library = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
+        self.memory = PrefixCache(self.library, store=self.store, form=costs.form, codec=codec)
         self.sessions = SessionDesk(
             self.memory,
             most=most_sessions,

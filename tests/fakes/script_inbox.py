@@ -6,8 +6,10 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.messages import Accepted, Command, Event, Finished, Rejected, Shutdown, TokensGenerated, WorkerStatistics
-from holdfast.session_messages import SessionAnswer
+from holdfast.messages.commands import Command, Shutdown
+from holdfast.messages.events import Accepted, Event, Finished, Rejected, TokensGenerated
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.sessions import SessionAnswer
 
 LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
 

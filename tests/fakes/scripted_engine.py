@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import (
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import (
     Accepted,
     Event,
     Finished,
@@ -16,11 +17,10 @@ from holdfast.messages import (
     PromptScored,
     Rejected,
     RejectionKind,
-    SequenceRequest,
     TokenLogprob,
     TokensGenerated,
-    WorkerStatistics,
 )
+from holdfast.messages.figures import WorkerStatistics
 
 Script = Callable[[SequenceRequest], Sequence[Event]]
 

@@ -10,20 +10,11 @@ from pathlib import Path
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.http.services import Services
-from holdfast.messages import (
-    ChoiceFinished,
-    FinishReason,
-    GenerationRequest,
-    MemoryFigures,
-    MemoryOutcome,
-    MemoryReport,
-    ModelInfo,
-    OutputEvent,
-    TextDelta,
-    TokenText,
-    WorkerStatistics,
-)
-from holdfast.session_messages import ExportSession, ImportSession, PinState, SessionCommand, SessionInfo
+from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
+from holdfast.messages.figures import CacheFigures, WorkerStatistics
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, TokenText
+from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.sessions import ExportSession, ImportSession, PinState, SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
 
 MODEL = "demo/tiny"
@@ -45,7 +36,7 @@ def answer(
         reason=reason,
         prompt_tokens=PROMPT_TOKENS,
         completion_tokens=len(texts),
-        memory=MemoryReport(outcome=MemoryOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
+        memory=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
     )
     return [*deltas, end]
 
@@ -145,7 +136,7 @@ class ScriptedModel:
     running: int = 2
     queued: int = 1
     info: ModelInfo | None = INFO
-    memory: MemoryFigures | None = None
+    memory: CacheFigures | None = None
     created: int = 1_700_000_000
     restarts: Mapping[str, int] = field(default_factory=lambda: {"died": 0, "hung": 2})
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from holdfast.errors import ModelLoadError
-from holdfast.messages import ModelInfo
+from holdfast.messages.events import ModelInfo
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import Assignment

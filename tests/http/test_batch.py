@@ -9,7 +9,8 @@ import pytest
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.http.batch import open_streams
 from holdfast.http.errors import RequestRefused
-from holdfast.messages import GenerationRequest, OutputEvent, TextDelta, TextPrompt
+from holdfast.messages.output import OutputEvent, TextDelta
+from holdfast.messages.requests import GenerationRequest, TextPrompt
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, ScriptedStream, answer
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.config import LimitsSettings
 from holdfast.http.body import field_name, parse
 from holdfast.http.openai_chat import ChatCompletionRequest
-from holdfast.messages import ChatPrompt
+from holdfast.messages.requests import ChatPrompt
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 

@@ -16,7 +16,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.http.errors import ErrorBoundary, RequestRefused, problem_of
-from holdfast.messages import FinishReason
+from holdfast.messages.events import FinishReason
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 

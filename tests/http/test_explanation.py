@@ -8,21 +8,13 @@ import pytest
 
 from holdfast.http.explanation import explain_choice, explanation_of
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion
-from holdfast.messages import (
-    ChoiceFinished,
-    Divergence,
-    DivergentTexts,
-    FinishReason,
-    MemoryOutcome,
-    MemoryReport,
-    TextDelta,
-    Timings,
-)
+from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, FinishReason, Timings
+from holdfast.messages.output import ChoiceFinished, DivergentTexts, TextDelta
 from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 
-DIVERGED = MemoryReport(
-    outcome=MemoryOutcome.DIVERGED,
+DIVERGED = CacheReport(
+    outcome=CacheOutcome.DIVERGED,
     ram_tokens=2,
     disk_tokens=3,
     divergence=Divergence(position=5, stored_token_id=7, prompt_token_id=8),
@@ -32,7 +24,7 @@ DIVERGED = MemoryReport(
 )
 
 
-def end(memory: MemoryReport = DIVERGED, *, index: int = 0) -> ChoiceFinished:
+def end(memory: CacheReport = DIVERGED, *, index: int = 0) -> ChoiceFinished:
     return ChoiceFinished(
         index=index,
         reason=FinishReason.STOP,
@@ -109,17 +101,17 @@ def test_further_choices_follow_the_first_in_their_order() -> None:
     assert explanation_of([]) is None
 
 
-@pytest.mark.parametrize("outcome", MemoryOutcome)
-def test_every_outcome_has_words_of_its_own(outcome: MemoryOutcome) -> None:
-    def words(memory: MemoryReport) -> str:
+@pytest.mark.parametrize("outcome", CacheOutcome)
+def test_every_outcome_has_words_of_its_own(outcome: CacheOutcome) -> None:
+    def words(memory: CacheReport) -> str:
         return explain_choice(end(memory), accept_seconds=0.0, first_text_seconds=None).explanation
 
-    divergence = DIVERGED.divergence if outcome is MemoryOutcome.DIVERGED else None
-    report = MemoryReport(outcome=outcome, unused_tokens=1234, divergence=divergence)
-    others = {words(msgspec.structs.replace(report, outcome=other)) for other in MemoryOutcome if other is not outcome}
+    divergence = DIVERGED.divergence if outcome is CacheOutcome.DIVERGED else None
+    report = CacheReport(outcome=outcome, unused_tokens=1234, divergence=divergence)
+    others = {words(msgspec.structs.replace(report, outcome=other)) for other in CacheOutcome if other is not outcome}
     assert words(report).endswith(".")
     assert words(report) not in others
-    assert ("differs" in words(report)) == (outcome is MemoryOutcome.DIVERGED)
-    if outcome in (MemoryOutcome.EVICTED, MemoryOutcome.NO_BOUNDARY):
+    assert ("differs" in words(report)) == (outcome is CacheOutcome.DIVERGED)
+    if outcome in (CacheOutcome.EVICTED, CacheOutcome.NO_BOUNDARY):
         assert "1,234 more tokens" in words(report)
     assert "another request" in words(msgspec.structs.replace(report, waited_for_another=True))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.config import ServerSettings
 from holdfast.intake.tenant import tenant_of
-from holdfast.messages import GenerationRequest
+from holdfast.messages.requests import GenerationRequest
 from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk
-from holdfast.messages import FinishReason, TextDelta, TokenText
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import TextDelta, TokenText
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.messages import TextPrompt, TokenPrompt
+from holdfast.messages.requests import TextPrompt, TokenPrompt
 from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body
 from tests.fakes.scripted_gateway import ScriptedGateway
 

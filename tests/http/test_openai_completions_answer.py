@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.http.openai_completions_answer import completion_logprobs
 from holdfast.http.openai_shapes import Completion
-from holdfast.messages import GenerationRequest, TextDelta, TextPrompt, TokenText
+from holdfast.messages.output import TextDelta, TokenText
+from holdfast.messages.requests import GenerationRequest, TextPrompt
 from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body, events_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionRefused
 from holdfast.intake.tenant import tenant_of
-from holdfast.session_messages import (
+from holdfast.messages.sessions import (
     CloseSession,
     ExportSession,
     ForkSession,

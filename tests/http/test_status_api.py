@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.http.openai_shapes import Health
-from holdfast.messages import FinishReason, Histogram, MemoryFigures, StoreFigures, WorkerStatistics
+from holdfast.messages.events import FinishReason
+from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, ScriptedModel, answer
 
@@ -64,7 +65,7 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
     store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
-    memory = MemoryFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
+    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
     kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10}
     for given, shown in (
         (memory, {"model": "f00d", "mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),

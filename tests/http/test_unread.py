@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from holdfast.config import ServerSettings
-from holdfast.messages import TextDelta
+from holdfast.messages.output import TextDelta
 from tests.fakes.http_clients import CHAT, served
 from tests.fakes.scripted_gateway import ScriptedGateway, ScriptedStream
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.intake.template import ChatTemplate
-from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from tests.fakes import toy_tokenizers
 
 CHATML = (
@@ -16,10 +16,10 @@ CHATML = (
 
 
 @pytest.fixture(scope="session")
-def side() -> TextSide:
+def side() -> TokenizerBundle:
     """Byte-level, ChatML, no BOS."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
-    return TextSide(
+    return TokenizerBundle(
         tokenizer=tokenizer,
         template=ChatTemplate({"default": CHATML}, special_tokens=tokenizer.special_tokens),
         generation_defaults={"temperature": 0.6, "top_k": 20},
@@ -28,9 +28,9 @@ def side() -> TextSide:
 
 
 @pytest.fixture(scope="session")
-def base_side() -> TextSide:
+def base_side() -> TokenizerBundle:
     """A base model: BOS in front, no chat template."""
     tokenizer = Tokenizer(
         toy_tokenizers.llama3(), config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, eos_token_ids=(999,)
     )
-    return TextSide(tokenizer=tokenizer, template=None, generation_defaults={}, context_tokens=200)
+    return TokenizerBundle(tokenizer=tokenizer, template=None, generation_defaults={}, context_tokens=200)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.intake.canonical import ToolOrders, canonical, in_usual_order
-from holdfast.messages import ChatPrompt
+from holdfast.messages.requests import ChatPrompt
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.7.e2b; cc_entrypoint=cli; cch=1f83a;"
 WEATHER = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from holdfast.intake.defaults import generation_defaults, usable_defaults, with_model_defaults
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 
 def test_only_open_fields_are_filled() -> None:

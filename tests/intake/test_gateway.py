@@ -17,22 +17,12 @@ from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, Que
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.history import AnswerHistory
 from holdfast.intake.template import ChatTemplate
-from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
-from holdfast.messages import (
-    ChatPrompt,
-    ChoiceFinished,
-    FinishReason,
-    GenerationRequest,
-    OutputEvent,
-    Prompt,
-    RejectionKind,
-    SamplingParams,
-    TextDelta,
-    TextPrompt,
-    TokenPrompt,
-)
+from holdfast.messages.events import FinishReason, RejectionKind
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
 from tests.intake.conftest import CHATML
@@ -67,7 +57,7 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
     assert complaints == []
 
 
-def serve(side: TextSide, script: Script, **options: Any) -> tuple[Gateway, ScriptedEngine]:
+def serve(side: TokenizerBundle, script: Script, **options: Any) -> tuple[Gateway, ScriptedEngine]:
     engine = ScriptedEngine(script, **options)
     return Gateway(OneModel(engine), {"toy": side}, LimitsSettings()), engine
 
@@ -76,7 +66,7 @@ def asks(prompt: Prompt = HELLO, **fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"request_id": "r", "model": "toy", "prompt": prompt, **fields})
 
 
-def encode(side: TextSide, text: str) -> tuple[int, ...]:
+def encode(side: TokenizerBundle, text: str) -> tuple[int, ...]:
     return tuple(side.tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -93,7 +83,7 @@ def ends(events: list[OutputEvent]) -> list[ChoiceFinished]:
     return [event for event in events if isinstance(event, ChoiceFinished)]
 
 
-async def test_an_answer_comes_as_text_and_one_end(side: TextSide) -> None:
+async def test_an_answer_comes_as_text_and_one_end(side: TokenizerBundle) -> None:
     ids = (*encode(side, "hello 🙂"), *side.tokenizer.eos_token_ids)
     gateway, engine = serve(side, answers(*ids))
     events = await collect(gateway, asks())
@@ -104,7 +94,7 @@ async def test_an_answer_comes_as_text_and_one_end(side: TextSide) -> None:
     assert engine.cancelled == []
 
 
-async def test_the_stream_knows_its_prompt(side: TextSide) -> None:
+async def test_the_stream_knows_its_prompt(side: TokenizerBundle) -> None:
     gateway, engine = serve(side, answers(1))
     async with aclosing(await gateway.generate(asks())) as stream:
         assert stream.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
@@ -114,7 +104,7 @@ async def test_the_stream_knows_its_prompt(side: TextSide) -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_every_choice_has_its_text_and_exactly_one_end(side: TextSide, choices: int) -> None:
+async def test_every_choice_has_its_text_and_exactly_one_end(side: TokenizerBundle, choices: int) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello world")))
     events = await collect(gateway, asks(choices=choices))
     assert sorted(end.index for end in ends(events)) == list(range(choices))
@@ -122,7 +112,7 @@ async def test_every_choice_has_its_text_and_exactly_one_end(side: TextSide, cho
     assert len({request.sampling.seed for request in engine.submitted}) == choices
 
 
-async def test_choices_end_for_themselves(side: TextSide) -> None:
+async def test_choices_end_for_themselves(side: TokenizerBundle) -> None:
     short, long = encode(side, "hello"), encode(side, "hello world " * 5)
     gateway, _ = serve(side, lambda request: answers(*(short if request.request_id == "r/1" else long))(request))
     events = await collect(gateway, asks(choices=2))
@@ -131,7 +121,7 @@ async def test_choices_end_for_themselves(side: TextSide) -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: TextSide, choices: int) -> None:
+async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: TokenizerBundle, choices: int) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello world and more " * 20)))
     events = await collect(gateway, asks(choices=choices, stop=("wor",)))
     assert [text_of(events, index) for index in range(choices)] == ["hello "] * choices
@@ -141,7 +131,7 @@ async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: TextSide
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_the_stream_cancels_all_choices(side: TextSide, choices: int) -> None:
+async def test_closing_the_stream_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello world " * 50)))
     stream = await gateway.generate(asks(choices=choices))
     await anext(stream)
@@ -153,7 +143,7 @@ async def test_closing_the_stream_cancels_all_choices(side: TextSide, choices: i
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_before_the_first_event_cancels_all_choices(side: TextSide, choices: int) -> None:
+async def test_closing_before_the_first_event_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello")))
     engine.may_go_on.clear()
     stream = await gateway.generate(asks(choices=choices))
@@ -163,7 +153,7 @@ async def test_closing_before_the_first_event_cancels_all_choices(side: TextSide
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_cancelling_the_consumer_cancels_all_choices(side: TextSide, choices: int) -> None:
+async def test_cancelling_the_consumer_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello")))
     engine.may_go_on.clear()
     consumer = asyncio.create_task(collect(gateway, asks(choices=choices)))
@@ -178,7 +168,7 @@ async def test_cancelling_the_consumer_cancels_all_choices(side: TextSide, choic
     await engine.close()
 
 
-async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(side: TextSide) -> None:
+async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(side: TokenizerBundle) -> None:
     gateway, engine = serve(side, lambda request: [])
     consumer = asyncio.create_task(collect(gateway, asks(choices=2)))
     while len(engine.submitted) < 2:
@@ -190,7 +180,7 @@ async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(si
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_failure_is_raised_and_cancels_the_other_choices(side: TextSide, choices: int) -> None:
+async def test_a_failure_is_raised_and_cancels_the_other_choices(side: TokenizerBundle, choices: int) -> None:
     fails = answers(*encode(side, "he"), reason=FinishReason.FAILED, error="NaN in the logits")
     lasts = answers(*encode(side, "hello world " * 50))
     gateway, engine = serve(side, lambda request: (fails if request.request_id == "r/0" else lasts)(request))
@@ -200,7 +190,7 @@ async def test_a_failure_is_raised_and_cancels_the_other_choices(side: TextSide,
     await engine.close()
 
 
-async def test_a_full_queue_is_told_with_its_numbers(side: TextSide) -> None:
+async def test_a_full_queue_is_told_with_its_numbers(side: TokenizerBundle) -> None:
     gateway, _ = serve(side, refuses(RejectionKind.QUEUE_FULL))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
@@ -215,13 +205,13 @@ async def test_a_full_queue_is_told_with_its_numbers(side: TextSide) -> None:
         (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
     ],
 )
-async def test_other_refusals_become_their_errors(side: TextSide, kind: RejectionKind, error: type[Exception]) -> None:
+async def test_other_refusals_become_their_errors(side: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
     gateway, _ = serve(side, refuses(kind, message="because", field="max_tokens"))
     with pytest.raises(error, match="because"):
         await gateway.generate(asks())
 
 
-async def test_one_refused_choice_cancels_those_that_were_accepted(side: TextSide) -> None:
+async def test_one_refused_choice_cancels_those_that_were_accepted(side: TokenizerBundle) -> None:
     refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(side, "hello world"))
     gateway, engine = serve(side, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
     engine.may_go_on.clear()
@@ -231,7 +221,7 @@ async def test_one_refused_choice_cancels_those_that_were_accepted(side: TextSid
     await engine.close()
 
 
-async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(side: TextSide) -> None:
+async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(side: TokenizerBundle) -> None:
     gateway, engine = serve(side, answers(*encode(side, "hello")))
     engine.refuses_after = 1
     with pytest.raises(WorkerUnavailable):
@@ -252,7 +242,7 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(sid
     ],
 )
 async def test_what_cannot_be_served_never_reaches_the_worker(
-    side: TextSide, fields: dict[str, Any], error: type[InvalidRequest], named: str
+    side: TokenizerBundle, fields: dict[str, Any], error: type[InvalidRequest], named: str
 ) -> None:
     gateway, engine = serve(side, answers(1))
     with pytest.raises(error) as caught:
@@ -261,13 +251,13 @@ async def test_what_cannot_be_served_never_reaches_the_worker(
     assert engine.submitted == []
 
 
-async def test_a_model_that_is_leased_but_has_no_text_side_is_unknown(side: TextSide) -> None:
+async def test_a_model_that_is_leased_but_has_no_text_side_is_unknown(side: TokenizerBundle) -> None:
     gateway = Gateway(OneModel(ScriptedEngine(answers(1))), {}, LimitsSettings())
     with pytest.raises(UnknownModel):
         await gateway.generate(asks())
 
 
-async def test_a_long_text_is_tokenized_on_another_thread(side: TextSide) -> None:
+async def test_a_long_text_is_tokenized_on_another_thread(side: TokenizerBundle) -> None:
     class NotingTokenizer(Tokenizer):
         threads: ClassVar[list[threading.Thread]] = []
 
@@ -282,7 +272,7 @@ async def test_a_long_text_is_tokenized_on_another_thread(side: TextSide) -> Non
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
 
-async def test_many_messages_are_rendered_on_another_thread(side: TextSide) -> None:
+async def test_many_messages_are_rendered_on_another_thread(side: TokenizerBundle) -> None:
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
@@ -297,7 +287,7 @@ async def test_many_messages_are_rendered_on_another_thread(side: TextSide) -> N
     assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False]
 
 
-async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TextSide) -> None:
+async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TokenizerBundle) -> None:
     gateway, engine = serve(side, answers(*encode(side, " world")))
     request = asks(TextPrompt(text="hello the"), echo=True, want_logprobs=True)
     events = await collect(gateway, request)
@@ -307,18 +297,18 @@ async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TextSide) -> 
     assert "".join(token.text for token in tokens) == "hello the world"
 
 
-async def test_several_tokens_in_one_event_are_one_delta(side: TextSide) -> None:
+async def test_several_tokens_in_one_event_are_one_delta(side: TokenizerBundle) -> None:
     gateway, _ = serve(side, answers(*encode(side, "hello world hello"), per_event=8))
     events = await collect(gateway, asks())
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["hello world hello"]
 
 
-def in_single_bytes(side: TextSide, text: str) -> tuple[int, ...]:
+def in_single_bytes(side: TokenizerBundle, text: str) -> tuple[int, ...]:
     """The text in more tokens than the tokenizer would take: character by character."""
     return tuple(token_id for character in text for token_id in encode(side, character))
 
 
-async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(side: TextSide) -> None:
+async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(side: TokenizerBundle) -> None:
     side = replace(side, history=AnswerHistory())
     answer = "hello hello"
     generated = in_single_bytes(side, answer)
@@ -335,7 +325,7 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
     assert engine.submitted[2].prompt_token_ids[: len(first) + len(generated)] != first + generated
 
 
-async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(side: TextSide) -> None:
+async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(side: TokenizerBundle) -> None:
     side = replace(side, history=AnswerHistory())
     gateway, engine = serve(side, answers(*encode(side, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))

@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids
-from holdfast.messages import GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
 
 
 def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:

@@ -10,15 +10,10 @@ from contextlib import aclosing
 import pytest
 
 from holdfast.intake.stream import GenerationStream
-from holdfast.messages import (
-    ChoiceFinished,
-    Event,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    SequenceRequest,
-    TextPrompt,
-)
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import Event, FinishReason
+from holdfast.messages.output import ChoiceFinished
+from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers

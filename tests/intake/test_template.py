@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.template import ChatTemplate, load_template
-from holdfast.messages import ChatPrompt
+from holdfast.messages.requests import ChatPrompt
 
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -187,7 +187,7 @@ def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> 
     chats = template(THINKING_DROPPED)
     prompt = chat(system, USER, {"role": "assistant", "content": "<think>a</think>b"}, USER, tools=(tool,))
     rendered = chats.render(prompt)
-    first, last = chats.partings(prompt, rendered)
+    first, last = chats.branch_points(prompt, rendered)
     assert rendered[:first].endswith("Be brief.<|im_end|>\n<|im_start|>user\n")
     assert rendered[last:] == "<|im_start|>assistant\n<think>\n"
     others = chat(system, {"role": "user", "content": "Other"}, tools=(tool,))
@@ -200,10 +200,10 @@ def test_prompts_part_behind_the_system_prompt_and_behind_the_last_message() -> 
 def test_a_template_that_refuses_the_probes_has_no_partings() -> None:
     strict = template("{% if messages | length < 3 or not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}x")
     prompt = chat(USER, {"role": "assistant", "content": "a"}, USER)
-    assert strict.partings(prompt, strict.render(prompt)) == ()
+    assert strict.branch_points(prompt, strict.render(prompt)) == ()
 
 
 def test_a_continued_message_has_no_end_to_part_at() -> None:
     prompt = chat(USER, {"role": "assistant", "content": "I am"}, continue_last=True)
     rendered = template(CHATML).render(prompt)
-    assert [rendered[:at] for at in template(CHATML).partings(prompt, rendered)] == ["<|im_start|>user\n"]
+    assert [rendered[:at] for at in template(CHATML).branch_points(prompt, rendered)] == ["<|im_start|>user\n"]

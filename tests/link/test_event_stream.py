@@ -6,7 +6,16 @@ import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import Brake, EventRouter, EventStream
-from holdfast.messages import Accepted, Event, Finished, FinishReason, Rejected, RejectionKind, TokenLogprob, TokensGenerated
+from holdfast.messages.events import (
+    Accepted,
+    Event,
+    Finished,
+    FinishReason,
+    Rejected,
+    RejectionKind,
+    TokenLogprob,
+    TokensGenerated,
+)
 
 
 def finished(request_id: str = "a") -> Finished:

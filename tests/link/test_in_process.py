@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.in_process import InProcessClient, QueueInbox
-from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.messages.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.worker.assignment import Assignment
 from holdfast.worker.lifecycle import live
 from holdfast.worker.pulse import Pulse

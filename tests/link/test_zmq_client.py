@@ -14,19 +14,9 @@ import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages import (
-    Accepted,
-    CancelRequest,
-    Command,
-    Event,
-    Finished,
-    FinishReason,
-    SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
-    TokensGenerated,
-    WorkerStatistics,
-)
+from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, TokensGenerated
+from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
 

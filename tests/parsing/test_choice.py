@@ -11,23 +11,20 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from holdfast.errors import GenerationFailed
-from holdfast.messages import (
+from holdfast.messages.events import (
     Accepted,
-    ChoiceFinished,
+    CacheOutcome,
+    CacheReport,
     Divergence,
-    DivergentTexts,
     Finished,
     FinishReason,
-    MemoryOutcome,
-    MemoryReport,
-    OutputEvent,
     PromptScored,
     Started,
-    TextDelta,
     Timings,
     TokenLogprob,
     TokensGenerated,
 )
+from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
@@ -48,7 +45,7 @@ def choice(*, name: str = "byte_level", stop_tokens: tuple[int, ...] = (), **rul
     return ChoiceText(index=3, pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
-FOUND = MemoryReport(outcome=MemoryOutcome.NEW_TOKENS, ram_tokens=1)
+FOUND = CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=1)
 
 
 def generated(ids: tuple[int, ...], *, scored: bool = False) -> TokensGenerated:
@@ -237,8 +234,8 @@ def test_an_answer_that_a_stop_string_ends_knows_what_it_began_from() -> None:
 
 def test_a_first_differing_token_is_told_as_text() -> None:
     stored, own = encode("ab")
-    diverged = MemoryReport(
-        outcome=MemoryOutcome.DIVERGED, divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own)
+    diverged = CacheReport(
+        outcome=CacheOutcome.DIVERGED, divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own)
     )
     reader = choice(prompt_token_ids=tuple(encode("xb")))
     reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.config import ResidencySettings
 from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnavailable
-from holdfast.messages import Finished
+from holdfast.messages.events import Finished
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_order
@@ -73,7 +73,7 @@ async def test_a_model_at_fault_is_not_tried_again() -> None:
 
 
 async def test_a_worker_that_never_came_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.residency.keeper.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.residency.supervisor.backoff_seconds", lambda failures: 0.0)
     async with residency("dies-loading") as made:
         with pytest.raises(WorkerUnavailable, match="SIGKILL"):
             await made.wait_ready()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ResidencySettings
-from holdfast.messages import Activity, Heartbeat
+from holdfast.messages.events import Activity, Heartbeat
 from holdfast.residency.watchdog import PATIENCE, Hang, Watchdog
 from holdfast.worker.pulse import BeatCounter, Pulse
 

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.config import ResidencySettings
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.messages.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerProcess

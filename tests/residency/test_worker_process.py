@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link import zmq_client
-from holdfast.messages import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
+from holdfast.messages.events import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import a_request, fake_order

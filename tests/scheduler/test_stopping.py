@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages import FinishReason
+from holdfast.messages.events import FinishReason
 from holdfast.scheduler.stopping import Ending, ending
 
 tokens = st.lists(st.integers(0, 9), max_size=8)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cache.branch import Branch, Step
 from holdfast.errors import SessionRefused
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
+from holdfast.prefix.branch import Branch, Step
 from holdfast.sessions.registry import SessionRegistry
 
 

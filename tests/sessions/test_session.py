@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cache.branch import Branch, StateStep, Step
+from holdfast.prefix.branch import Branch, StateStep, Step
 from holdfast.sessions.record import decode_record, encode_record, record_name
 from holdfast.sessions.session import MOST_BRANCHES, Session
 

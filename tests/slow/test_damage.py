@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.engine.layouts import RowsRunner
-from holdfast.messages import FinishReason
+from holdfast.messages.events import FinishReason
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 

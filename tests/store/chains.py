@@ -22,10 +22,10 @@ def payload(key: BlockKey, size: int) -> bytes:
 
 def make_block(
     token_ids: Sequence[int], *, after: Block | None = None, cut: int | None = None, kind: BlockKind = "kv",
-    fingerprint: str = FINGERPRINT, salt: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
+    fingerprint: str = FINGERPRINT, tenant: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
 ) -> Block:  # fmt: skip
     """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said), or behind the root."""
-    parent = root_key(fingerprint, salt) if after is None else after.key
+    parent = root_key(fingerprint, tenant) if after is None else after.key
     parent_tokens = 0 if after is None else len(after.token_ids) if cut is None else cut
     key = child_key(parent, parent_tokens, token_ids, kind)
     return Block(

@@ -55,7 +55,7 @@ def test_a_change_anywhere_changes_all_keys_behind_it(chain: list[list[int]], ch
 
 
 def test_keys_do_not_change_between_versions() -> None:
-    root = root_key("fingerprint", "salt")
+    root = root_key("fingerprint", "tenant")
     assert root.hex() == "4c57bd5a98d4654440db17d8cc36e8e908c1080c6f295f44421e7eec73969b42"
     assert child_key(root, 3, [1, 2, 3], "kv").hex() == "944c0dc407596e599434eb766e1272fa6daa40a86820cc8c0998d2ad9e0c5441"
     assert fingerprint_id("fingerprint") == "899c2000b4172447"

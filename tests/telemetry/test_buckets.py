@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.messages import Histogram
+from holdfast.messages.figures import Histogram
 from holdfast.telemetry.buckets import cumulative
 
 

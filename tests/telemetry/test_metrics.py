@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.messages import Histogram, WorkerStatistics
+from holdfast.messages.figures import Histogram, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics, ModelFacts
 
 

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, TextDelta
+from holdfast.messages.events import CacheReport, FinishReason
+from holdfast.messages.output import ChoiceFinished, TextDelta
 from holdfast.telemetry.request_log import AnswerRecord, RequestLine, RequestRecord, write_line
 
 
@@ -27,7 +28,7 @@ def ended(index: int, tokens: int, *, cached: int = 0) -> ChoiceFinished:
         reason=FinishReason.STOP,
         prompt_tokens=812,
         completion_tokens=tokens,
-        memory=MemoryReport(ram_tokens=cached),
+        memory=CacheReport(ram_tokens=cached),
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, TextDelta, Timings
+from holdfast.messages.events import CacheReport, FinishReason, Timings
+from holdfast.messages.output import ChoiceFinished, TextDelta
 from holdfast.telemetry.metrics import Metrics, ModelFacts
 from holdfast.telemetry.requests import RequestWatch
 
@@ -43,7 +44,7 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
             reason=FinishReason.STOP,
             prompt_tokens=10,
             completion_tokens=4,
-            memory=MemoryReport(ram_tokens=2, disk_tokens=1),
+            memory=CacheReport(ram_tokens=2, disk_tokens=1),
             timings=Timings(queue_seconds=1.0, prefill_seconds=2.0, decode_seconds=3.0),
         )
     )

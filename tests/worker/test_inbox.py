@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import zmq
 
-from holdfast.messages import Accepted, CancelRequest, Command, Event, Shutdown, StatisticsRequest
+from holdfast.messages.commands import CancelRequest, Command, Shutdown, StatisticsRequest
+from holdfast.messages.events import Accepted, Event
 from holdfast.worker.inbox import ZmqInbox
 
 

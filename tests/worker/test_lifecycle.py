@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop import WorkerLoop

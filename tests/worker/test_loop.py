@@ -5,19 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
-from holdfast.messages import (
-    CancelRequest,
-    Command,
-    FinishReason,
-    PromptScored,
-    Rejected,
-    RejectionKind,
-    SamplingParams,
-    SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
-    WorkerStatistics,
-)
+from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.events import FinishReason, PromptScored, Rejected, RejectionKind
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.loop import DeviceBroken, WorkerLoop

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages import CancelRequest, Command, FinishReason, PauseRequest, ResumeRequest
+from holdfast.messages.commands import CancelRequest, Command, PauseRequest, ResumeRequest
+from holdfast.messages.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
 from tests.fakes.script_inbox import ScriptInbox
 from tests.worker.test_loop import make_loop, request, serve

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages import Activity
+from holdfast.messages.events import Activity
 from holdfast.worker.pulse import PAGING_FAULTS, BeatCounter, Pulse
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from holdfast.engine.sampling import row_state, sample
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast_bench.engine_steps import EngineSteps, Stepper
 
 _ATTENTION = "scaled_dot_product_attention"

@@ -11,7 +11,8 @@ import mlx.core as mx
 from holdfast.engine.engine import Engine, PendingStep
 from holdfast.engine.layouts import SoloRunner
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
 CHUNK_TOKENS = 256

@@ -9,7 +9,8 @@ from types import TracebackType
 from holdfast.intake.history import AnswerNotes
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
-from holdfast.messages import ChoiceFinished, FinishReason, MemoryReport, Rejected, TextDelta, Timings, TokenText
+from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
+from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
 from holdfast.parsing.choice import ChoiceText
 
 
@@ -25,7 +26,7 @@ class Completion:
     cached_tokens: int = 0
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
-    memory: MemoryReport = MemoryReport()
+    memory: CacheReport = CacheReport()
 
     def __str__(self) -> str:
         return self.text

@@ -19,19 +19,11 @@ from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
 from holdfast.intake.prepare import answer_notes, prepare
 from holdfast.intake.tenant import tenant_of
-from holdfast.intake.text_side import load_text_side
+from holdfast.intake.tokenizer_bundle import load_text_side
 from holdfast.link.in_process import InProcessClient, QueueInbox
-from holdfast.messages import (
-    ChatPrompt,
-    GenerationRequest,
-    ModelInfo,
-    Prompt,
-    SamplingParams,
-    TextPrompt,
-    TokenPrompt,
-    WorkerFailed,
-    WorkerStatistics,
-)
+from holdfast.messages.events import ModelInfo, WorkerFailed
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from holdfast.models.download import served_id
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file

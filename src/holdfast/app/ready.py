@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass
 
 from holdfast.config import LogSettings
-from holdfast.messages import MemoryFigures, ModelInfo
+from holdfast.messages.events import ModelInfo
+from holdfast.messages.figures import CacheFigures
 
 logger = logging.getLogger("holdfast.app")
 OPEN = (
@@ -25,7 +26,7 @@ class ReadyServer:
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: what is read is kept in RAM only
-    memory: MemoryFigures | None  # None: this model's layout does not allow to keep anything
+    memory: CacheFigures | None  # None: this model's layout does not allow to keep anything
     lan_urls: tuple[str, ...] = ()  # for other machines, where it listens on all addresses
     is_open: bool = False  # others than this machine can come in, and without a key
 

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import SessionRefused
 from holdfast.link.in_process import InProcessClient
-from holdfast.session_messages import (
+from holdfast.messages.sessions import (
     CloseSession,
     ExportSession,
     ForkSession,

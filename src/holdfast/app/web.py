@@ -12,7 +12,7 @@ from holdfast.http.application import create_application
 from holdfast.http.services import Services
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.session_desk import SessionDesk
-from holdfast.intake.text_side import load_text_side
+from holdfast.intake.tokenizer_bundle import load_text_side
 from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
 

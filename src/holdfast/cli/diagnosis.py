@@ -14,9 +14,9 @@ from holdfast.cli.layout_check import LayoutCheck, check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
 from holdfast.models.cores import usable_cores
+from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import resolve_model, served_id
 from holdfast.models.measure import measure_gflops, platform_in_subprocess
-from holdfast.models.memory import MemoryReport, memory_report
 from holdfast.models.platform import PlatformReport
 
 
@@ -26,7 +26,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     architecture: str
     usable_cores: int
-    memory: MemoryReport
+    memory: DeviceMemory
     python: str
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
-from holdfast.cache.form import ModelForm
-from holdfast.cache.snapshot import can_be_kept, form_of, restore
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
@@ -23,7 +21,11 @@ from holdfast.engine.scoring import PromptScores, drawn_logprobs
 from holdfast.engine.sequence import Sequence as LiveSequence
 from holdfast.engine.sequence import SequenceSpan
 from holdfast.engine.step_logits import StepLogits
-from holdfast.messages import RequestId, SamplingParams, SequenceRequest, TokenLogprob
+from holdfast.kv.form import ModelForm
+from holdfast.kv.snapshot import can_be_kept, form_of, restore
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import TokenLogprob
+from holdfast.messages.requests import RequestId, SamplingParams
 
 NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
 

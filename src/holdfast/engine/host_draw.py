@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from holdfast.engine.host_rows import LARGE_VOCABULARY, Floats, GroupedRow, Ids, on_host, rows_of
 from holdfast.engine.sampling_draw import BLOCK, HOTTEST, DrawKind
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 _SMALLEST_FOR_NUCLEUS = 1024  # tokens: from there on numpy is faster for top-p, however many rows there are
 _ALLOWANCE = 1 / 4  # of 1 - top_p: what the tokens that are not looked at may weigh at most

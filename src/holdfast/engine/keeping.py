@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from holdfast.cache.snapshot import KVRun, StateSnapshot, all_finite, take_run, take_state
 from holdfast.engine.plan import KeepPolicy
 from holdfast.engine.sequence import Sequence
-from holdfast.messages import RequestId
+from holdfast.kv.snapshot import KVBlock, StateCheckpoint, all_finite, take_run, take_state
+from holdfast.messages.requests import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
     """What a sequence begins from instead of reading it: adjoining runs from token 0 on, and the state at their end, if any."""
 
-    runs: tuple[KVRun, ...]
-    state: StateSnapshot | None = None
+    runs: tuple[KVBlock, ...]
+    state: StateCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class Kept:
     """Snapshots of one sequence that a step has made. The runs adjoin what was kept of it before."""
 
     request_id: RequestId
-    runs: tuple[KVRun, ...]
-    state: StateSnapshot | None = None
+    runs: tuple[KVBlock, ...]
+    state: StateCheckpoint | None = None
     finite: mx.array = field(init=False)  # bool []: neither NaN nor infinity is in it; evaluated with the rest
 
     def __post_init__(self) -> None:
@@ -65,19 +65,19 @@ def keep_everything(sequence: Sequence) -> Kept:
     return _kept_up_to_now(sequence, list(_full_runs(sequence, run_tokens)))
 
 
-def _kept_up_to_now(sequence: Sequence, runs: list[KVRun]) -> Kept:
+def _kept_up_to_now(sequence: Sequence, runs: list[KVBlock]) -> Kept:
     if sequence.fed > sequence.kept:
         runs.append(_next_run(sequence, sequence.fed - sequence.kept))
     state = take_state(sequence.layers, position=sequence.fed)
     return Kept(request_id=sequence.request.request_id, runs=tuple(runs), state=state if state.layers else None)
 
 
-def _full_runs(sequence: Sequence, run_tokens: int) -> Iterator[KVRun]:
+def _full_runs(sequence: Sequence, run_tokens: int) -> Iterator[KVBlock]:
     while sequence.fed - sequence.kept >= run_tokens:
         yield _next_run(sequence, run_tokens)
 
 
-def _next_run(sequence: Sequence, tokens: int) -> KVRun:
+def _next_run(sequence: Sequence, tokens: int) -> KVBlock:
     run = take_run(sequence.layers, start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
     return run

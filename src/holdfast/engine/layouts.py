@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.cache.foreign import ForeignState
-from holdfast.cache.kinds import LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
 from holdfast.engine.sequence import SequenceSpan, TokenSource
 from holdfast.engine.step_logits import LaterLogits, StepLogits
-from holdfast.engine.views import GatherView, LoneView, MaskBook, RowsView, SpanView, StateView, layer_view
-from holdfast.messages import RequestId
+from holdfast.engine.views import GatherView, LoneView, MaskCache, RowsView, SpanView, StateView, layer_view
+from holdfast.kv.foreign import ForeignState
+from holdfast.kv.kinds import LayerKV, LayerState, RecurrentState, fresh_layer, has_foreign
+from holdfast.messages.requests import RequestId
 from holdfast.models.head_seam import HeadSeam
 
 Model = Callable[..., mx.array]
@@ -65,13 +65,13 @@ class RowsRunner:
             return self._forward_alone(spans[0])
         tokens = [each.span.tokens for each in spans]
         offset = mx.array([position for each in spans for position in range(each.span.start, each.span.start + each.span.tokens)])
-        masks = MaskBook()
+        masks = MaskCache()
         caches = _views(spans, lambda layers: RowsView(layers, tokens=tokens, offset=offset, masks=masks), _no_recurrent)
         ids = TokenSource().gather(list(spans))
         return _project(self._model, self._head, ids[:, None], caches, spans)
 
     def _forward_alone(self, span: SequenceSpan) -> StepLogits:
-        masks = MaskBook()
+        masks = MaskCache()
         caches = _views([span], lambda layers: LoneView(layers[0], masks=masks), _no_recurrent)
         return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])
 
@@ -112,10 +112,10 @@ class SplitRunner:
         if self._gather is not None:
             return GatherView(layers, mask_dimensions=self._gather)
         offset = mx.array([layer.tokens for layer in layers])
-        return RowsView(layers, tokens=[1] * len(layers), offset=offset, masks=MaskBook())
+        return RowsView(layers, tokens=[1] * len(layers), offset=offset, masks=MaskCache())
 
     def _read(self, span: SequenceSpan) -> StepLogits:
-        masks = MaskBook()
+        masks = MaskCache()
         view = LoneView if self._gather is None else SpanView
         caches = _views([span], lambda layers: view(layers[0], masks=masks), lambda states: states[0])
         return _project(self._model, self._head, TokenSource().gather([span])[None], caches, [span])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.messages import RequestId, TokenLogprob
+from holdfast.messages.events import TokenLogprob
+from holdfast.messages.requests import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.cache.kinds import Composite, LayerState, WindowKV
 from holdfast.engine import host_attention
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.engine.plan import Span
@@ -25,7 +24,9 @@ from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import Sequence as LiveSequence
 from holdfast.engine.sequence import SequenceSpan
 from holdfast.errors import ModelLoadError
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.kv.kinds import Composite, LayerState, WindowKV
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 from holdfast.models.head_seam import HeadSeam
 
 RIGHT_RELATIVE_ERROR = 1e-3  # of the effect of one changed context token; wrong layouts are off by 0.1 and more

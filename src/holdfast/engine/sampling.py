@@ -17,7 +17,8 @@ from holdfast.engine.host_rows import rows_of
 from holdfast.engine.host_scores import score_on_host, scoring_pays
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
 from holdfast.engine.sampling_edits import LogitBias, PenaltyState, RowEdits, apply_edits
-from holdfast.messages import SamplingParams, SequenceRequest
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import SamplingParams
 
 __all__ = ["Drawn", "PenaltyState", "RowState", "Scores", "advance", "row_state", "sample", "score_tokens"]
 

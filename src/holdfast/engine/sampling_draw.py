@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 GREEDY_BELOW = 1e-5  # temperatures under this differ from greedy by less than fp32 can show
 HOTTEST = 1e30  # hotter changes nothing, and 1 / temperature must not underflow: -inf * 0 is NaN

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from holdfast.errors import InvalidRequest
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 BANNED_AT = -100.0  # a bias this low means "never", not "rarely"
 

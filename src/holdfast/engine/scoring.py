@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from holdfast.engine.sampling import Drawn, Scores, score_tokens
 from holdfast.engine.step_logits import LaterLogits
-from holdfast.messages import TokenLogprob
+from holdfast.messages.events import TokenLogprob
 
 PIECE_BYTES = 32 << 20  # of float32 logits that are there at a time; half as much more where the model computes in 16 bits
 

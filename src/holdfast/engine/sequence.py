@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from holdfast.cache.kinds import LayerState
 from holdfast.engine.plan import KeepPolicy, Span
-from holdfast.messages import SequenceRequest
+from holdfast.kv.kinds import LayerState
+from holdfast.messages.commands import SequenceRequest
 
 if TYPE_CHECKING:
     from holdfast.engine.sampling import RowState

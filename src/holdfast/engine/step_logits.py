@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from holdfast.messages import RequestId
+from holdfast.messages.requests import RequestId
 
 
 def _as_they_are(logits: mx.array) -> mx.array:

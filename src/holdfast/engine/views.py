@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.cache.kinds import Composite, FullKV, LayerKV, LayerState, RecurrentState, WindowKV
 from holdfast.engine import host_attention
 from holdfast.engine.host_attention import AttentionSpan
+from holdfast.kv.kinds import Composite, FullKV, LayerKV, LayerState, RecurrentState, WindowKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     return (weights @ values).reshape(1, heads, 1, values.shape[3])
 
 
-class MaskBook:
+class MaskCache:
     """What the layers of one step share: causal masks, each made once, and whether attention is composed or fused."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
     return AttentionSpan(queries=queries, keys=keys, values=values, window=window)
 
 
-def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, masks: MaskBook) -> list[mx.array]:
+def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, masks: MaskCache) -> list[mx.array]:
     """Attention of each span over its own sequence. scale: what is still to be applied; 1 where attention is composed."""
     if masks.composes_attention and host_attention.pays(spans):
         return host_attention.attend(spans, sinks=sinks)
     return [_attend_alone(span, scale, sinks, masks) for span in spans]
 
 
-def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, masks: MaskBook) -> mx.array:
+def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, masks: MaskCache) -> mx.array:
     seen = span.keys.shape[2]
     mask: mx.array | str | None = None
     if span.tokens > 1:
@@ -92,7 +92,7 @@ class RowsView:
     Attention comes back here through the seam and is done span by span, each over its own sequence's keys and values.
     """
 
-    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, masks: MaskBook) -> None:
+    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, masks: MaskCache) -> None:
         self._layers, self._tokens, self._masks = layers, tokens, masks
         self.offset = offset
         self._cuts = [sum(tokens[: index + 1]) for index in range(len(tokens) - 1)]
@@ -162,7 +162,7 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 class SpanView:
     """One layer of one sequence whose span is a forward pass of its own: plain arrays, plain masks."""
 
-    def __init__(self, layer: LayerKV, *, masks: MaskBook) -> None:
+    def __init__(self, layer: LayerKV, *, masks: MaskCache) -> None:
         self._layer, self._masks = layer, masks
         self.offset = layer.tokens
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from holdfast.errors import GenerationFailed, WorkerUnavailable
 from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import PromptTokensDetails, Usage
-from holdfast.messages import ChoiceFinished, FinishReason, GenerationRequest, TextDelta
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import ChoiceFinished, TextDelta
+from holdfast.messages.requests import GenerationRequest
 
 _LEAST_LOGPROB = -9999.0
 

@@ -10,7 +10,8 @@ import msgspec
 from holdfast.errors import QueueFull
 from holdfast.http.errors import RequestRefused
 from holdfast.http.services import Generator, OutputStream
-from holdfast.messages import GenerationRequest, OutputEvent
+from holdfast.messages.output import OutputEvent
+from holdfast.messages.requests import GenerationRequest
 
 _MOST_READY = 64  # events of several prompts that are read before they are asked for
 

@@ -28,7 +28,7 @@ from holdfast.errors import (
 from holdfast.http.error_forms import ErrorDetail, openai_error
 from holdfast.http.paths import meant_path, served_path
 from holdfast.http.protocols import error_form, unserved_protocol
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
 from holdfast.telemetry.request_log import RequestRecord
 
 _log = logging.getLogger(__name__)

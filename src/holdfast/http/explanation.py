@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.messages import ChoiceFinished, MemoryOutcome, MemoryReport
+from holdfast.messages.events import CacheOutcome, CacheReport
+from holdfast.messages.output import ChoiceFinished
 
 
 class TokenShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,15 +108,15 @@ def _difference(event: ChoiceFinished) -> Difference | None:
 
 
 _WORDS = {
-    MemoryOutcome.COMPLETE: "All of the prompt was remembered. Its last token is always read again.",
-    MemoryOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
-    MemoryOutcome.NOTHING_STORED: (
+    CacheOutcome.COMPLETE: "All of the prompt was remembered. Its last token is always read again.",
+    CacheOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
+    CacheOutcome.NOTHING_STORED: (
         "Nothing is kept for this model and tenant. Other weights, another number format or codec, another API key, "
         "X-Holdfast-Tenant or cache_salt have memories of their own."
     ),
-    MemoryOutcome.SCORED: "The log-probabilities of the prompt were asked for, so that all of it had to be read.",
-    MemoryOutcome.FAILED: "The memory failed on this request, so all of its prompt was read. The server's log says more.",
-    MemoryOutcome.OFF: "The server keeps nothing for this model: its layout does not allow it.",
+    CacheOutcome.SCORED: "The log-probabilities of the prompt were asked for, so that all of it had to be read.",
+    CacheOutcome.FAILED: "The memory failed on this request, so all of its prompt was read. The server's log says more.",
+    CacheOutcome.OFF: "The server keeps nothing for this model: its layout does not allow it.",
 }
 
 
@@ -138,18 +139,18 @@ def _in_words(event: ChoiceFinished, *, dropped_tokens: int) -> str:
     return " ".join(sentence for sentence in said if sentence)
 
 
-def _lost_in_words(memory: MemoryReport) -> str:
+def _lost_in_words(memory: CacheReport) -> str:
     more = f"{memory.unused_tokens:,} more tokens"
     match memory.outcome:
-        case MemoryOutcome.NO_BOUNDARY:
+        case CacheOutcome.NO_BOUNDARY:
             return f"{more} are kept, but this model can go on only where its state was saved; the last such place was used."
-        case MemoryOutcome.EVICTED:
+        case CacheOutcome.EVICTED:
             return (
                 f"{more} were kept, but had to make room for others; store.ram_bytes and store.disk_bytes say how much is kept."
             )
-        case MemoryOutcome.UNREADABLE:
+        case CacheOutcome.UNREADABLE:
             return f"{more} were kept in files that are damaged or gone. They are not used; the prompt was read instead."
-        case MemoryOutcome.FORGOTTEN:
+        case CacheOutcome.FORGOTTEN:
             return f"{more} were kept, but somebody had them deleted."
         case _:
             return ""  # the difference says it

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.http.answers import AnswerPlan
 from holdfast.http.errors import RequestRefused
 from holdfast.intake.tenant import tenant_of
-from holdfast.session_messages import LONGEST_SESSION_ID, is_session_id
+from holdfast.messages.sessions import LONGEST_SESSION_ID, is_session_id
 
 TENANT_HEADER = "x-holdfast-tenant"
 EXPLAIN_HEADER = "x-holdfast-explain"

@@ -17,7 +17,8 @@ from holdfast.http.explanation import ChoiceExplanation, Explanation, explain_ch
 from holdfast.http.openai_shapes import Usage
 from holdfast.http.services import OutputStream, Services, is_loading
 from holdfast.http.sse import DONE, EventWriter, error_event
-from holdfast.messages import ChatPrompt, OutputEvent, TextDelta, TextPrompt
+from holdfast.messages.output import OutputEvent, TextDelta
+from holdfast.messages.requests import ChatPrompt, TextPrompt
 from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
 from holdfast.telemetry.requests import RequestWatch
 

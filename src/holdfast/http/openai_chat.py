@@ -12,7 +12,7 @@ from holdfast.http.errors import RequestRefused
 from holdfast.http.openai_chat_answer import ChatStream, WholeChat
 from holdfast.http.openai_fields import GenerationFields, MaxTokens, refuse_above
 from holdfast.http.openai_messages import ChatMessage, refuse_what_is_not_text
-from holdfast.messages import ChatPrompt, GenerationRequest
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
 

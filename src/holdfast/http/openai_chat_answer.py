@@ -16,7 +16,7 @@ from holdfast.http.openai_shapes import (
     Usage,
 )
 from holdfast.http.sse import ChunkEnd, closing_event, event_prefix
-from holdfast.messages import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
 

@@ -12,7 +12,7 @@ from holdfast.http.body import TAG_MARK
 from holdfast.http.errors import RequestRefused
 from holdfast.http.openai_completions_answer import CompletionStream, WholeCompletion
 from holdfast.http.openai_fields import GenerationFields, refuse_above
-from holdfast.messages import GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from holdfast.messages.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 _TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists"))

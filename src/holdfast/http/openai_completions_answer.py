@@ -11,7 +11,7 @@ from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_l
 from holdfast.http.explanation import Explanation
 from holdfast.http.openai_shapes import Completion, CompletionChoice, CompletionLogprobs, Usage
 from holdfast.http.sse import ChunkEnd, closing_event, event_prefix
-from holdfast.messages import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
 
 _encode = msgspec.json.encode
 

@@ -11,7 +11,7 @@ from holdfast.http.body import TAG_MARK
 from holdfast.http.errors import RequestRefused
 from holdfast.http.extensions import HoldfastOptions
 from holdfast.http.unsupported import refuse_unsupported
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1

@@ -22,7 +22,7 @@ from holdfast.http.session_fields import (
     SessionObject,
     SessionOpening,
 )
-from holdfast.session_messages import LONGEST_SESSION_ID
+from holdfast.messages.sessions import LONGEST_SESSION_ID
 
 _COMPONENTS = "#/components/schemas/{name}"
 _REQUESTS: tuple[type[BaseModel], ...] = (

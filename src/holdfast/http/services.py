@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
-from holdfast.messages import GenerationRequest, MemoryFigures, ModelInfo, OutputEvent, WorkerStatistics
-from holdfast.session_messages import SessionCommand, SessionInfo
+from holdfast.messages.events import ModelInfo
+from holdfast.messages.figures import CacheFigures, WorkerStatistics
+from holdfast.messages.output import OutputEvent
+from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -84,7 +87,7 @@ class ServedModel(Protocol):
         ...
 
     @property
-    def memory(self) -> MemoryFigures | None:
+    def memory(self) -> CacheFigures | None:
         """What the worker keeps, as far as it has told; None when it keeps nothing, or is not there."""
         ...
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from holdfast.session_messages import (
+from holdfast.messages.sessions import (
     LONGEST_METADATA_KEY,
     LONGEST_METADATA_VALUE,
     LONGEST_SESSION_ID,

@@ -17,7 +17,7 @@ from starlette.responses import StreamingResponse
 
 from holdfast.errors import SessionRefused
 from holdfast.http.body import too_large
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
 
 MEDIA_TYPE = "application/octet-stream"
 _PIECE_BYTES = 1 << 20

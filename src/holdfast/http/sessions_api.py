@@ -27,7 +27,7 @@ from holdfast.http.session_fields import (
     session_object,
 )
 from holdfast.intake.tenant import tenant_of
-from holdfast.session_messages import (
+from holdfast.messages.sessions import (
     CloseSession,
     ExportSession,
     ForkSession,

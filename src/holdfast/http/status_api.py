@@ -8,7 +8,7 @@ from starlette.responses import Response
 from holdfast.errors import UnknownModel
 from holdfast.http.openai_shapes import Health, MemoryHealth, ModelCard, ModelHealth, ModelList, StoreHealth
 from holdfast.http.services import ServedModel, Services
-from holdfast.messages import MemoryFigures, StoreFigures
+from holdfast.messages.figures import CacheFigures, StoreFigures
 from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
 
 _READY = "ready"
@@ -66,7 +66,7 @@ def _health(model: ServedModel) -> ModelHealth:
     )
 
 
-def _memory_health(memory: MemoryFigures) -> MemoryHealth:
+def _memory_health(memory: CacheFigures) -> MemoryHealth:
     store = memory.store
     return MemoryHealth(
         kept_tokens=memory.kept_tokens,

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.messages import ChatPrompt
+from holdfast.messages.requests import ChatPrompt
 
 # As models have seen them in training; the order of what is not named here stays.
 _TOOL_KEYS = ("type", "function")

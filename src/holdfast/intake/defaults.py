@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.intake.tokenize import read_json
-from holdfast.messages import SamplingParams
+from holdfast.messages.requests import SamplingParams
 
 # Name there → lowest and highest value that makes sense, for SamplingParams' field of the same name.
 _FIELDS = {

@@ -12,10 +12,11 @@ from holdfast.intake.history import AnswerNotes
 from holdfast.intake.leases import Leases
 from holdfast.intake.prepare import Prepared, answer_notes, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
-from holdfast.intake.text_side import TextSide
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import ChatPrompt, GenerationRequest, ModelInfo
+from holdfast.messages.events import ModelInfo
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
@@ -28,7 +29,7 @@ class Gateway:
     text_sides: by served id, the same ids that `leases` knows.
     """
 
-    def __init__(self, leases: Leases, text_sides: Mapping[str, TextSide], limits: LimitsSettings) -> None:
+    def __init__(self, leases: Leases, text_sides: Mapping[str, TokenizerBundle], limits: LimitsSettings) -> None:
         self._leases = leases
         self._text_sides = text_sides
         self._limits = limits
@@ -47,7 +48,7 @@ class Gateway:
         notes = answer_notes(request, side)
         return await self._submit(request, client, prepared, notes, intake_seconds=time.perf_counter() - started)
 
-    async def _prepare(self, request: GenerationRequest, side: TextSide, info: ModelInfo) -> Prepared:
+    async def _prepare(self, request: GenerationRequest, side: TokenizerBundle, info: ModelInfo) -> Prepared:
         request = with_defaults(request, side, info=info, limits=self._limits)
         if isinstance(request.prompt, ChatPrompt) and len(request.prompt.messages) > _MANY_MESSAGES:
             prompt = await asyncio.to_thread(prompt_text, request, side, info=info)

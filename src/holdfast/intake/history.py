@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from holdfast.messages import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.messages import GenerationRequest, SamplingParams
+from holdfast.messages.requests import GenerationRequest, SamplingParams
 
 MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
 

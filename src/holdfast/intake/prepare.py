@@ -15,9 +15,11 @@ from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.history import AnswerNotes, Said, Spliced
 from holdfast.intake.limits import check_limits, check_token_ids
-from holdfast.intake.text_side import TextSide
 from holdfast.intake.tokenize import Tokenizer, well_formed
-from holdfast.messages import ChatPrompt, GenerationRequest, ModelInfo, SequenceRequest, TextPrompt, TokenPrompt
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import ModelInfo
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -35,7 +37,7 @@ class PromptText:
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
     said: tuple[Said, ...] = ()  # the messages of a chat
-    partings: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
+    branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class PromptTokens:
     """A prompt after tokenization."""
 
     token_ids: tuple[int, ...]
-    partings: tuple[int, ...] = ()  # the same as tokens
+    branch_points: tuple[int, ...] = ()  # the same as tokens
     dropped_tokens: int = 0  # of earlier answers, which the template left out
 
 
@@ -66,14 +68,16 @@ class Prepared:
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
-def prepare(request: GenerationRequest, side: TextSide, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+def prepare(request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, side, info=info, limits=limits)
     prompt = prompt_text(request, side, info=info)
     return assemble(request, side, prompt, encode_prompt(request, side, prompt, info=info), info=info)
 
 
-def with_defaults(request: GenerationRequest, side: TextSide, *, info: ModelInfo, limits: LimitsSettings) -> GenerationRequest:
+def with_defaults(
+    request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings
+) -> GenerationRequest:
     """The request with all sampling fields as they will be used, checked. Raises InvalidRequest."""
     sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=side.generation_defaults)
     request = msgspec.structs.replace(request, sampling=sampling)
@@ -81,7 +85,7 @@ def with_defaults(request: GenerationRequest, side: TextSide, *, info: ModelInfo
     return request
 
 
-def prompt_text(request: GenerationRequest, side: TextSide, *, info: ModelInfo) -> PromptText:
+def prompt_text(request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
     prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
@@ -95,8 +99,8 @@ def prompt_text(request: GenerationRequest, side: TextSide, *, info: ModelInfo) 
     prompt = canonical(prompt, side.tool_orders, tenant=request.tenant)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(side.template.render(prompt, field=request.prompt_field))
-    partings = side.template.partings(prompt, text) if info.fixed_bytes_per_sequence else ()
-    return PromptText(text=text, said=_said(prompt), partings=partings)
+    branch_points = side.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
+    return PromptText(text=text, said=_said(prompt), branch_points=branch_points)
 
 
 def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
@@ -117,7 +121,7 @@ def _texts(content: Any) -> Iterator[str]:
             yield text
 
 
-def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
+def encode_prompt(request: GenerationRequest, side: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
     """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
     field, tokenizer = request.prompt_field, side.tokenizer
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
@@ -138,18 +142,18 @@ def encode_prompt(request: GenerationRequest, side: TextSide, prompt: PromptText
     return tokens
 
 
-def _encoded(prompt: PromptText, side: TextSide, *, tenant: str) -> PromptTokens:
+def _encoded(prompt: PromptText, side: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
     history, said = side.history, prompt.said
     dropped = history.dropped(prompt.text, said, tenant=tenant) if any(each.is_answer for each in said) else 0
     has_answers = history.knows_any(said, tenant=tenant)
-    if not has_answers and not prompt.partings:
+    if not has_answers and not prompt.branch_points:
         token_ids = side.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         return PromptTokens(token_ids=tuple(token_ids), dropped_tokens=dropped)
     tokenized = side.tokenizer.encode_in_place(prompt.text)
     spliced = history.splice(prompt.text, tokenized, said, tenant=tenant) if has_answers else Spliced(tokenized.token_ids, [])
-    partings = tuple(spliced.place(tokenized.tokens_before(at)) for at in prompt.partings)
-    return PromptTokens(token_ids=tuple(spliced.token_ids), partings=partings, dropped_tokens=dropped)
+    branch_points = tuple(spliced.place(tokenized.tokens_before(at)) for at in prompt.branch_points)
+    return PromptTokens(token_ids=tuple(spliced.token_ids), branch_points=branch_points, dropped_tokens=dropped)
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
@@ -162,7 +166,7 @@ def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_to
 
 
 def assemble(
-    request: GenerationRequest, side: TextSide, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
+    request: GenerationRequest, side: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
 ) -> Prepared:
     """The sequences of a request whose prompt is tokenized.
 
@@ -184,7 +188,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
-            partings=tokens.partings,
+            branch_points=tokens.branch_points,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
         for index in range(request.choices)
@@ -202,7 +206,7 @@ def assemble(
     return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
 
 
-def _stop_token_ids(request: GenerationRequest, side: TextSide, *, vocab_size: int) -> tuple[int, ...]:
+def _stop_token_ids(request: GenerationRequest, side: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:
     if request.ignore_eos:
         return ()
     ends = side.tokenizer.eos_token_ids
@@ -221,7 +225,7 @@ def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
     return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
-def answer_notes(request: GenerationRequest, side: TextSide) -> AnswerNotes | None:
+def answer_notes(request: GenerationRequest, side: TokenizerBundle) -> AnswerNotes | None:
     """Takes down the answers of a chat, which come back in its next turn; None where nothing comes back.
 
     Whoever continues a message gets back more than what is generated now.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.errors import SessionRefused
 from holdfast.intake.leases import Leases
-from holdfast.session_messages import SessionCommand, SessionInfo
+from holdfast.messages.sessions import SessionCommand, SessionInfo
 
 
 class SessionDesk:

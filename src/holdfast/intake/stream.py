@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.intake.history import AnswerNotes
 from holdfast.link.event_stream import EventStream, RequestEvent
-from holdfast.messages import GenerationRequest, OutputEvent, Rejected, RejectionKind
+from holdfast.messages.events import Rejected, RejectionKind
+from holdfast.messages.output import OutputEvent
+from holdfast.messages.requests import GenerationRequest
 from holdfast.parsing.choice import ChoiceText
 
 _MOST_READY = 64  # events of several choices that are taken from the link before they are asked for

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.conversation import template_messages
 from holdfast.intake.tokenize import named_special_tokens, read_json
-from holdfast.messages import ChatPrompt
+from holdfast.messages.requests import ChatPrompt
 
 # What a template may raise at rendering, by itself or through the expressions in it.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
@@ -59,7 +59,7 @@ class ChatTemplate:
             raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
         return self._before_mark(text, field) if prompt.continue_last else text
 
-    def partings(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
+    def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
 
         Behind system prompt and tools, where another conversation begins; and behind the last message, since what the template

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.link.event_stream import EventStream
-from holdfast.messages import ModelInfo, SequenceRequest, WorkerStatistics
-from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import ModelInfo
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.sessions import SessionAnswer, SessionCommand
 
 
 class EngineClient(Protocol):

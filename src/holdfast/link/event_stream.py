@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.messages import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, RequestId, Started, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, Started, TokensGenerated
+from holdfast.messages.requests import RequestId
 
 RequestEvent = Accepted | Rejected | Started | PromptScored | TokensGenerated | Finished
 

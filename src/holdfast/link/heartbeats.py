@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from holdfast.messages import Heartbeat
+from holdfast.messages.events import Heartbeat
 
 
 class Heartbeats:

@@ -12,24 +12,11 @@ from functools import partial
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventRouter, EventStream, RequestEvent
-from holdfast.messages import (
-    CancelRequest,
-    Command,
-    Event,
-    Finished,
-    FinishReason,
-    LoadProgress,
-    ModelInfo,
-    Rejected,
-    RequestId,
-    SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
-    WorkerFailed,
-    WorkerReady,
-    WorkerStatistics,
-)
-from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.events import Event, Finished, FinishReason, LoadProgress, ModelInfo, Rejected, WorkerFailed, WorkerReady
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import RequestId
+from holdfast.messages.sessions import SessionAnswer, SessionCommand
 
 DEATH = "the engine's thread ended unexpectedly"
 

@@ -17,23 +17,19 @@ from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import Brake, EventRouter, EventStream
 from holdfast.link.heartbeats import Heartbeats
-from holdfast.messages import (
+from holdfast.messages.commands import (
     CancelRequest,
     Command,
-    Event,
-    LoadProgress,
-    ModelInfo,
     PauseRequest,
-    RequestId,
     ResumeRequest,
     SequenceRequest,
     Shutdown,
     StatisticsRequest,
-    WorkerFailed,
-    WorkerReady,
-    WorkerStatistics,
 )
-from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.messages.events import Event, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import RequestId
+from holdfast.messages.sessions import SessionAnswer, SessionCommand
 from holdfast.user_folders import CLAIM_PREFIX
 
 STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve

@@ -37,7 +37,7 @@ _IRRELEVANT_KEYS = frozenset({"_name_or_path", "transformers_version", "torch_dt
 _OWN_CODE = (
     "models/attention_seam.py", "models/head_seam.py", "models/weight_format.py", "models/adapters/*.py",
     "engine/host_attention.py", "engine/keeping.py", "engine/layouts.py", "engine/views.py",
-    "cache/codec.py", "cache/kinds.py", "cache/snapshot.py",
+    "kv/*.py",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.base import Module
 
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
-from holdfast.models import memory, mlx_lm_import, platform, weight_format
+from holdfast.models import device_memory, mlx_lm_import, platform, weight_format
 from holdfast.models.dimensions import context_tokens, vocabulary_size
 from holdfast.models.model_folder import ModelFolder, inspect_folder, read_json
 
@@ -62,7 +62,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
             dtype=settings.dtype,
             dequantize=settings.dequantize,
             on_cpu=report.device == "cpu",
-            available_bytes=memory.usable_bytes(platform.working_set_bytes()),
+            available_bytes=device_memory.usable_bytes(platform.working_set_bytes()),
         )
         parameters = weight_format.parameter_count(model)
         weight_format.convert(model, wish, read=_counting(progress, total_bytes=checked.tensor_bytes))

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from holdfast.models.blas import BlasReport, current_blas, prepare_blas
-from holdfast.models.memory import MemoryReport, memory_report
+from holdfast.models.device_memory import DeviceMemory, memory_report
 
 __all__ = ["PlatformReport", "prepare_blas", "prepare_device", "report", "working_set_bytes"]
 
@@ -30,7 +30,7 @@ class PlatformReport:
     mlx_lm_version: str
     python_version: str
     blas: BlasReport
-    memory: MemoryReport
+    memory: DeviceMemory
     compiler: bool  # whether g++ is there, which mx.compile needs on a CPU
     wired_limit_bytes: int
     recommendations: tuple[str, ...]

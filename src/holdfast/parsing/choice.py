@@ -7,22 +7,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from holdfast.errors import GenerationFailed
-from holdfast.messages import (
-    ChoiceFinished,
-    DivergentTexts,
+from holdfast.messages.events import (
+    CacheReport,
     Event,
     Finished,
     FinishReason,
-    MemoryReport,
-    OutputEvent,
     PromptScored,
     Started,
-    TextDelta,
     Timings,
     TokenLogprob,
     TokensGenerated,
-    TokenText,
 )
+from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta, TokenText
 from holdfast.parsing.detokenize import IncrementalDetokenizer
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.places import PlacedToken, spread
@@ -57,7 +53,7 @@ class ChoiceText:
         self.index = index
         self.done = False  # the choice has ended; if the worker has not said Finished by then, its sequence is to be cancelled
         self.completion_tokens = 0
-        self.memory = MemoryReport()  # known from the first token on
+        self.memory = CacheReport()  # known from the first token on
         self.timings = Timings()
         self._pieces = pieces
         self._rules = rules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.messages import TokenLogprob
+from holdfast.messages.events import TokenLogprob
 
 
 @dataclass(slots=True)

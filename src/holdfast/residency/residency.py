@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.link.client import EngineClient
-from holdfast.messages import LoadProgress, MemoryFigures, ModelInfo, WorkerStatistics
+from holdfast.messages.events import LoadProgress, ModelInfo
+from holdfast.messages.figures import CacheFigures, WorkerStatistics
 from holdfast.residency.catalog import Catalog
-from holdfast.residency.keeper import ModelState, WorkerKeeper
+from holdfast.residency.supervisor import ModelState, WorkerSupervisor
 from holdfast.residency.worker_process import WorkerOrder
 
 
@@ -24,7 +25,7 @@ class ModelStatus:
     running: int
     queued: int
     info: ModelInfo | None
-    memory: MemoryFigures | None
+    memory: CacheFigures | None
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
 
@@ -42,7 +43,7 @@ class Residency:
     ) -> None:
         self._catalog = catalog
         self._keepers = {
-            model: WorkerKeeper(model, orders[model], startup_seconds=startup_seconds, on_progress=on_progress)
+            model: WorkerSupervisor(model, orders[model], startup_seconds=startup_seconds, on_progress=on_progress)
             for model in catalog.ids()
         }
 

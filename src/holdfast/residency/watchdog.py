@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from holdfast.messages import Activity, Heartbeat
+from holdfast.messages.events import Activity, Heartbeat
 
 Symptom: TypeAlias = Literal["silent", "stuck"]
 

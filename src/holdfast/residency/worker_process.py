@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.messages.events import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.residency.watchdog import Hang, Watchdog
 from holdfast.worker.assignment import Assignment

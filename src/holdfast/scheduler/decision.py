@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.engine.plan import StepPlan
-from holdfast.messages import RequestId
+from holdfast.messages.requests import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

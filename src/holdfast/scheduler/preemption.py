@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.messages import RequestId
+from holdfast.messages.requests import RequestId
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.decision import Growth
 from holdfast.scheduler.sequence import Sequence

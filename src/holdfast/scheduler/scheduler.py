@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
-from holdfast.messages import RequestId
+from holdfast.messages.requests import RequestId
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.chunking import ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.messages import RequestId
+from holdfast.messages.requests import RequestId
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from holdfast.messages import FinishReason
+from holdfast.messages.events import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

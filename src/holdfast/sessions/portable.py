@@ -22,9 +22,9 @@ from typing import Literal, TypeVar
 import msgspec
 import xxhash
 
-from holdfast.cache.branch import MOST_STATES
-from holdfast.cache.tree import BLOCK_TOKENS
-from holdfast.session_messages import is_fit_metadata, is_fit_ttl, is_session_id
+from holdfast.messages.sessions import is_fit_metadata, is_fit_ttl, is_session_id
+from holdfast.prefix.branch import MOST_STATES
+from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.sessions.session import MOST_BRANCHES
 from holdfast.store.block import MOST_TOKENS
 

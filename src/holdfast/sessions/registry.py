@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.errors import SessionRefused
-from holdfast.session_messages import SessionFailure
+from holdfast.messages.sessions import SessionFailure
 from holdfast.sessions.session import Session
 
 

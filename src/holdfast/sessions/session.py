@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.cache.branch import Branch
+from holdfast.prefix.branch import Branch
 
 MOST_BRANCHES = 8  # an agent's side conversations must not push out its main one
 

@@ -15,10 +15,10 @@ from holdfast.store.folder import BlockFile, StoreFolder
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.quarantine import quarantined_files
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import record_files
-from holdfast.store.upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ def _records(folder: StoreFolder, model: str | None) -> list[Path]:
 class _Opened:
     folder: StoreFolder
     keeper: IndexKeeper
-    upkeep: Upkeep
+    upkeep: StoreMaintenance
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[_Opened]:
     keeper = IndexKeeper(folder)
     try:
         _open_index(folder, keeper)
-        yield _Opened(folder=folder, keeper=keeper, upkeep=Upkeep(folder, keeper, limits, time.time))
+        yield _Opened(folder=folder, keeper=keeper, upkeep=StoreMaintenance(folder, keeper, limits, time.time))
     finally:
         keeper.close()
 

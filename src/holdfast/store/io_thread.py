@@ -20,10 +20,10 @@ from holdfast.store.group import WriteAhead, WrittenFile
 from holdfast.store.index_keeper import IndexKeeper
 from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import Records
 from holdfast.store.statistics import FolderCounts, WriteCounters
-from holdfast.store.upkeep import Upkeep
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class IoThread:
         self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
         self._model, self._is_outdated = fingerprint_id(fingerprint), is_outdated
         self._keeper = IndexKeeper(folder)
-        self._upkeep = Upkeep(folder, self._keeper, limits, clocks.wall)
+        self._upkeep = StoreMaintenance(folder, self._keeper, limits, clocks.wall)
         self.counters = WriteCounters()
         self.counts = FolderCounts()
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, counters=self.counters)

@@ -41,11 +41,11 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
     return tuple(token_ids)
 
 
-def root_key(fingerprint: str, salt: str = "") -> BlockKey:
-    """The parent of all first blocks of one model (`fingerprint`) for one tenant (`salt`)."""
+def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
+    """The parent of all first blocks of one model (`fingerprint`) for one tenant (`tenant`)."""
     named = fingerprint.encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
-    digest.update(struct.pack("<Q", len(named)) + named + salt.encode())
+    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
     return digest.digest()
 
 

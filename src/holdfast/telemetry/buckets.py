@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.messages import Histogram
+from holdfast.messages.figures import Histogram
 
 
 def cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:

@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.messages import WorkerStatistics
+from holdfast.messages.figures import WorkerStatistics
 from holdfast.telemetry.buckets import cumulative
-from holdfast.telemetry.memory_metrics import memory_families
+from holdfast.telemetry.cache_metrics import cache_families
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -113,7 +113,7 @@ class _WorkerCollector(Collector):
                 counter.add_metric([model], getattr(numbers, name))
             yield counter
         yield self._step_seconds()
-        yield from memory_families(self.statistics)
+        yield from cache_families(self.statistics)
 
     def _step_seconds(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily("holdfast_worker_step_seconds", "How long the engine's steps take.", labels=["model"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from holdfast.messages import ChoiceFinished, OutputEvent
+from holdfast.messages.output import ChoiceFinished, OutputEvent
 from holdfast.telemetry.printable import printable
 
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from prometheus_client import Histogram
 
-from holdfast.messages import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.telemetry.metrics import Metrics
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import psutil
 
-from holdfast.messages import FinishReason, Histogram, MemoryFigures, MemoryOutcome, MemoryReport, WorkerStatistics
+from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason
+from holdfast.messages.figures import CacheFigures, Histogram, WorkerStatistics
 from holdfast.scheduler.decision import SchedulerStatistics
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -49,7 +50,7 @@ class Counters:
         self.steps += 1
         self.step_seconds.count(seconds)
 
-    def statistics(self, load: SchedulerStatistics, memory: MemoryFigures | None, *, in_answer: bool) -> WorkerStatistics:
+    def statistics(self, load: SchedulerStatistics, memory: CacheFigures | None, *, in_answer: bool) -> WorkerStatistics:
         """All of them with what the scheduler and the memory say of now."""
         return WorkerStatistics(
             in_answer=in_answer,
@@ -73,16 +74,16 @@ class Counters:
 
 
 @dataclass(slots=True, kw_only=True)
-class MemoryCounters:
+class CacheCounters:
     """What the memory was asked, and what it had."""
 
-    outcomes: Counter[MemoryOutcome] = field(default_factory=Counter)
+    outcomes: Counter[CacheOutcome] = field(default_factory=Counter)
     ram_tokens: int = 0
     disk_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)
 
-    def count(self, report: MemoryReport) -> None:
+    def count(self, report: CacheReport) -> None:
         """One request has begun."""
         self.outcomes[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
@@ -91,7 +92,7 @@ class MemoryCounters:
         if report.cached_tokens:
             self.restore_seconds.count(report.restore_seconds)
 
-    def written_into(self, figures: MemoryFigures) -> MemoryFigures:
+    def written_into(self, figures: CacheFigures) -> CacheFigures:
         """The figures of what is kept, with these counters."""
         return msgspec.structs.replace(
             figures,

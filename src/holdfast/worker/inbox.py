@@ -9,7 +9,8 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from holdfast.messages import Command, Event, Shutdown
+from holdfast.messages.commands import Command, Shutdown
+from holdfast.messages.events import Event
 
 LINGER_MILLISECONDS = 2_000  # the last events (Finished of cancelled requests) must leave before the process does
 

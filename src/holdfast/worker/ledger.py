@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
-from holdfast.messages import (
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import (
     Accepted,
     Event,
     FinishReason,
     PromptScored,
     Rejected,
     RejectionKind,
-    RequestId,
-    SequenceRequest,
     TokenLogprob,
     TokensGenerated,
 )
+from holdfast.messages.requests import RequestId
 from holdfast.worker.counters import Counters
 from holdfast.worker.sequences import LiveSequence
 

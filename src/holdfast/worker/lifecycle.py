@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from holdfast.errors import ConfigError, ModelLoadError
-from holdfast.messages import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.loop import WorkerLoop
 

@@ -13,27 +13,27 @@ from contextlib import contextmanager
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
-from holdfast.messages import (
+from holdfast.messages.commands import (
     CancelRequest,
     Command,
-    FinishReason,
     PauseRequest,
-    RequestId,
     ResumeRequest,
     SequenceRequest,
     Shutdown,
     StatisticsRequest,
-    WorkerStatistics,
 )
+from holdfast.messages.events import FinishReason
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import RequestId
+from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
 from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.session_messages import SessionAnswer, SessionCommand, SessionFailure
+from holdfast.worker.cache_steps import CacheSteps
 from holdfast.worker.flight import Flight, expected_together
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.pulse import Pulse
-from holdfast.worker.remembering import Remembering
 from holdfast.worker.retry import read_alone
 from holdfast.worker.sequences import LiveSequence
 
@@ -82,7 +82,7 @@ class WorkerLoop:
         self._engine, self._scheduler, self._inbox, self._clock = engine, scheduler, inbox, clock
         self._retry_chunk_tokens, self._on_rest = retry_chunk_tokens, on_rest
         self._ledger = Ledger(clock=clock)
-        self._remembering = Remembering(memory, engine=engine, scheduler=scheduler, sessions=sessions, clock=clock)
+        self._remembering = CacheSteps(memory, engine=engine, scheduler=scheduler, sessions=sessions, clock=clock)
         self._flight: Flight | None = None
         self._collected_at = 0.0
         self._told_at = -IDLE_SECONDS

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
-from holdfast.messages import MemoryFigures, MemoryReport, RequestId, SequenceRequest
-from holdfast.session_messages import SessionAnswer, SessionCommand
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import CacheReport
+from holdfast.messages.figures import CacheFigures
+from holdfast.messages.requests import RequestId
+from holdfast.messages.sessions import SessionAnswer, SessionCommand
 from holdfast.store.keys import BlockKey
 
 
@@ -67,7 +70,7 @@ class Engine(Protocol):
         ...
 
 
-class Recall(Protocol):
+class Lookup(Protocol):
     """What one request can begin from, held until it is released."""
 
     @property
@@ -80,7 +83,7 @@ class Recall(Protocol):
         """What it stands on, parents before children."""
         ...
 
-    def report(self) -> MemoryReport:
+    def report(self) -> CacheReport:
         """What was found, and why not more. The times are the caller's, but for that of the disk."""
         ...
 
@@ -92,15 +95,15 @@ class Recall(Protocol):
 class Memory(Protocol):
     """Keeps what sequences leave behind and finds what new ones can begin from."""
 
-    def boundaries(self, prompt_tokens: int, partings: Sequence[int] = ()) -> tuple[int, ...]:
+    def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """Positions in a prompt of that length at which spans have to end."""
         ...
 
-    def policy(self, prompt_tokens: int, partings: Sequence[int] = ()) -> KeepPolicy:
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt."""
         ...
 
-    def recall(self, tokens: array[int], *, salt: str = "") -> Recall:
+    def recall(self, tokens: array[int], *, tenant: str = "") -> Lookup:
         """Ask what a sequence that knows these tokens can begin from; what is on disk is fetched meanwhile."""
         ...
 
@@ -112,7 +115,7 @@ class Memory(Protocol):
         """What to give to the engine; None when there is nothing."""
         ...
 
-    def keep(self, tokens: array[int], kept: Any, *, salt: str = "") -> tuple[BlockKey, ...]:
+    def keep(self, tokens: array[int], kept: Any, *, tenant: str = "") -> tuple[BlockKey, ...]:
         """Take in what a sequence that knows `tokens` has left behind; returns what is new of it."""
         ...
 
@@ -128,7 +131,7 @@ class Memory(Protocol):
         """Housekeeping; call often."""
         ...
 
-    def figures(self) -> MemoryFigures:
+    def figures(self) -> CacheFigures:
         """What is kept. Who asked for what is the caller's to count."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.messages import Activity, Heartbeat
+from holdfast.messages.events import Activity, Heartbeat
 
 PAGING_FAULTS = 16  # pages brought in from disk between two beats, from which on the process is taken to wait for its own memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan
-from holdfast.messages import TokenLogprob
+from holdfast.messages.events import TokenLogprob
 from holdfast.worker.parts import Engine
 
 

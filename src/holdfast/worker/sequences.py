@@ -6,7 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.messages import Finished, FinishReason, MemoryReport, SequenceRequest, Started, Timings, TokenLogprob
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
 from holdfast.scheduler.stopping import Ending, ending
 from holdfast.store.keys import BlockKey
 
@@ -31,7 +32,7 @@ class LiveSequence:
     lookup_seconds: float = 0.0
     waits_since: float | None = None  # for another one that reads the same beginning
     waited_seconds: float = 0.0
-    memory: MemoryReport | None = None  # what it began from; None before it does
+    memory: CacheReport | None = None  # what it began from; None before it does
     began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
     handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the memory
     lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
@@ -84,12 +85,12 @@ class LiveSequence:
             completion_tokens=len(self.generated),
             error=error,
             timings=self._timings(now),
-            memory=self.memory or MemoryReport(),
+            memory=self.memory or CacheReport(),
         )
 
     def started(self, *, now: float) -> Started:
         """What is said about it right before its first token."""
-        return Started(request_id=self.request.request_id, memory=self.memory or MemoryReport(), timings=self._timings(now))
+        return Started(request_id=self.request.request_id, memory=self.memory or CacheReport(), timings=self._timings(now))
 
     def _timings(self, now: float) -> Timings:
         admitted = now if self.admitted_at is None else self.admitted_at

@@ -17,18 +17,18 @@ import mlx.core as mx
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.probe import ProbeResult, choose_layout
-from holdfast.messages import ModelInfo
-from holdfast.models import memory, platform
+from holdfast.messages.events import ModelInfo
+from holdfast.models import device_memory, platform
 from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.fingerprint import files_of_identity, runs_own_code
 from holdfast.models.hash_cache import HashCache
 from holdfast.models.load import LoadedModel, load_model
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.cache_setup import ModelIdentity, open_memory, open_sessions
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
-from holdfast.worker.memory_setup import ModelIdentity, open_memory, open_sessions
 from holdfast.worker.pulse import Pulse
 
 STEP_TOKENS_ON_CPU = 512
@@ -91,8 +91,8 @@ def _loop_over(
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     scheduler = _with_step_tokens(scheduler, on_cpu=loaded.platform.device == "cpu")
-    report = memory.memory_report(working_set_bytes=platform.working_set_bytes())
-    budget_bytes = memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
+    report = device_memory.memory_report(working_set_bytes=platform.working_set_bytes())
+    budget_bytes = device_memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )

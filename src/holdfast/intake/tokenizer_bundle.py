@@ -1,0 +1,63 @@
+"""Everything about a model that the front process knows: its text side. No weights, no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.intake.canonical import ToolOrders
+from holdfast.intake.defaults import generation_defaults
+from holdfast.intake.history import AnswerHistory
+from holdfast.intake.round_trip import check_round_trip
+from holdfast.intake.template import ChatTemplate, load_template
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerBundle:
+    """Tokenizer, chat template and recommendations of one model. All its requests share it; only its notes change."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model has none and cannot chat
+    generation_defaults: Mapping[str, float]
+    context_tokens: int  # according to config.json; 0 when it does not say
+    history: AnswerHistory = field(default_factory=AnswerHistory)
+    tool_orders: ToolOrders = field(default_factory=ToolOrders)
+    turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
+
+
+def load_text_side(folder: Path) -> TokenizerBundle:
+    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
+    tokenizer = load_tokenizer(folder)
+    check_round_trip(tokenizer)
+    template = load_template(folder)
+    return TokenizerBundle(
+        tokenizer=tokenizer,
+        template=template,
+        generation_defaults=generation_defaults(folder),
+        context_tokens=_context_tokens(folder),
+        turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
+    )
+
+
+def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The token that the template writes behind an answer, unless it is known as an end already.
+
+    Many a converted model names only its end-of-text token in its files and would go on talking to itself.
+    """
+    behind = template.behind_answer().lstrip()
+    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
+    written = max((content for content in added if behind.startswith(content)), key=len, default="")
+    return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
+
+
+def _context_tokens(folder: Path) -> int:
+    config = read_json(folder / "config.json")
+    text_config = config.get("text_config")
+    for source in (text_config if isinstance(text_config, dict) else {}, config):
+        for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "n_ctx"):
+            value = source.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+    return 0

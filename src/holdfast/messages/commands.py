@@ -1,0 +1,57 @@
+"""Frozen commands of the link: from the front to a worker. Leaf module: no MLX, no web framework."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.messages.requests import RequestId, SamplingParams
+from holdfast.messages.sessions import SessionCommand
+
+
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One sequence for the worker: token ids in, token ids out. Command of the link."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams  # seed always set
+    stop_token_ids: tuple[int, ...] = ()
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    want_prompt_logprobs: bool = False
+    tenant: str = ""  # what one tenant has read is not there for another
+    session_id: str = ""  # opened by the request if the tenant has none of that id
+    branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Stop one sequence within a step. Command of the link; unknown ids are ignored (it may have just ended)."""
+
+    request_id: RequestId
+
+
+class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Draw no more for one sequence until it is resumed, since nobody reads what it says. Command of the link."""
+
+    request_id: RequestId
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Go on with a paused sequence. Command of the link; unknown ids are ignored."""
+
+    request_id: RequestId
+
+
+class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask the worker for its `WorkerStatistics`. Command of the link."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End the worker in order: running requests are finished as cancelled. Command of the link."""
+
+
+Command: TypeAlias = (
+    SequenceRequest | CancelRequest | PauseRequest | ResumeRequest | StatisticsRequest | SessionCommand | Shutdown
+)

@@ -1,0 +1,73 @@
+"""Figures that a worker tells: counters since its start and gauges of now. Leaf module: no MLX, no web framework."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Histogram(msgspec.Struct, frozen=True, kw_only=True):
+    """Cumulative-ready histogram: `counts[i]` observations ≤ `bounds[i]`, the last count is above all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float = 0.0
+
+
+class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of a worker: the folder as it is now, and counters of this worker since its start."""
+
+    model: str  # short name of the model in the folder
+    mode: str  # writing, or memory-only while the folder cannot be written
+    blocks: int = 0
+    stored_bytes: int = 0
+    allowed_bytes: int = 0
+    written_today_bytes: int = 0  # by all processes
+    queued_blocks: int = 0
+    queued_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    evicted_blocks: int = 0
+    bad_blocks: int = 0
+    missing_blocks: int = 0
+    outages: int = 0  # how often the folder could not be written
+    dropped_blocks: dict[str, int] = {}  # not written, by reason
+
+
+class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker keeps, and counters of its memory since its start."""
+
+    kept_tokens: int = 0  # in RAM or on disk, each once
+    tenants: int = 0
+    ram_bytes: int = 0
+    ram_budget_bytes: int = 0
+    ram_evicted_blocks: int = 0
+    ram_tokens: int = 0  # that were not read again, by where they were
+    disk_tokens: int = 0
+    lookups: dict[str, int] = {}  # by CacheOutcome
+    waiting: int = 0  # requests that wait for another one's reading now
+    waits: int = 0
+    lookup_seconds: Histogram | None = None
+    restore_seconds: Histogram | None = None  # of requests for which something was there
+    store: StoreFigures | None = None  # None: no folder is set
+
+
+class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Counters since the worker's start, and gauges of now."""
+
+    in_answer: bool = False  # to a StatisticsRequest; a working worker also tells them unasked
+    running: int = 0
+    queued: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    rejected: int = 0
+    kv_reserved_bytes: int = 0
+    kv_budget_bytes: int = 0
+    resident_bytes: int = 0
+    step_seconds: Histogram | None = None
+    memory: CacheFigures | None = None  # None: this worker keeps nothing

@@ -1,0 +1,75 @@
+"""What is asked for, neutral of protocol and model: the prompt, how to draw, when to stop.
+
+Leaf module: no MLX, no web framework.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+RequestId: TypeAlias = str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request draws its tokens. The defaults draw from the model's own distribution."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None  # None: the gateway draws one before the request leaves the front process
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken every time."""
+        return self.temperature == 0.0
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
+    continue_last: bool = False  # the last assistant message is to be continued, not answered
+
+
+class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Raw text, tokenized as it is (with the tokenizer's own special tokens in front)."""
+
+    text: str
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Token ids, used as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a protocol in `http` (or the library) asks for, neutral of protocol and model. `intake` makes it servable."""
+
+    request_id: RequestId
+    model: str
+    prompt: Prompt
+    max_tokens: int | None = None  # None: as many as fit the context window
+    choices: int = 1
+    sampling: SamplingParams = SamplingParams()
+    unset_sampling: tuple[str, ...] = ()  # fields of `sampling` that the client left open, for generation_config.json to fill
+    stop: tuple[str, ...] = ()
+    want_logprobs: bool = False
+    top_logprobs: int = 0
+    echo: bool = False  # the prompt is part of the answer (with its logprobs if wanted)
+    ignore_eos: bool = False
+    tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
+    session_id: str = ""  # the session whose branch this goes on; empty: none
+    prompt_field: str = "messages"  # the request's field to name in errors about the prompt

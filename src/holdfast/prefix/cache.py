@@ -1,0 +1,353 @@
+"""What was read stays read: asks the library when a request arrives, fetches from disk, keeps what sequences leave behind.
+
+Device thread only. The store's threads see bytes, never arrays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from holdfast.engine.keeping import Kept, Prefix
+from holdfast.engine.plan import KeepPolicy
+from holdfast.kv.codec import (
+    Codec,
+    Description,
+    PackedBlock,
+    Payload,
+    check_run,
+    check_state,
+    check_values,
+    cut,
+    pack,
+    run_from_bytes,
+    state_from_bytes,
+    to_bytes,
+    unpack,
+)
+from holdfast.kv.form import ModelForm
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
+from holdfast.messages.events import CacheReport
+from holdfast.messages.figures import CacheFigures
+from holdfast.prefix.addition import Addition
+from holdfast.prefix.evicted import EvictionCause
+from holdfast.prefix.hold import Hold
+from holdfast.prefix.index import PrefixIndex
+from holdfast.prefix.report import figures_of, report_of
+from holdfast.prefix.reuse import ReusePlan
+from holdfast.prefix.tree import BLOCK_TOKENS
+from holdfast.store.block import Block, ReadFailed
+from holdfast.store.keys import BlockKey, BlockKind
+from holdfast.store.store import BlockStore
+
+KEPT_BLOCK_TOKENS = 256
+MOST_BRANCH_POINTS = 8
+BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
+TEND_SECONDS = 0.25
+OFFER_AGAIN_SECONDS = 30.0
+BLOCKS_OFFERED_AGAIN = 64
+BLOCKS_AT_A_TIME = 8
+
+logger = logging.getLogger("holdfast.memory")
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """What one request can begin from. Holds it in memory until it is released."""
+
+    tokens: array[int]
+    tenant: str
+    plan: ReusePlan
+    hold: Hold
+    asked_at: float
+    awaited: dict[BlockKey, Future[Block]] = field(default_factory=dict)
+    fetched: dict[BlockKey, Payload] = field(default_factory=dict)
+    restored_seconds: float = 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that need not be read."""
+        return self.plan.tokens
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """The blocks and the state that they are in, parents before children."""
+        return self.plan.keys
+
+    def report(self) -> CacheReport:
+        """What was found, and why not more."""
+        return report_of(self.plan, restore_seconds=self.restored_seconds)
+
+    def release(self) -> None:
+        """Let the memory go; what was fetched stays where the library put it."""
+        self.hold.release()
+        self.fetched.clear()
+
+
+class PrefixCache:
+    """The library of one model, its store, and the way between them and the engine."""
+
+    def __init__(self, library: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
+        self._library, self._store = library, store
+        self._form, self._codec = form, codec
+        self._tended_at = self._offered_at = 0.0
+        loaded = library.load()
+        if loaded.placed:
+            logger.info("the store has %d block%s of this model", loaded.placed, "" if loaded.placed == 1 else "s")
+
+    @property
+    def library(self) -> PrefixIndex:
+        """The book of what is kept."""
+        return self._library
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The disk side, if a folder is set."""
+        return self._store
+
+    def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
+        """Where spans of a prompt have to end, for a state to be taken: every so often, at branch points, before the last token.
+
+        The last token is read again in any case, so that a repeated prompt can begin right before it.
+        """
+        if self._form.resumes_anywhere:
+            return ()
+        marks = {*range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS), *branch_points[:MOST_BRANCH_POINTS], prompt_tokens - 1}
+        return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
+
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
+        """What the engine is to copy out of a sequence with such a prompt while it runs."""
+        marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
+        return KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset(marks))
+
+    def recall(self, tokens: array[int], *, tenant: str = "") -> Lookup:
+        """Ask what a sequence that knows `tokens` can begin from, and begin to fetch what of it is on disk."""
+        plan = self._plan(tokens, tenant)
+        recall = Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=self._library.hold(plan.keys), asked_at=time.perf_counter())
+        self._fetch(recall)
+        return recall
+
+    def is_settled(self, recall: Lookup) -> bool:
+        """Whether everything is in RAM. What cannot be read is forgotten, and the request begins from what remains.
+
+        Takes a few blocks at a time, so that streams that are decoding meanwhile hardly feel it.
+        """
+        done = [key for key, future in recall.awaited.items() if future.done()]
+        if not all(self._take(recall, key) for key in done[:BLOCKS_AT_A_TIME]):
+            self._plan_again(recall)
+            return False
+        if recall.awaited:
+            return False
+        if not self._gather(recall):  # something was forgotten on another request's account
+            self._plan_again(recall)
+            return False
+        if not recall.restored_seconds:
+            recall.restored_seconds = time.perf_counter() - recall.asked_at
+        return True
+
+    def _take(self, recall: Lookup, key: BlockKey) -> bool:
+        """Take a block that was read; False when it cannot be used."""
+        try:
+            payload = self._payload_of(recall.awaited.pop(key).result())
+        except (ReadFailed, SnapshotMismatch) as failure:
+            logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
+            self._library.unreadable((key,))
+            return False
+        recall.fetched[key] = payload
+        self._library.restored(key, payload)
+        return True
+
+    def _gather(self, recall: Lookup) -> bool:
+        """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
+        for key in recall.plan.keys:
+            payload = recall.fetched.get(key) or self._library.payload(key)
+            if not isinstance(payload, PackedBlock | StateCheckpoint):
+                return False
+            recall.fetched[key] = payload
+        return True
+
+    def prefix(self, recall: Lookup) -> Prefix | None:
+        """What to give the engine; None when there is nothing. Counts as a use."""
+        plan = recall.plan
+        if plan.tokens == 0:
+            return None
+        runs: list[KVBlock] = []
+        for piece in plan.pieces:
+            kept = recall.fetched[piece.key]
+            assert isinstance(kept, PackedBlock)
+            part = unpack(cut(kept, offset=piece.offset, tokens=piece.tokens))
+            runs.append(KVBlock(start=piece.start, tokens=piece.tokens, arrays=part.arrays))
+        self._library.accept(plan)
+        return Prefix(runs=tuple(runs), state=self._state_of(recall))
+
+    def _state_of(self, recall: Lookup) -> StateCheckpoint | None:
+        if recall.plan.state is None:
+            return None
+        state = recall.fetched[recall.plan.state.key]
+        assert isinstance(state, StateCheckpoint)
+        return state
+
+    def keep(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
+        """Take in what a sequence that knows `tokens` has left behind; returns what is new of it.
+
+        Longer than what it knows is not kept, and nothing that holds values which are not finite.
+        """
+        if not kept.is_finite:
+            logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
+            return ()
+        added = [key for run in kept.runs for key in self._keep_run(tokens, run, tenant)]
+        if kept.state is not None:
+            added += self.keep_state(tokens, kept.state, tenant=tenant)
+        return tuple(added)
+
+    def keep_state(self, tokens: array[int], state: StateCheckpoint, *, tenant: str) -> tuple[BlockKey, ...]:
+        """Take in a state that has seen the first of these tokens; one that has seen more is not kept. Returns what is new."""
+        if not 0 < state.position <= len(tokens):
+            return ()
+        return self._save_new(self._library.add_state(tokens[: state.position], payload=state, tenant=tenant), state)
+
+    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on disk; returns what that was."""
+        return self._library.forget(keys, cause=EvictionCause.UNTRUSTED)
+
+    def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Of a chain, forget everything from the first block on that is not known to be sound; returns what that was.
+
+        Known to be sound is what is in RAM, has the model's form and holds finite values only.
+        """
+        first = next((key for key in keys if not self._is_sound(key)), None)
+        return () if first is None else self.forget((first,))
+
+    def _is_sound(self, key: BlockKey) -> bool:
+        payload = self._library.payload(key)
+        if not isinstance(payload, PackedBlock | StateCheckpoint):
+            return False
+        meta, parts = to_bytes(payload)
+        try:
+            self.check("state" if isinstance(payload, StateCheckpoint) else "kv", meta, parts)
+        except SnapshotMismatch:
+            return False
+        return True
+
+    def tend(self) -> None:
+        """Now and then: learn from the store what became durable and what was lost."""
+        now = time.perf_counter()
+        if self._store is None or now - self._tended_at < TEND_SECONDS:
+            return
+        self._tended_at = now
+        changes = self._store.changes()
+        if changes.stored or changes.lost:
+            self._library.disk_changed(stored=changes.stored, lost=changes.lost)
+        if now - self._offered_at >= OFFER_AGAIN_SECONDS:
+            self._offered_at = now
+            self._offer_again()
+
+    def _offer_again(self) -> None:
+        """Give the store once more what it had no room or no disk for."""
+        for addition in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
+            payload = self._library.payload(addition.key)
+            if isinstance(payload, PackedBlock | StateCheckpoint):
+                self._library.save_again(addition)
+                self._save(addition, payload)
+
+    def figures(self) -> CacheFigures:
+        """What is kept."""
+        return figures_of(self._library.statistics(), None if self._store is None else self._store.statistics())
+
+    def close(self) -> None:
+        """Write what is queued and end the store's threads."""
+        if self._store is not None:
+            self._store.close()
+
+    def _plan(self, tokens: array[int], tenant: str) -> ReusePlan:
+        return self._library.plan(tokens, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=len(tokens) - 1)
+
+    def _plan_again(self, recall: Lookup) -> None:
+        recall.hold.release()
+        recall.plan = self._plan(recall.tokens, recall.tenant)
+        recall.hold = self._library.hold(recall.plan.keys)
+        self._fetch(recall)
+
+    def _fetch(self, recall: Lookup) -> None:
+        wanted = [key for key in recall.plan.to_read if key not in recall.fetched]
+        recall.awaited = {key: future for key, future in recall.awaited.items() if key in wanted}
+        if self._store is not None:
+            recall.awaited |= {key: self._store.read(key) for key in wanted if key not in recall.awaited}
+
+    def _payload_of(self, block: Block) -> Payload:
+        parts = tuple(memoryview(part) for part in block.parts)
+        payload = self.decoded(block.kind, block.meta, parts)
+        if isinstance(payload, StateCheckpoint):
+            if payload.position != block.start:
+                raise SnapshotMismatch("a stored state stands elsewhere than its block")
+        elif payload.tokens != len(block.token_ids):
+            raise SnapshotMismatch("a stored run has another length than its tokens")
+        return payload
+
+    def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
+        """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
+        if kind == "state":
+            return check_state(meta, part_bytes, model=self._form)
+        run = check_run(meta, part_bytes, model=self._form, codec=self._codec)
+        if run.length > BLOCK_TOKENS:
+            raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
+        return run
+
+    def check(self, kind: BlockKind, meta: bytes, parts: Sequence[bytes | memoryview]) -> None:
+        """The same, and that every value is finite. Any thread. Raises SnapshotMismatch."""
+        check_values(self.describe(kind, meta, _sizes(parts)).arrays, parts)
+
+    def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
+        """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
+        self.describe(kind, meta, _sizes(parts))
+        return state_from_bytes(meta, parts) if kind == "state" else run_from_bytes(meta, parts)
+
+    def _keep_run(self, tokens: array[int], run: KVBlock, tenant: str) -> tuple[BlockKey, ...]:
+        if min(run.start + run.tokens, len(tokens)) <= run.start:
+            return ()
+        return self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), tenant=tenant)
+
+    def keep_packed(self, tokens: array[int], run: PackedBlock, *, tenant: str) -> tuple[BlockKey, ...]:
+        """Take in what is not there yet of a run that begins at its `start` among `tokens`; returns what is new."""
+        end = min(run.start + run.tokens, len(tokens))
+        start = max(run.start, self._library.missing(tokens[:end], tenant=tenant))
+        if start >= end:
+            return ()
+        packed = cut(run, offset=start - run.start, tokens=end - start)
+        mx.eval(packed.arrays)
+        if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
+            return ()
+        return self._save_new(self._library.add_run(tokens[:end], start=start, payload=packed, tenant=tenant), packed)
+
+    def _save_new(self, addition: Addition, payload: Payload) -> tuple[BlockKey, ...]:
+        if not addition.is_new:
+            return ()
+        self._save(addition, payload)
+        return (addition.key,)
+
+    def _save(self, addition: Addition, payload: Payload) -> None:
+        if self._store is None:
+            return
+        meta, parts = to_bytes(payload)
+        self._store.put(
+            Block(
+                key=addition.key,
+                parent_key=addition.parent_key,
+                parent_tokens=addition.parent_tokens,
+                kind=addition.kind,
+                start=addition.start,
+                token_ids=addition.token_ids,
+                meta=meta,
+                parts=parts,
+            )
+        )
+
+
+def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:
+    return [memoryview(part).nbytes for part in parts]

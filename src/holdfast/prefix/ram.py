@@ -1,0 +1,139 @@
+"""Where payloads live, and the RAM tier: payloads by key within a budget of bytes. Device thread only; knows no MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from holdfast.prefix.eviction import EvictionOrder
+from holdfast.prefix.hold import Hold
+from holdfast.store.keys import BlockKey
+
+
+class Residence(Enum):
+    """Where the payload of a block or state is."""
+
+    RAM = "ram"
+    DISK = "disk"
+    BOTH = "both"
+
+
+class Payload(Protocol):
+    """What is kept of a block or state; the tier only weighs it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in RAM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamStatistics:
+    """What the RAM tier holds, and counters since the start."""
+
+    payloads: int
+    held: int
+    resident_bytes: int
+    budget_bytes: int
+    added: int
+    refused: int  # nothing could leave for them
+    evicted: int
+    evicted_bytes: int
+
+
+class RamTier:
+    """Payloads by key, each once. What does not fit has to wait until `evict` has made room."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._payloads: dict[BlockKey, Payload] = {}
+        self._order = EvictionOrder()
+        self._resident_bytes = 0
+        self._added = self._refused = self._evicted = self._evicted_bytes = 0
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._payloads
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def keys(self) -> set[BlockKey]:
+        """Whose payloads are here."""
+        return set(self._payloads)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes that may be resident."""
+        return self._budget_bytes
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether this many more bytes fit now."""
+        return self._resident_bytes + nbytes <= self._budget_bytes
+
+    def get(self, key: BlockKey) -> Payload | None:
+        """The payload, without counting as a use: only a prefix that was accepted was used."""
+        return self._payloads.get(key)
+
+    def add(self, key: BlockKey, payload: Payload, *, parent: BlockKey | None) -> None:
+        """Take in a payload that fits; it is the most recently used one now."""
+        assert self.fits(payload.nbytes), "a payload beyond the budget"
+        self._order.add(key, parent=parent)
+        self._payloads[key] = payload
+        self._resident_bytes += payload.nbytes
+        self._added += 1
+
+    def refuse(self) -> None:
+        """Count a payload that could not be taken in."""
+        self._refused += 1
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """An accepted use of a prefix: all of its keys, parents too."""
+        self._order.touch(keys)
+
+    def evict(self) -> BlockKey | None:
+        """Let go of the payload that has to leave first; None when none may."""
+        key = self._order.next_to_leave()
+        if key is not None:
+            self._evicted += 1
+            self._evicted_bytes += self._payloads[key].nbytes
+            self.drop(key)
+        return key
+
+    def drop(self, key: BlockKey) -> None:
+        """Let go of a payload, held or not. Raises KeyError when it is not there."""
+        self._resident_bytes -= self._payloads.pop(key).nbytes
+        self._order.remove(key)
+
+    def hold(self, keys: Iterable[BlockKey]) -> None:
+        """Keep keys from being evicted, now and when they come in later, until they are released as often."""
+        self._order.hold(keys)
+
+    def release(self, keys: Iterable[BlockKey]) -> None:
+        """Take holds back."""
+        self._order.release(keys)
+
+    def pinned(self, keys: Iterable[BlockKey]) -> Hold:
+        """Hold keys for as long as a context lasts, or until the hold is released."""
+        return Hold(self._order, keys)
+
+    def statistics(self) -> RamStatistics:
+        """What is there, and what has happened since the start."""
+        return RamStatistics(
+            payloads=len(self._payloads),
+            held=self._order.held,
+            resident_bytes=self._resident_bytes,
+            budget_bytes=self._budget_bytes,
+            added=self._added,
+            refused=self._refused,
+            evicted=self._evicted,
+            evicted_bytes=self._evicted_bytes,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert that bytes and keys are counted right and the budget is kept."""
+        assert self._resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), "bytes are miscounted"
+        assert self._resident_bytes <= self._budget_bytes, "the budget is exceeded"
+        assert len(self._order) == len(self._payloads), "the order has other members than the tier"
+        assert all(key in self._order for key in self._payloads), "a payload that cannot be evicted"
+        self._order.check_invariants()

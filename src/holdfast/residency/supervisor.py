@@ -1,0 +1,168 @@
+"""Keeps one model's worker alive: the states it goes through, and how long to wait before a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+from holdfast.errors import ModelLoadError, WorkerUnavailable
+from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.residency.waiting_room import WaitingRoom
+from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
+
+ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+
+LONGEST_BACKOFF_SECONDS = 60.0
+FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
+HEALTHY_SECONDS = 60.0  # a worker that served this long starts the backoff anew
+
+logger = logging.getLogger("holdfast.residency")
+
+
+def backoff_seconds(failures_in_a_row: int) -> float:
+    """How long to wait before the next start: 0 after the first death, then 1, 2, 4 … seconds."""
+    return 0.0 if failures_in_a_row <= 1 else min(2.0 ** (failures_in_a_row - 2), LONGEST_BACKOFF_SECONDS)
+
+
+class WorkerSupervisor:
+    """One model's worker through all its restarts. Loop's thread only."""
+
+    def __init__(
+        self, model: str, order: WorkerOrder, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
+    ) -> None:
+        self.model = model
+        self._state: ModelState = "loading"
+        self.info: ModelInfo | None = None
+        self.restarts = {"died": 0, "hung": 0}  # by cause
+        self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
+        self._worker: WorkerProcess | None = None
+        self._has_hung = False  # the last worker that has ended
+        self._task: asyncio.Task[None] | None = None
+        self._first_start: asyncio.Future[None] | None = None
+        self._room = WaitingRoom(places=order.scheduler.max_queued + order.scheduler.max_running)
+
+    @property
+    def state(self) -> ModelState:
+        """How the model is doing. A worker that is gone is one to be restarted from that moment on."""
+        return "restarting" if self._state == "ready" and self.client is None else self._state
+
+    @property
+    def client(self) -> ZmqEngineClient | None:
+        """The link while the model serves, else None."""
+        worker = self._worker if self._state == "ready" else None
+        return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
+
+    async def lease(self, *, sequences: int) -> ZmqEngineClient:
+        """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
+
+        Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._order.residency.load_seconds
+        give_up_at = loop.time() + seconds
+        while (client := self.client) is None:
+            if self._state in ("failed", "stopped"):
+                raise WorkerUnavailable(f"model {self.model!r} has {self._state}")
+            if loop.time() >= give_up_at:
+                waited = f" after {seconds:.0f} s" if seconds else ""
+                raise WorkerUnavailable(f"model {self.model!r} is still {self.state}{waited}; please try again")
+            with contextlib.suppress(TimeoutError):
+                await self._room.wait(sequences=sequences, seconds=give_up_at - loop.time())
+        return client
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker, None when there is no process."""
+        return self._worker.pid if self._worker is not None and self._worker.is_alive else None
+
+    @property
+    def last_statistics(self) -> WorkerStatistics:
+        """What the worker told last, unasked."""
+        client = self.client
+        return client.last_statistics if client is not None else WorkerStatistics()
+
+    async def start(self) -> None:
+        """Start the worker process, which loads its model by itself, and keep it alive from now on."""
+        self._first_start = asyncio.get_running_loop().create_future()
+        self._worker = await self._launch()
+        self._task = asyncio.create_task(self._keep(self._first_start), name=f"keeper-{self.model}")
+
+    async def wait_ready(self) -> None:
+        """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
+        assert self._first_start is not None, "start() comes first"
+        await asyncio.shield(self._first_start)
+
+    async def stop(self) -> None:
+        """End the worker in order and keep it no longer."""
+        self._state = "stopped"
+        self._room.turn_away(WorkerUnavailable("the server is shutting down"))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._worker is not None:
+            await self._worker.stop()
+
+    async def _keep(self, first_start: asyncio.Future[None]) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            failure = await self._wait_started()
+            if failure is None:
+                started_at = loop.time()
+                if not first_start.done():
+                    first_start.set_result(None)
+                failure = await self._wait_for_death()
+                failures = 0 if loop.time() - started_at >= HEALTHY_SECONDS else failures
+            failures += 1
+            if failure.fatal_input or (not first_start.done() and failures >= FAILED_FIRST_STARTS):
+                self._give_up(failure, first_start)
+                return
+            self.restarts["hung" if self._has_hung else "died"] += 1
+            self._state = "restarting"
+            delay = backoff_seconds(failures)
+            logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
+            await asyncio.sleep(delay)
+
+    def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
+        self._state = "failed"
+        self._room.turn_away(WorkerUnavailable(f"model {self.model!r} cannot be served: {failure.message}"))
+        if first_start.done():
+            logger.error("model %s cannot be served any more: %s", self.model, failure.message)
+        elif failure.fatal_input:
+            first_start.set_exception(ModelLoadError(failure.message))
+        else:
+            first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
+
+    async def _launch(self) -> WorkerProcess:
+        return await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+
+    async def _wait_started(self) -> WorkerFailed | None:
+        if self._worker is None:
+            try:
+                self._worker = await self._launch()
+            except OSError as error:  # no memory, no process or no descriptor to be had at this moment
+                self._has_hung = False
+                return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
+        outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
+        if isinstance(outcome, WorkerFailed):
+            self._has_hung, self._worker = self._worker.hang is not None, None
+            return outcome
+        self.info, self._state = outcome.model, "ready"
+        self._room.admit_all()
+        self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
+        if any(self.restarts.values()):
+            logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)
+        return None
+
+    async def _wait_for_death(self) -> WorkerFailed:
+        assert self._worker is not None
+        code = await self._worker.wait_death()
+        hang, self._worker = self._worker.hang, None
+        self._has_hung = hang is not None
+        how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
+        return WorkerFailed(message=f"the worker process {how}", fatal_input=False)

@@ -1,0 +1,77 @@
+"""Opens the memory of a worker: its library in RAM, and the store on disk if a folder is set. Device thread only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.config import StoreSettings
+from holdfast.engine.engine import KVCosts
+from holdfast.errors import ConfigError
+from holdfast.models.fingerprint import is_outdated, model_fingerprint
+from holdfast.models.load import LoadedModel
+from holdfast.models.mlx_lm_import import mlx_lm_version
+from holdfast.prefix.cache import PrefixCache
+from holdfast.prefix.index import PrefixIndex
+from holdfast.sessions.service import SessionDesk
+from holdfast.store.block import StoreRefused
+from holdfast.store.settings import store_limits
+from holdfast.store.store import BlockStore
+
+RAM_SHARE = 4  # the automatic budget is this part of the KV budget
+
+logger = logging.getLogger("holdfast.memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """What was loaded: the folder, its name for people, and the hashes of all that counts (`fingerprint.files_of_identity`)."""
+
+    folder: Path
+    served_as: str
+    hashes: Mapping[str, str]
+
+
+def open_memory(
+    loaded: LoadedModel, costs: KVCosts, *, identity: ModelIdentity, store: StoreSettings, kv_budget_bytes: int
+) -> PrefixCache | None:
+    """The memory of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store."""
+    if costs.form is None:
+        logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
+        return None
+    codec = store.codec
+    if codec != "native" and any(heads.dimension % 64 for heads in costs.form.heads):
+        logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
+        codec = "native"
+    fingerprint = model_fingerprint(
+        identity.folder,
+        identity.hashes,
+        computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
+        versions=(loaded.platform.mlx_version, mlx_lm_version()),
+    )
+    blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
+    library = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
+    return PrefixCache(library, store=blocks, form=costs.form, codec=codec)
+
+
+def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionDesk:
+    """The sessions of a model; those of an earlier worker on the same store are there again."""
+    return SessionDesk(
+        memory,
+        most=store.max_sessions,
+        ttl_seconds=store.session_seconds,
+        pinned_percent=store.pinned_percent,
+        context_tokens=context_tokens,
+    )
+
+
+def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> BlockStore:
+    limits = store_limits(store)
+    try:
+        return BlockStore(
+            Path(store.folder), fingerprint=fingerprint, served_as=served_as, limits=limits, is_outdated=is_outdated
+        )
+    except StoreRefused as refusal:
+        raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal

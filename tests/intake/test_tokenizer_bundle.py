@@ -1,0 +1,51 @@
+"""A model folder's text side is read whole or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.intake.tokenizer_bundle import load_text_side
+from tests.fakes import toy_tokenizers
+
+
+def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
+    toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 4096}})
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}"}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9}))
+    side = load_text_side(tmp_path)
+    assert side.context_tokens == 4096
+    assert side.generation_defaults == {"top_p": 0.9}
+    assert side.template is not None
+    assert side.tokenizer.eos_token_ids == (side.tokenizer.backend.token_to_id("<|im_end|>"),)
+
+
+@pytest.mark.parametrize(
+    ("template", "token"),
+    [
+        ("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}{{ m.content }} <|im_end|>{% endfor %}", "<|im_end|>"),
+        ("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}<think>{% endfor %}", "<think>"),
+        ("{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}", ""),  # known as an end already
+        ("{% for m in messages %}{{ m.content }}\nUser:{% endfor %}", ""),
+        ("{% for m in messages %}{{ m.role }}<|im_end|>{% endfor %}", ""),
+        ("{{ raise_exception('no') }}<|im_end|>", ""),
+    ],
+)
+def test_the_token_that_the_template_writes_behind_an_answer_ends_one(tmp_path: Path, template: str, token: str) -> None:
+    toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
+    side = load_text_side(tmp_path)
+    assert side.turn_end_token_ids == ((side.tokenizer.backend.token_to_id(token),) if token else ())
+
+
+def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
+    toy_tokenizers.word_pieces().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelLoadError, match="came back as"):
+        load_text_side(tmp_path)

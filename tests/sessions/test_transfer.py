@@ -1,0 +1,272 @@
+"""Forged session files: right checksums, wrong contents. Refused as a whole before anything comes in; nobody is harmed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from holdfast.messages.commands import Command
+from holdfast.messages.sessions import (
+    CloseSession,
+    ExportSession,
+    GetSession,
+    ImportSession,
+    OpenSession,
+    SessionAnswer,
+    SessionFailure,
+)
+from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, SessionFile, write_session
+from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.remembering_worker import CONTEXT_TOKENS, RememberingWorker, greedy
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
+Forger = Callable[[dict[str, Any]], None]
+
+
+def worker(name: str = "llama", **more: Any) -> RememberingWorker:
+    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, **more)
+
+
+def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def exported(folder: Path, name: str, *, tokens: int = 300) -> tuple[Header, list[Frame]]:
+    """A session's file, taken apart."""
+    path = folder / "whole"
+    worker(name).serve(
+        [
+            [greedy("1", prompt("first", tokens), session_id="s")],
+            [ExportSession(call_id="e", tenant="", session_id="s", path=str(path))],
+        ],
+        in_turn=True,
+    )
+    file = SessionFile(path)
+    frames = [file.frame(number) for number in range(file.header.frames)]
+    file.close()
+    return file.header, frames
+
+
+def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
+    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
+    return found
+
+
+def described(frame: Frame, forge: Forger) -> Frame:
+    meta = msgspec.msgpack.decode(frame.head.meta)
+    forge(meta)
+    return Frame(replace(frame.head, meta=msgspec.msgpack.encode(meta)), frame.parts)
+
+
+def shaped(change: Callable[[list[int]], list[int]]) -> Forger:
+    def forge(meta: dict[str, Any]) -> None:
+        meta["arrays"] = [[dtype, change(list(shape))] for dtype, shape in meta["arrays"]]
+
+    return forge
+
+
+def typed(dtype: str) -> Forger:
+    def forge(meta: dict[str, Any]) -> None:
+        meta["arrays"] = [[dtype, shape] for _, shape in meta["arrays"]]
+
+    return forge
+
+
+def set_to(field: str, value: Any) -> Forger:
+    def forge(meta: dict[str, Any]) -> None:
+        if field in meta:
+            meta[field] = value
+
+    return forge
+
+
+FORGERIES: dict[str, Forger] = {
+    "negative": shaped(lambda shape: [-abs(each) if at < 2 else each for at, each in enumerate(shape)]),
+    "flat": shaped(lambda shape: [int(np.prod(shape))]),
+    "other heads": shaped(lambda shape: [shape[0], shape[1] * 2, *shape[2:-1], shape[-1] // 2]),
+    "tokens and heads exchanged": shaped(lambda shape: [shape[0], *shape[:0:-1]]),
+    "integers": typed("int32"),
+    "unknown type": typed("complex128"),
+    "no type": typed(""),
+    "codec": set_to("codec", "q8"),
+    "unknown codec": set_to("codec", "zip"),
+    "of another type": set_to("dtype", "bfloat16"),
+    "tokens": set_to("tokens", 2**40),
+    "no tokens": set_to("tokens", 0),
+    "negative tokens": set_to("tokens", -5),
+    "start": set_to("start", -1),
+    "position": set_to("position", 7),
+    "layers": set_to("layers", [["window", 0, []]]),
+    "no arrays": set_to("arrays", []),
+}
+
+
+def refused(subject: RememberingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]) -> list[SessionAnswer]:
+    """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
+    commands: list[list[Command]] = [
+        [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
+        [GetSession(call_id="before", tenant="t", session_id="theirs")],
+    ]
+    for number, (header, frames) in enumerate(files):
+        write_session(folder / str(number), header, frames)
+        path = str(folder / str(number))
+        commands.append([ImportSession(call_id=str(number), tenant="", path=path, session_id=f"made up {number}")])
+    commands.append([GetSession(call_id="after", tenant="t", session_id="theirs")])
+    commands.append([greedy("mine", prompt("first"))])
+    inbox = subject.serve(commands, in_turn=True)
+    before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
+    assert after == before
+    assert after.kept_tokens == after.tokens
+    assert inbox.finished("mine").cached_tokens == 0  # nothing of any file came in
+    return [answer(inbox, str(number)) for number in range(len(files))]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Path) -> None:
+    header, frames = exported(tmp_path, name)
+    made_up = []
+    for forge in FORGERIES.values():
+        forged = [described(frame, forge) for frame in frames]
+        if any(one.head != other.head for one, other in zip(forged, frames, strict=True)):
+            made_up.append((header, forged))
+    last = frames[-1]
+    for bad in (np.nan, np.inf):
+        parts = tuple(np.full(len(part) // 4, bad, np.float32).tobytes() for part in last.parts)
+        if any(parts):
+            made_up.append((header, [*frames[:-1], Frame(last.head, parts)]))
+    assert len(made_up) > 6
+    answers = refused(worker(name), tmp_path, made_up)
+    assert {found.failure for found in answers} == {SessionFailure.BAD_FILE}
+    assert all("of the file does not fit this model: " in found.message for found in answers)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "rwkv7", "falcon_h1"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+def test_a_state_of_integers_is_refused(name: str, dtype: type, tmp_path: Path) -> None:
+    """As many bytes, and every shape is right."""
+    header, frames = exported(tmp_path, name)
+    forged = [described(frame, typed(np.dtype(dtype).name)) if frame.head.kind == "state" else frame for frame in frames]
+    (found,) = refused(worker(name), tmp_path, [(header, forged)])
+    assert found.failure is SessionFailure.BAD_FILE
+
+
+def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    header, frames = exported(tmp_path, "llama")
+    own = len(frames[0].head.packed_tokens) // 4
+    times = tuple(Part(0, own, own * (number + 1)) for number in range(4000))
+    short = tuple(part for part in times if part.end <= CONTEXT_TOKENS)
+    twice = [
+        (replace(header, frames=1, branches=(PortableBranch(named, ()),)), frames[:1]) for named in (times, short, times[:2])
+    ]
+    found = refused(worker(ram_bytes=1 << 20), tmp_path, twice)
+    assert [each.failure for each in found] == [SessionFailure.BAD_FILE] * 3
+    assert "tokens, the model takes 4096" in found[0].message
+    assert all("named twice" in each.message for each in found[1:])
+
+
+def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_path: Path) -> None:
+    header, frames = exported(tmp_path, "llama", tokens=2000)
+    nbytes = sum(len(part) for frame in frames for part in frame.parts)
+    (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(header, frames)])
+    assert found.failure is SessionFailure.OVER_QUOTA
+    assert f"{nbytes:,}" in found.message
+
+
+def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) -> None:
+    header, frames = exported(tmp_path, "llama", tokens=1000)
+    write_session(tmp_path / "file", header, frames)
+    nbytes = sum(len(part) for frame in frames for part in frame.parts)
+    subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
+    inbox = subject.serve(
+        [
+            [OpenSession(call_id="o", tenant="t", session_id="p", pinned=True)],
+            [greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t")],
+            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [GetSession(call_id="g", tenant="t", session_id="p")],
+        ],
+        in_turn=True,
+    )
+    assert answer(inbox, "i").failure is SessionFailure.NO_ROOM
+    (kept,) = answer(inbox, "g").sessions
+    assert kept.kept_tokens == kept.tokens == 805
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path) -> None:
+    header, frames = exported(tmp_path, "llama")
+    write_session(tmp_path / "file", header, frames)
+    inbox = worker().serve(
+        [
+            [OpenSession(call_id="o", tenant="", session_id="s")],
+            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [greedy("mine", prompt("first"))],
+        ],
+        in_turn=True,
+    )
+    assert answer(inbox, "i").failure is SessionFailure.EXISTS
+    assert inbox.finished("mine").cached_tokens == 0
+
+
+numbers = st.one_of(st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305]))
+parts = st.lists(st.builds(Part, numbers, numbers, numbers), max_size=4).map(tuple)
+branches = st.lists(
+    st.builds(PortableBranch, parts, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple)), max_size=3
+).map(tuple)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Header, list[Frame]]:
+    return exported(tmp_path_factory.mktemp("whole"), "qwen3_next")
+
+
+@pytest.fixture(scope="module")
+def target() -> RememberingWorker:
+    return worker("qwen3_next")
+
+
+def taken_in(subject: RememberingWorker, path: Path) -> SessionAnswer:
+    """Import a file without a loop around it."""
+    assert subject.sessions.carry_out(ImportSession(call_id="i", tenant="", path=str(path))) is None
+    while not (answers := subject.sessions.tend()):
+        pass
+    subject.sessions.carry_out(CloseSession(call_id="c", tenant="", session_id="s", forget=True))
+    return answers[0]
+
+
+@given(
+    changes=st.fixed_dictionaries({}, optional={"frames": numbers, "branches": branches, "requests": numbers}),
+    meta=st.dictionaries(
+        st.sampled_from(["tokens", "start", "codec", "dtype", "arrays", "position", "layers", "type"]),
+        st.one_of(
+            numbers, st.text(max_size=3), st.lists(st.tuples(st.text(max_size=8), st.lists(numbers, max_size=4)), max_size=3)
+        ),
+        max_size=2,
+    ),
+    offset=numbers,
+)
+def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
+    changes: dict[str, Any],
+    meta: dict[str, Any],
+    offset: int,
+    whole: tuple[Header, list[Frame]],
+    target: RememberingWorker,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    header, frames = whole
+    forged = [described(frame, lambda known: known.update(meta)) for frame in frames]
+    forged = [Frame(replace(frame.head, offset=offset), frame.parts) for frame in forged] if offset % 3 else forged
+    path = tmp_path_factory.mktemp("forged") / "file"
+    write_session(path, replace(header, **changes), forged)
+    assert taken_in(target, path).failure in (None, SessionFailure.BAD_FILE)
+    target.library.check_invariants()

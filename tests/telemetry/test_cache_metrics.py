@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
+from holdfast.telemetry.metrics import Metrics, ModelFacts
+
+STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
+MEMORY = CacheFigures(
+    ram_bytes=5,
+    ram_tokens=11,
+    disk_tokens=13,
+    lookups={"diverged": 3, "complete": 1},
+    waits=6,
+    restore_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0),
+    store=STORE,
+)
+
+
+def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Name and values of the labels → value, of everything that is shown of memories and stores."""
+    text = Metrics().exposition(statistics, ModelFacts()).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {
+        (sample.name.removeprefix("holdfast_"), tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for sample in samples
+        if sample.name.startswith(("holdfast_memory_", "holdfast_store_"))
+    }
+
+
+def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
+    shown = values(m=WorkerStatistics(memory=MEMORY))
+    assert shown["memory_reused_tokens_total", ("m", "ram")] == 11
+    assert shown["memory_reused_tokens_total", ("m", "disk")] == 13
+    assert shown["memory_lookups_total", ("m", "diverged")] == 3
+    assert shown["memory_lookups_total", ("m", "complete")] == 1
+    assert shown["memory_waits_total", ("m",)] == 6
+    assert shown["memory_restore_seconds_bucket", ("+Inf", "m")] == 3
+    assert shown["memory_restore_seconds_sum", ("m",)] == 9
+
+
+def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> None:
+    shown = values(m=WorkerStatistics(memory=MEMORY))
+    assert shown["store_writing", ("m",)] == 0
+    assert shown["store_stored_bytes", ("m",)] == 70
+    assert shown["store_bad_blocks_total", ("m",)] == 2
+    assert shown["store_dropped_blocks_total", ("m", "no_room")] == 4
+    writing = CacheFigures(store=StoreFigures(model="m", mode="writing"))
+    assert values(m=WorkerStatistics(memory=writing))["store_writing", ("m",)] == 1
+
+
+def test_a_worker_that_keeps_nothing_or_has_no_store_shows_no_figures_of_it() -> None:
+    assert values(m=WorkerStatistics()) == {}
+    assert not any(name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures())))

@@ -1,0 +1,53 @@
+"""Pauses with a real engine and a real memory: the same tokens, and nobody waits for what a paused request would read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from holdfast.messages.commands import Command, PauseRequest, ResumeRequest, SequenceRequest
+from holdfast.messages.events import Finished
+from holdfast.messages.requests import SamplingParams
+from tests.fakes.remembering_worker import greedy
+from tests.worker.test_cache_steps import prompt, worker
+
+NOTHING: list[Command] = []
+
+
+def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRequest:
+    return SequenceRequest(
+        request_id=name, prompt_token_ids=tokens, max_tokens=max_tokens, sampling=SamplingParams(temperature=1.0, seed=7)
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_paused_and_preempted_and_resumed_answers_are_the_same(name: str, seed: int, tmp_path: Path) -> None:
+    shared = prompt(70)
+    asked = [
+        make(f"{make.__name__} {index}", shared + prompt(10 * index + 1, str(index)), max_tokens=16)
+        for make in (greedy, seeded)
+        for index in range(3)
+    ]
+    alone = {each.request_id: worker(name=name).serve([[each]]).tokens(each.request_id) for each in asked}
+    dice = random.Random(seed)
+    script: list[list[Command]] = [[each] for each in asked]
+    for _ in range(60):
+        kind = dice.choice([PauseRequest, ResumeRequest])
+        script.append([kind(request_id=dice.choice(asked).request_id)])
+    script.append([ResumeRequest(request_id=each.request_id) for each in asked])
+    inbox = worker(tmp_path, name=name, budget_tokens=300).serve(script)
+    assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == alone
+
+
+def test_nobody_waits_for_what_a_paused_request_would_read() -> None:
+    long = prompt(600)
+    first, second = greedy("first", long), greedy("second", (*long, 1, 2, 3))
+    pause: list[Command] = [PauseRequest(request_id="first")]
+    script = [[first], [second], NOTHING, pause, *[NOTHING] * 200, [ResumeRequest(request_id="first")]]
+    inbox = worker().serve(script)
+    ends = [event.request_id for event in inbox.events if isinstance(event, Finished)]
+    assert ends == ["second", "first"]
+    assert inbox.tokens("first") == worker().serve([[first]]).tokens("first")
