@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.messages.events import Finished, FinishReason
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
-from tests.fakes.fake_worker import IMPATIENT, a_request, fake_order
+from tests.fakes.fake_worker import IMPATIENT, a_request, fake_settings
 
 
 def say(*words: object) -> None:
@@ -19,7 +19,7 @@ def say(*words: object) -> None:
 
 async def main() -> None:
     catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
-    residency = Residency(catalog, {"m": fake_order(residency=IMPATIENT)}, startup_seconds=30)
+    residency = Residency(catalog, {"m": fake_settings(residency=IMPATIENT)}, startup_seconds=30)
     await residency.start()
     await residency.wait_ready()
     say(residency.statuses()[0].pid)

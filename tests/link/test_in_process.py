@@ -9,31 +9,17 @@ import pytest
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.in_process import InProcessClient, QueueInbox
 from holdfast.messages.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
-from holdfast.worker.assignment import Assignment
 from holdfast.worker.lifecycle import live
 from holdfast.worker.pulse import Pulse
 from tests.fakes.fake_engine import expected_tokens
-from tests.fakes.fake_worker import a_request, fake_order
+from tests.fakes.fake_worker import a_request, fake_settings
 from tests.fakes.worker_main import fake_loop
 
 ENDLESS = 900_000
 
 
 def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
-    order = fake_order(behaviour)
-    assignment = Assignment(
-        folder=order.folder,
-        hash_cache="",
-        endpoint="",
-        heartbeat_endpoint="",
-        heartbeat_seconds=1.0,
-        parent_pid=0,
-        model=order.model,
-        scheduler=order.scheduler,
-        store=order.store,
-        log=order.log,
-    )
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress, Pulse()))
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, fake_settings(behaviour), progress, Pulse()))
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnava
 from holdfast.messages.events import Finished
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
-from tests.fakes.fake_worker import SETTINGS, a_request, fake_order
+from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
 
 
 @asynccontextmanager
 async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[Residency]:
     catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"), created=5)])
-    made = Residency(catalog, {"m": fake_order(behaviour, residency=settings)}, startup_seconds=30)
+    made = Residency(catalog, {"m": fake_settings(behaviour, residency=settings)}, startup_seconds=30)
     await made.start()
     try:
         yield made

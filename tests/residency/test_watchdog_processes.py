@@ -23,7 +23,7 @@ from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerProcess
 from tests.fakes.fake_engine import HANGS, expected_tokens
-from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_order
+from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
 
 LIMIT_SECONDS = 60.0
 ENDLESS = 900_000
@@ -32,7 +32,7 @@ ENDLESS = 900_000
 @asynccontextmanager
 async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[Residency]:
     catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
-    made = Residency(catalog, {"m": fake_order(behaviour, residency=settings)}, startup_seconds=30)
+    made = Residency(catalog, {"m": fake_settings(behaviour, residency=settings)}, startup_seconds=30)
     await made.start()
     try:
         yield made
@@ -98,7 +98,7 @@ async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
 
 
 async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
-    worker = await WorkerProcess.start(fake_order("hangs", residency=IMPATIENT), on_progress=lambda event: None)
+    worker = await WorkerProcess.start(fake_settings("hangs", residency=IMPATIENT), on_progress=lambda event: None)
     async with asyncio.timeout(LIMIT_SECONDS):
         while not worker.watchdog.expects_heartbeats:
             await asyncio.sleep(0.005)
@@ -112,7 +112,7 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
 
 async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
     """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the way."""
-    worker = await WorkerProcess.start(fake_order(residency=IMPATIENT), on_progress=lambda event: None)
+    worker = await WorkerProcess.start(fake_settings(residency=IMPATIENT), on_progress=lambda event: None)
     worker.client.heartbeats.close()
     assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
     async with asyncio.timeout(LIMIT_SECONDS):

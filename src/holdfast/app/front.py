@@ -28,10 +28,10 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.models.download import served_id
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
-from holdfast.residency.worker_process import WorkerOrder
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
 from holdfast.user_folders import compiled_code_folder, hash_cache_file
+from holdfast.worker.assignment import WorkerSettings
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
@@ -70,7 +70,7 @@ class Front:
         self._model = served_id(settings.model)
         self._was_ready = False
         self._folder = folder
-        order = WorkerOrder(
+        worker = WorkerSettings(
             folder=str(folder),
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
@@ -82,7 +82,7 @@ class Front:
         )
         self._residency = Residency(
             Catalog([CatalogEntry(id=self._model, folder=folder)]),
-            {self._model: order},
+            {self._model: worker},
             startup_seconds=settings.model.startup_seconds,
             on_progress=lambda model, event: progress(event.stage, event.fraction),
         )

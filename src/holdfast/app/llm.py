@@ -20,13 +20,14 @@ from holdfast.errors import ModelLoadError
 from holdfast.intake.prepare import answer_notes, prepare
 from holdfast.intake.tenant import tenant_of
 from holdfast.intake.tokenizer_bundle import load_text_side
-from holdfast.link.in_process import InProcessClient, QueueInbox
+from holdfast.link.in_process import InProcessClient
 from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from holdfast.models.download import served_id
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file
+from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
@@ -174,20 +175,14 @@ class LLM:
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
     store = replace(settings.store, folder=library_folder(settings.store, os.environ))
-    model = replace(settings.model, name=served_id(settings.model))
-    hash_cache = hash_cache_file(os.environ) if store.folder else ""  # nothing is written that was not asked for
-
-    def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(
-            inbox,
-            folder=str(folder),
-            hash_cache=hash_cache,
-            model=model,
-            scheduler=settings.scheduler,
-            store=store,
-        )
-
-    return InProcessClient(run_worker, on_progress=lambda event: None)
+    worker = WorkerSettings(
+        folder=str(folder),
+        hash_cache=hash_cache_file(os.environ) if store.folder else "",  # nothing is written that was not asked for
+        model=replace(settings.model, name=served_id(settings.model)),
+        scheduler=settings.scheduler,
+        store=store,
+    )
+    return InProcessClient(lambda inbox: serve_model(inbox, worker), on_progress=lambda event: None)
 
 
 def _raw_prompt(prompt: TextOrTokens) -> Prompt:

@@ -11,7 +11,7 @@ from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.supervisor import ModelState, WorkerSupervisor
-from holdfast.residency.worker_process import WorkerOrder
+from holdfast.worker.assignment import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Residency:
     def __init__(
         self,
         catalog: Catalog,
-        orders: Mapping[str, WorkerOrder],
+        settings: Mapping[str, WorkerSettings],
         *,
         startup_seconds: float,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
     ) -> None:
         self._catalog = catalog
         self._keepers = {
-            model: WorkerSupervisor(model, orders[model], startup_seconds=startup_seconds, on_progress=on_progress)
+            model: WorkerSupervisor(model, settings[model], startup_seconds=startup_seconds, on_progress=on_progress)
             for model in catalog.ids()
         }
 

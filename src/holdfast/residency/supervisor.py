@@ -13,7 +13,8 @@ from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.residency.waiting_room import WaitingRoom
-from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
+from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from holdfast.worker.assignment import WorkerSettings
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
@@ -33,18 +34,18 @@ class WorkerSupervisor:
     """One model's worker through all its restarts. Loop's thread only."""
 
     def __init__(
-        self, model: str, order: WorkerOrder, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
+        self, model: str, settings: WorkerSettings, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
     ) -> None:
         self.model = model
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
         self.restarts = {"died": 0, "hung": 0}  # by cause
-        self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
+        self._settings, self._startup_seconds, self._on_progress = settings, startup_seconds, on_progress
         self._worker: WorkerProcess | None = None
         self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
-        self._room = WaitingRoom(places=order.scheduler.max_queued + order.scheduler.max_running)
+        self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
     def state(self) -> ModelState:
@@ -63,7 +64,7 @@ class WorkerSupervisor:
         Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
         """
         loop = asyncio.get_running_loop()
-        seconds = self._order.residency.load_seconds
+        seconds = self._settings.residency.load_seconds
         give_up_at = loop.time() + seconds
         while (client := self.client) is None:
             if self._state in ("failed", "stopped"):
@@ -139,7 +140,7 @@ class WorkerSupervisor:
             first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
 
     async def _launch(self) -> WorkerProcess:
-        return await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+        return await WorkerProcess.start(self._settings, on_progress=lambda event: self._on_progress(self.model, event))
 
     async def _wait_started(self) -> WorkerFailed | None:
         if self._worker is None:
