@@ -139,7 +139,7 @@ class LLM:
 
     def statistics(self) -> WorkerStatistics:
         """Counters of the engine since its start, and gauges of now."""
-        return self._client.statistics_blocking()
+        return self._client.statistics()
 
     def close(self) -> None:
         """Cancel what runs, let go of the model and of the device. May be called twice."""
@@ -166,7 +166,7 @@ class LLM:
         prepared = prepare(request, self._text_side, info=self._client.info, limits=self._settings.limits)
         (sequence,) = prepared.sequences
         return AnswerReader(
-            self._client.submit_blocking(sequence),
+            self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
             notes=answer_notes(request, self._text_side),
