@@ -11,13 +11,10 @@ import pytest
 from holdfast.engine.keeping import Prefix
 from holdfast.kv.snapshot import SnapshotMismatch
 from holdfast.messages.events import CacheOutcome
-from tests.equalities.test_batched_is_alone import probed
-from tests.equalities.test_restored_is_kept import KEEPABLE
+from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
-
-RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
 
 
 def worker(name: str, folder: Path | None = None, **more: object) -> RememberingWorker:

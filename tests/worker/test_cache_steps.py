@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.messages.commands import Command, StatisticsRequest
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.messages.commands import Command
 from holdfast.messages.events import FinishReason
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.script_inbox import cancel

@@ -20,7 +20,7 @@ from holdfast.kv.codec import PackedBlock
 from holdfast.messages.commands import Command, SequenceRequest, Shutdown
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.running_ahead import RunningAhead
