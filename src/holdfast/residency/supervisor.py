@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -33,14 +34,13 @@ def backoff_seconds(failures_in_a_row: int) -> float:
 class WorkerSupervisor:
     """One model's worker through all its restarts. Loop's thread only."""
 
-    def __init__(
-        self, model: str, settings: WorkerSettings, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
-    ) -> None:
+    def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
+        self.created = int(time.time())  # Unix time
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
         self.restarts = {"died": 0, "hung": 0}  # by cause
-        self._settings, self._startup_seconds, self._on_progress = settings, startup_seconds, on_progress
+        self._settings, self._on_progress = settings, on_progress
         self._worker: WorkerProcess | None = None
         self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class WorkerSupervisor:
         worker = self._worker if self._state == "ready" else None
         return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
 
-    async def lease(self, *, sequences: int) -> ZmqEngineClient:
+    async def wait_client(self, *, sequences: int) -> ZmqEngineClient:
         """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
 
         Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
@@ -83,7 +83,7 @@ class WorkerSupervisor:
 
     @property
     def last_statistics(self) -> WorkerStatistics:
-        """What the worker told last, unasked."""
+        """What the worker reported last, unasked."""
         client = self.client
         return client.last_statistics if client is not None else WorkerStatistics()
 
@@ -91,7 +91,7 @@ class WorkerSupervisor:
         """Start the worker process, which loads its model by itself, and keep it alive from now on."""
         self._first_start = asyncio.get_running_loop().create_future()
         self._worker = await self._launch()
-        self._task = asyncio.create_task(self._keep(self._first_start), name=f"keeper-{self.model}")
+        self._task = asyncio.create_task(self._keep(self._first_start), name=f"supervisor-{self.model}")
 
     async def wait_ready(self) -> None:
         """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
@@ -149,7 +149,7 @@ class WorkerSupervisor:
             except OSError as error:  # no memory, no process or no descriptor to be had at this moment
                 self._has_hung = False
                 return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
-        outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
+        outcome = await self._worker.wait_started(timeout_seconds=self._settings.model.startup_seconds)
         if isinstance(outcome, WorkerFailed):
             self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome
