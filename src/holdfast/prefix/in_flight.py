@@ -137,7 +137,7 @@ class InFlightPrefills:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStatistics:
-    """InFlightPrefills now, and counters since the start."""
+    """In-flight prefills now, and counters since the start."""
 
     readers: int
     waiting: int
