@@ -198,6 +198,7 @@ def assemble(
         stop_token_ids=frozenset(stop_token_ids),
         max_tokens=max_tokens,
         stops=request.stop,
+        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
         echo=request.echo,
