@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.http.answers import AnswerHead, StreamFormat, WholeAnswer, shown_logprob
@@ -44,7 +46,7 @@ class ChatStream(StreamFormat):
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"}' % event.reason.value.encode()
+        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"}' % event.finish_reason.encode()
         return self._choice(event.index) + end + self._end()
 
     def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
@@ -62,7 +64,7 @@ class WholeChat(WholeAnswer):
         self._head = head
         self._texts: list[list[str]] = [[] for _ in range(choices)]
         self._logprobs: list[list[ContentLogprob]] | None = [[] for _ in range(choices)] if shows_logprobs else None
-        self._reasons = ["stop"] * choices
+        self._reasons: list[Literal["stop", "length"]] = ["stop"] * choices
 
     def delta(self, event: TextDelta) -> None:
         """New text of a choice."""
@@ -72,7 +74,7 @@ class WholeChat(WholeAnswer):
 
     def finish(self, event: ChoiceFinished) -> None:
         """The end of a choice."""
-        self._reasons[event.index] = event.reason.value
+        self._reasons[event.index] = event.finish_reason
 
     def body(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
@@ -81,7 +83,7 @@ class WholeChat(WholeAnswer):
                 index=index,
                 message=AnswerMessage(content="".join(texts)),
                 logprobs=None if self._logprobs is None else ChatLogprobs(content=self._logprobs[index]),
-                finish_reason="length" if self._reasons[index] == "length" else "stop",
+                finish_reason=self._reasons[index],
             )
             for index, texts in enumerate(self._texts)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -37,7 +38,7 @@ class CompletionStream(StreamFormat):
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        parts = (self._prefix, event.index, event.reason.value.encode(), self._end())
+        parts = (self._prefix, event.index, event.finish_reason.encode(), self._end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
     def closing(self, usage: Usage, explanation: Explanation | None) -> bytes:
@@ -52,7 +53,7 @@ class WholeCompletion(WholeAnswer):
         self._head, self._shows_logprobs = head, shows_logprobs
         self._texts: list[list[str]] = [[] for _ in range(choices)]
         self._tokens: list[list[TokenText]] = [[] for _ in range(choices)]
-        self._reasons = ["stop"] * choices
+        self._reasons: list[Literal["stop", "length"]] = ["stop"] * choices
 
     def delta(self, event: TextDelta) -> None:
         """New text of a choice."""
@@ -61,7 +62,7 @@ class WholeCompletion(WholeAnswer):
 
     def finish(self, event: ChoiceFinished) -> None:
         """The end of a choice."""
-        self._reasons[event.index] = event.reason.value
+        self._reasons[event.index] = event.finish_reason
 
     def body(self, usage: Usage, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
@@ -70,7 +71,7 @@ class WholeCompletion(WholeAnswer):
                 index=index,
                 text="".join(texts),
                 logprobs=completion_logprobs(self._tokens[index]) if self._shows_logprobs else None,
-                finish_reason="length" if self._reasons[index] == "length" else "stop",
+                finish_reason=self._reasons[index],
             )
             for index, texts in enumerate(self._texts)
         ]
