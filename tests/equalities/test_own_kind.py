@@ -40,6 +40,7 @@ class TransposedKV(LayerKV):
     grows = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._columns: mx.array | None = None
         self._key_dimension = 0
 
@@ -61,7 +62,6 @@ class TransposedKV(LayerKV):
 
     def rewind(self, tokens: int) -> None:
         super().rewind(tokens)
-        self.tokens -= tokens
         self._columns = None if self._columns is None else self._columns[..., : self.tokens]
 
     def form(self) -> tuple[HeadsForm, ...]:
