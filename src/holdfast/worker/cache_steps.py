@@ -93,7 +93,7 @@ class CacheSteps:
         if self._memory.is_settled(sequence.recall):
             self._begin_at(sequence)
         else:
-            self._scheduler.wait_for_memory(sequence.request.request_id)
+            self._scheduler.hold_back(sequence.request.request_id)
             self._fetching.append(sequence)
 
     def _waits_for_another(self, sequence: LiveSequence) -> bool:
@@ -106,7 +106,7 @@ class CacheSteps:
         sequence.waits_since = self._clock()
         self._readings.wait(request.request_id, ahead)
         self._behind[request.request_id] = sequence
-        self._scheduler.wait_for_memory(request.request_id)
+        self._scheduler.hold_back(request.request_id)
         return True
 
     def _announce(self, sequence: LiveSequence) -> None:
@@ -186,7 +186,7 @@ class CacheSteps:
         waiting = [other for other in live if self._scheduler.is_waiting(other.request.request_id)]
         for other in waiting:
             if other.recall is not None and not lost.isdisjoint(other.recall.keys):
-                self._scheduler.wait_for_memory(other.request.request_id)
+                self._scheduler.hold_back(other.request.request_id)
                 self.drop_recall(other)
                 self._freed.append(other)
                 self._freed += [self._behind.pop(request_id) for request_id in self._readings.withdraw(other.request.request_id)]
@@ -214,7 +214,7 @@ class CacheSteps:
         """Let a waiting sequence begin from its first token."""
         _stop_waiting(sequence, now=self._clock())
         self.drop_recall(sequence)
-        self._scheduler.set_cached(sequence.request.request_id, 0)
+        self._scheduler.begin_behind(sequence.request.request_id, 0)
 
     def stop_fetching(self) -> None:
         """Let all that wait, for the disk or for another one, begin from their first token."""
@@ -316,7 +316,7 @@ class CacheSteps:
             self._memory.close()
 
     def _begin_at(self, sequence: LiveSequence) -> None:
-        self._scheduler.set_cached(sequence.request.request_id, sequence.recall.cached_tokens)
+        self._scheduler.begin_behind(sequence.request.request_id, sequence.recall.cached_tokens)
 
     def _put_away(self, sequence: LiveSequence, kept: Any) -> None:
         assert self._memory is not None

@@ -26,7 +26,7 @@ from holdfast.messages.events import FinishReason
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
-from holdfast.scheduler.decision import Decision, Drawn, StepOutcome
+from holdfast.scheduler.decision import Decision, DrawnTokens, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.cache_steps import CacheSteps
 from holdfast.worker.flight import Flight, expected_together
@@ -337,7 +337,7 @@ class WorkerLoop:
     def _take(self, flight: Flight, result: StepResult, *, seconds: float) -> None:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
-        drawn: list[Drawn] = []
+        drawn: list[DrawnTokens] = []
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
         for span, sequence, given in flight.wanted(result):
@@ -353,7 +353,7 @@ class WorkerLoop:
             if given.token_ids:
                 end = sequence.ending(given.token_ids)
                 ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
-                drawn.append(Drawn(request_id=span.request_id, tokens=end.counted_tokens))
+                drawn.append(DrawnTokens(request_id=span.request_id, tokens=end.counted_tokens))
                 if sequence.reads_afresh and sequence.began_from:
                     self._blame(sequence)
                 if end.reason is FinishReason.STOP:
