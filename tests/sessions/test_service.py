@@ -25,7 +25,7 @@ from holdfast.messages.sessions import (
     UpdateSession,
 )
 from holdfast.sessions.portable import Frame, Header, SessionFile, write_session
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -122,7 +122,7 @@ class Sessions:
         return info
 
     def _ask(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        answer = self._client.ask_session_blocking(command)
+        answer = self._client.ask_session(command)
         if answer.failure is not None:
             raise SessionRefused(answer.failure, answer.message)
         return answer.sessions

@@ -1,4 +1,4 @@
-"""Everything about a model that the front process knows: its text side. No weights, no MLX."""
+"""Everything about a model that the front process knows: its tokenizer and templates. No weights, no MLX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenizerBundle:
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
 
-def load_text_side(folder: Path) -> TokenizerBundle:
+def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
