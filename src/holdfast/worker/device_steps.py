@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from typing import Generic
 
 from holdfast.engine.plan import Span, SpanResult, StepResult
 from holdfast.worker.failures import DeviceBroken, DeviceFailed, device_call
@@ -17,13 +18,11 @@ FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without o
 logger = logging.getLogger("holdfast.worker")
 
 
-class DeviceSteps:
+class DeviceSteps(Generic[Step]):
     """Dispatches and collects. Device thread only."""
 
     def __init__(self, engine: StepEngine[Step], *, retry_chunk_tokens: int) -> None:
-        self._launch = functools.partial(_launch, engine)
-        self._read_alone = functools.partial(read_alone, engine, chunk_tokens=retry_chunk_tokens)
-        self._abandon_pending = engine.abandon_pending
+        self._engine, self._retry_chunk_tokens = engine, retry_chunk_tokens
         self._failures_in_a_row = 0
 
     def dispatch(self, flight: Flight) -> None:
@@ -31,10 +30,14 @@ class DeviceSteps:
         if not flight.sequences:
             return
         try:
-            device_call(self._launch, flight)
+            with device_call():
+                pending = self._engine.dispatch(flight.plan)
         except DeviceFailed:
             logger.exception("a step of %d spans could not be dispatched; each is tried alone", len(flight.sequences))
             flight.is_suspect = True
+        else:
+            flight.collect = functools.partial(self._engine.collect, pending)
+            flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
     def collect(self, flight: Flight, *, behind: Flight | None) -> StepResult | None:
         """Wait for a step. None when it failed: its sequences have to be tried alone, and so have those of the step behind it."""
@@ -42,7 +45,8 @@ class DeviceSteps:
             return StepResult(spans=())
         if flight.collect is not None and not flight.is_suspect:
             try:
-                result = device_call(flight.collect)
+                with device_call():
+                    result = flight.collect()
             except DeviceFailed:
                 logger.exception("a step of %d spans failed; each is tried alone", len(flight.sequences))
                 if behind is not None:
@@ -50,7 +54,7 @@ class DeviceSteps:
             else:
                 self._failures_in_a_row = 0
                 return result
-        self._abandon_pending()
+        self._engine.abandon_pending()
         return None
 
     def retry_alone(self, span: Span, *, reopen: Callable[[], None]) -> SpanResult:
@@ -59,8 +63,9 @@ class DeviceSteps:
         reopen: opens the sequence anew, with nothing read.
         """
         try:
-            device_call(reopen)
-            result = device_call(self._read_alone, span)
+            with device_call():
+                reopen()
+                result = read_alone(self._engine, span, chunk_tokens=self._retry_chunk_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s fails alone too", span.request_id)
             self._failures_in_a_row += 1
@@ -69,9 +74,3 @@ class DeviceSteps:
             return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")
         self._failures_in_a_row = 0
         return result
-
-
-def _launch(engine: StepEngine[Step], flight: Flight) -> None:
-    pending = engine.dispatch(flight.plan)
-    flight.collect = functools.partial(engine.collect, pending)
-    flight.take_kept = functools.partial(engine.take_kept, pending)

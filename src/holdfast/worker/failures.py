@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("holdfast.worker")
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 class DeviceFailed(Exception):
@@ -21,10 +17,11 @@ class DeviceBroken(Exception):
     """Nothing runs on the device any more; only a new process can help."""
 
 
-def device_call(call: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """Call what runs a model. Raises DeviceFailed for whatever that raises: it must not end the other requests."""
+@contextmanager
+def device_call() -> Iterator[None]:
+    """For what runs a model. Raises DeviceFailed for whatever that raises: it must not end the other requests."""
     try:
-        return call(*arguments, **named)
+        yield
     except Exception as error:
         raise DeviceFailed(str(error)) from error
 

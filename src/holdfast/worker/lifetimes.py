@@ -44,7 +44,8 @@ class Lifetimes:
             return
         sequence.capacity_tokens = growth.capacity_tokens
         try:
-            device_call(self._engine.grow, growth.request_id, growth.capacity_tokens)
+            with device_call():
+                self._engine.grow(growth.request_id, growth.capacity_tokens)
         except DeviceFailed as failure:
             logger.exception("request %s could not be given more room", growth.request_id)
             self.drop(sequence, FinishReason.FAILED, error=f"no more room for the request: {failure}")
@@ -56,7 +57,8 @@ class Lifetimes:
             sequence = self._ledger[admission.request_id]
             sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)
             try:
-                device_call(self._open, sequence)
+                with device_call():
+                    self._open(sequence)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
         for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running

@@ -257,6 +257,8 @@ class WorkerLoop:
         behind, self._flight = self._flight, None
         self._pulse.work(expected_together(decision.expected_seconds, behind))
         self._flight = self._begin(decision)
+        if self._flight is not None:
+            self._steps.dispatch(self._flight)
         if behind is not None:
             self._complete(behind)
         if self._flight is not None and self._flight.is_suspect:
@@ -274,7 +276,7 @@ class WorkerLoop:
         if not decision.plan.spans:
             return None
         spans = tuple(span for span in decision.plan.spans if span.request_id in ledger and ledger[span.request_id].is_open)
-        flight = Flight(
+        return Flight(
             decided=decision.plan,
             plan=StepPlan(spans=spans),
             sequences=tuple(ledger[span.request_id] for span in spans),
@@ -282,8 +284,6 @@ class WorkerLoop:
             started_at=self._clock(),
             expected_seconds=decision.expected_seconds,
         )
-        self._steps.dispatch(flight)
-        return flight
 
     def _complete_flight(self) -> None:
         """Collect the step under way at once: what follows has to know how it came out."""
@@ -353,7 +353,8 @@ class WorkerLoop:
         if flight is None or flight.collect is None:
             return ()
         try:
-            result = device_call(flight.collect)
+            with device_call():
+                result = flight.collect()
         except DeviceFailed:  # nobody waits for it
             logger.exception("the last step failed")
             unhealthy = flight.sequences
