@@ -11,8 +11,7 @@ from holdfast.prefix.hold import Hold
 from holdfast.prefix.ram import Payload
 from holdfast.prefix.report import report_of
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.store.block import Block
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey, StoredBlock
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +23,7 @@ class Lookup:
     plan: ReusePlan
     hold: Hold
     asked_at: float
-    awaited: dict[BlockKey, Future[Block]] = field(default_factory=dict)
+    awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None: not all of it is there yet
 

@@ -10,7 +10,7 @@ from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.hold import Hold
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.reuse import NothingStored, ReusePlan
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 class NoCache:

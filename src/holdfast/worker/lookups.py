@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from holdfast.messages.requests import RequestId
 from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 from holdfast.worker.parts import Cache
 from holdfast.worker.sequences import LiveSequence
 

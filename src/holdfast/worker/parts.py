@@ -11,7 +11,7 @@ from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
 from holdfast.prefix.lookup import Lookup
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 if TYPE_CHECKING:  # at run time they bring MLX with them
     from array import array
