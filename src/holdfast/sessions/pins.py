@@ -9,7 +9,7 @@ from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
 from holdfast.sessions.record import record_name
 from holdfast.sessions.session import Session
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 from holdfast.store.store import FOREVER
 
 

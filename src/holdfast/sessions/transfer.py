@@ -22,6 +22,7 @@ from holdfast.messages.sessions import ExportSession, ImportSession, SessionFail
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.hold import Hold
+from holdfast.prefix.keys import pack_tokens, unpack_tokens
 from holdfast.sessions.portable import (
     BadSessionFile,
     Frame,
@@ -33,8 +34,7 @@ from holdfast.sessions.portable import (
     write_session,
 )
 from holdfast.sessions.session import Session
-from holdfast.store.block import ReadFailed
-from holdfast.store.keys import BlockKey, pack_tokens, unpack_tokens
+from holdfast.store.block import BlockKey, ReadFailed
 
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
 QUEUED_FRAMES = 3

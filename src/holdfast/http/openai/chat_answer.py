@@ -41,7 +41,7 @@ class ChatAnswer(OpenAIAnswer):
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"}' % event.reason.value.encode()
+        end = b'"delta":{},"logprobs":null,"finish_reason":"%b"}' % event.finish_reason.encode()
         return self._choices[event.index] + end + self._chunk_end()
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:

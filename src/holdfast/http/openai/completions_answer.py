@@ -34,7 +34,7 @@ class CompletionAnswer(OpenAIAnswer):
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """The end of a choice."""
-        parts = (self._chunk_begin, event.index, event.reason.value.encode(), self._chunk_end())
+        parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:

@@ -21,10 +21,11 @@ from holdfast.store.index import DAMAGE_SIGNS, BlockIndex, IndexDamaged
 from holdfast.store.reconcile import Differences, reconcile
 
 _LOG = logging.getLogger(__name__)
-_ATTEMPTS = 3
+_ATTEMPTS = 4
 # Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT, IOERR, FULL, CANTOPEN.
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
 _FULL = 13
+_IN_MEMORY = Path(":memory:")
 
 Result = TypeVar("Result")
 
@@ -33,20 +34,16 @@ class IndexUnavailable(OSError):
     """The index cannot be used now: the disk is full or read-only, or another process holds it."""
 
 
-class IndexKeeper:
+class IndexSupervisor:
     """The index of a folder. One thread only."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
         self._index: BlockIndex | None = None
+        self._path = _IN_MEMORY  # of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
         self.rebuilt = 0  # how often an index was made from the files although there had been one
         self.differences: list[Differences] = []  # found at opening, for the owner to act upon
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the index is not on disk, because the folder cannot be written."""
-        return self._index is not None and self._index.path is None
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
         """Call `work` with the open index; with a new one, made from the files, when it turns out to be damaged.
@@ -54,19 +51,21 @@ class IndexKeeper:
         `work` may be called again. Raises IndexUnavailable and other OSErrors.
         """
         for _ in range(_ATTEMPTS):
-            index = self._current()
             try:
-                return work(index)
+                return work(self._current())
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
-                _LOG.warning("the index of the store is damaged (%s); it is made anew from the files", error)
-                self._drop_damaged(index)
+                _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
+                self.rebuilt += 1
+                self.close()
+                remove_index(self._path)
         raise IndexUnavailable(errno.EIO, "the index is damaged again and again")
 
     def open_in_memory(self) -> None:
         """Use an index in memory, filled from the files as far as they can be read: for folders that cannot be written."""
         self.close()
-        self._index = BlockIndex(None)
+        self._path = _IN_MEMORY
+        self._index = BlockIndex(self._path)
         with contextlib.suppress(OSError):
             self.differences.append(reconcile(self._index, self._folder))
 
@@ -78,54 +77,21 @@ class IndexKeeper:
         self._index = self._file = None
 
     def _current(self) -> BlockIndex:
-        if self._index is not None and (self._index.path is None or _identity(self._index.path) == self._file):
+        if self._index is not None and (self._path == _IN_MEMORY or _identity(self._path) == self._file):
             return self._index
         if self._index is not None:
             _LOG.info("the index of the store was removed or replaced; opening it anew")
             self.rebuilt += 1
-        self.close()
-        self._index = self._open()
-        return self._index
-
-    def _open(self) -> BlockIndex:
+            self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
-            index = self._newest() or _made(self._folder.index_folder / f"{time.time_ns():020d}.sqlite")
-            assert index.path is not None
-            try:
-                self.differences.append(reconcile(index, self._folder))
-            except DAMAGE_SIGNS as error:
-                _raise_if_no_damage(error)
-                index.close()
-                remove_index(index.path)
-                index = _made(self._folder.index_folder / f"{time.time_ns():020d}.sqlite")
-                self.differences.append(reconcile(index, self._folder))
-        assert index.path is not None
-        self._file = _identity(index.path)
-        return index
-
-    def _newest(self) -> BlockIndex | None:
-        """The newest index that can be opened; damaged and older ones are removed."""
-        newest: BlockIndex | None = None
-        for path in reversed(index_files(self._folder)):
-            if newest is not None:
+            *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}.sqlite"]
+            for path in older:
                 remove_index(path)
-                continue
-            try:
-                newest = BlockIndex(path)
-            except DAMAGE_SIGNS as error:
-                _raise_if_no_damage(error)
-                _LOG.warning("the index of the store is damaged (%s); it is made anew from the files", error)
-                self.rebuilt += 1
-                remove_index(path)
-        return newest
-
-    def _drop_damaged(self, index: BlockIndex) -> None:
-        path = index.path
-        self.close()
-        self.rebuilt += 1
-        if path is not None:
-            remove_index(path)
+            self._index = BlockIndex(self._path)
+            self._file = _identity(self._path)
+            self.differences.append(reconcile(self._index, self._folder))
+        return self._index
 
 
 def index_files(folder: StoreFolder) -> list[Path]:
@@ -137,15 +103,6 @@ def remove_index(path: Path) -> None:
     """Remove an index file and what SQLite keeps beside it. Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-def _made(path: Path) -> BlockIndex:
-    try:
-        return BlockIndex(path)
-    except DAMAGE_SIGNS as error:
-        remove_index(path)
-        _raise_if_no_damage(error)
-        raise IndexUnavailable(errno.EIO, f"the index: {error}") from error
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

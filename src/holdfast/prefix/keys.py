@@ -11,13 +11,8 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
 
-BlockKey: TypeAlias = bytes
-BlockKind: TypeAlias = Literal["kv", "state"]
-
-KEY_BYTES = 32
-KINDS: tuple[BlockKind, ...] = ("kv", "state")
+from holdfast.store.block import KEY_BYTES, KINDS, BlockKey, BlockKind
 
 _ROOT, _CHILD = b"holdfast root 1", b"holdfast child 1"  # blake2b's `person`: the two kinds of keys can never meet
 _CHILD_HEAD = struct.Struct("<32sQB")
@@ -49,18 +44,13 @@ def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
     return digest.digest()
 
 
-def child_key(parent: BlockKey, parent_tokens: int, token_ids: Iterable[int], kind: BlockKind) -> BlockKey:
-    """The key of the run `token_ids` behind the first `parent_tokens` tokens of block `parent`.
+def child_key(parent: BlockKey, parent_tokens: int, packed_tokens: bytes, kind: BlockKind) -> BlockKey:
+    """The key of a block of `packed_tokens` behind the first `parent_tokens` tokens of block `parent`.
 
     A first block has the root as its parent, with 0 tokens; a state has no tokens of its own.
     """
     if len(parent) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(parent)}")
     digest = hashlib.blake2b(_CHILD_HEAD.pack(parent, parent_tokens, KINDS.index(kind)), digest_size=KEY_BYTES, person=_CHILD)
-    digest.update(pack_tokens(token_ids))
+    digest.update(packed_tokens)
     return digest.digest()
-
-
-def fingerprint_id(fingerprint: str) -> str:
-    """A short name for a fingerprint that is fit for a folder."""
-    return hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
