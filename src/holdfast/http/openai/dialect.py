@@ -6,7 +6,7 @@ from holdfast.http.openai.chat import ChatCompletionRequest, create_chat_complet
 from holdfast.http.openai.completions import CompletionRequest, create_completion
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.openai.models import ModelCard, ModelList, get_model, list_models
-from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk, Completion
+from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk, TextCompletion
 from holdfast.http.server.dialect import Dialect, Operation
 from holdfast.http.server.openapi import answers_of, request_of
 
@@ -27,7 +27,7 @@ OPENAI = Dialect(
             method="POST",
             path="/v1/completions",
             handler=create_completion,
-            shape={**request_of(CompletionRequest), **answers_of(Completion, chunk=Completion)},
+            shape={**request_of(CompletionRequest), **answers_of(TextCompletion, chunk=TextCompletion)},
             summary="raw text, as OpenAI's",
         ),
         Operation(method="GET", path="/v1/models", handler=list_models, shape=answers_of(ModelList), summary="what is served"),

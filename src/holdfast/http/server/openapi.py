@@ -105,7 +105,7 @@ def _described(operation: Operation, failure: Shape) -> dict[str, Any]:
         "operationId": f"{name}{place}_{operation.method.lower()}",
         **operation.shape,
         **({"parameters": parameters} if parameters else {}),
-        "responses": {**operation.shape["responses"], "default": failure},
+        "responses": {**operation.shape.get("responses", {}), "default": failure},
     }
 
 
