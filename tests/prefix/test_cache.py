@@ -86,7 +86,7 @@ def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)
-            assert subject.memory.keep(sequence_of(subject.engine), kept, tenant=f"{tokens} {span.start}")
+            assert subject.memory.insert(sequence_of(subject.engine), kept, tenant=f"{tokens} {span.start}")
         subject.engine.close("a")
     for key in tuple(subject.library._tree):
         assert subject.memory.forget_unsound((key,)) == ()

@@ -23,7 +23,7 @@ from holdfast.store.store import BlockStore
 
 RAM_SHARE = 4  # the automatic budget is this part of the KV budget
 
-logger = logging.getLogger("holdfast.memory")
+logger = logging.getLogger("holdfast.cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
