@@ -31,7 +31,7 @@ from holdfast.telemetry.requests import RequestWatch
 async def generate(request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan]) -> Response:
     """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused."""
     watch = RequestWatch(services.metrics)
-    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
     return GenerationResponse(services, plan, watch)
 
