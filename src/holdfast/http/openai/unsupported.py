@@ -13,8 +13,8 @@ _NOT_YET = "this version does not support it yet"
 _MOST_REMEMBERED = 1000
 _already_logged: set[str] = set()
 _EMPTY = (
-    "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema mm_processor_kwargs media_io_kwargs "
-    "stop_token_ids bad_words logits_processors logit_processors documents role_mapping adapters draft_model"
+    "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema mm_processor_kwargs "
+    "media_io_kwargs stop_token_ids bad_words logits_processors logit_processors documents role_mapping adapters draft_model"
 )
 _OFF = "use_beam_search early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids"
 _NEVER = (
