@@ -85,7 +85,7 @@ class GenerationResponse(Response):
     async def _opened(self, record: RequestRecord) -> OutputStream:
         """The events; submits the request the first time, which waits for a model that is being loaded."""
         if self._stream is None:
-            self._stream = await open_streams(self._services.gateway, self._plan.requests)
+            self._stream = await open_streams(self._services.generate, self._plan.requests)
             self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
             record.answer = AnswerRecord(
                 prompt_tokens=self._stream.prompt_tokens,
