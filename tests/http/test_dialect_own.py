@@ -26,7 +26,7 @@ from holdfast.http.application import DIALECTS
 from holdfast.http.server import sse
 from holdfast.http.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
 from holdfast.http.server.body import parse
-from holdfast.http.server.dialect import Dialect, Operation
+from holdfast.http.server.dialect import Dialect, operation
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import request_of
@@ -85,6 +85,7 @@ class Wish(BaseModel):
         return AnswerPlan(requests=[request], form=Lines(), streams=not self.at_once, cache_salt=self.secret)
 
 
+@operation("POST", SPEAK, request_of(Wish), summary="a toy")
 async def speak(request: Request, services: Services) -> Response:
     """Go on speaking."""
     return await generate(request, services, lambda body: parse(Wish, body).plan(services))
@@ -99,7 +100,7 @@ TOY = Dialect(
     error=toy_error,
     prefixes=("/toy",),
     serves="the toy: /toy/speak",
-    operations=(Operation(method="POST", path=SPEAK, handler=speak, shape=request_of(Wish), summary="a toy"),),
+    operations=(speak,),
 )
 TABLE = (*DIALECTS, TOY)
 

@@ -25,7 +25,7 @@ def build_application(
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(
-        gateway=Gateway(residency.client, bundles, settings.limits),
+        generate=Gateway(residency.client, bundles, settings.limits).generate,
         sessions=SessionDesk(residency.client),
         models=residency,
         server=settings.server,
