@@ -100,7 +100,7 @@ class Engine:
         sequence = EngineSequence.begin(request, layers=self._runner.fresh_layers(), sampler=sampler, generated=generated)
         sequence.reserve(capacity_tokens)
         if prefix is not None:
-            sequence.fed = sequence.kept = restore(sequence.layers, prefix.runs, prefix.state)
+            sequence.fed = sequence.kept = restore(sequence.layers, prefix.blocks, prefix.state)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.fed

@@ -18,12 +18,12 @@ from holdfast.engine.plan import KeepPolicy
 from holdfast.kv.codec import (
     Description,
     Payload,
-    check_run,
-    check_state,
+    block_from_bytes,
+    check_block,
+    check_checkpoint,
     check_values,
+    checkpoint_from_bytes,
     pack,
-    run_from_bytes,
-    state_from_bytes,
     to_bytes,
     unpack,
 )
@@ -90,7 +90,7 @@ class PrefixCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt while it runs."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset(marks))
+        return KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
         """Find what a sequence that knows `tokens` can begin from, and begin to fetch what of it is on disk."""
@@ -150,7 +150,7 @@ class PrefixCache:
             assert isinstance(kept, KVBlock)
             runs.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
         self._library.accept(plan)
-        return Prefix(runs=tuple(runs), state=self._state_of(lookup))
+        return Prefix(blocks=tuple(runs), state=self._state_of(lookup))
 
     def _state_of(self, lookup: Lookup) -> StateCheckpoint | None:
         if lookup.plan.state is None:
@@ -167,7 +167,7 @@ class PrefixCache:
         if not kept.is_finite:
             logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
             return ()
-        added = [key for run in kept.runs for key in self._keep_run(tokens, run, tenant)]
+        added = [key for run in kept.blocks for key in self._keep_run(tokens, run, tenant)]
         if kept.state is not None:
             added += self.keep_state(tokens, kept.state, tenant=tenant)
         return tuple(added)
@@ -259,8 +259,8 @@ class PrefixCache:
     def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
         """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
         if kind == "state":
-            return check_state(meta, part_bytes, model=self._form)
-        run = check_run(meta, part_bytes, model=self._form, codec=self._codec)
+            return check_checkpoint(meta, part_bytes, model=self._form)
+        run = check_block(meta, part_bytes, model=self._form, codec=self._codec)
         if run.length > BLOCK_TOKENS:
             raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
         return run
@@ -272,7 +272,7 @@ class PrefixCache:
     def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
         """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
         self.describe(kind, meta, _sizes(parts))
-        return state_from_bytes(meta, parts) if kind == "state" else run_from_bytes(meta, parts)
+        return checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
 
     def _keep_run(self, tokens: array[int], run: KVBlock, tenant: str) -> tuple[BlockKey, ...]:
         if min(run.start + run.tokens, len(tokens)) <= run.start:

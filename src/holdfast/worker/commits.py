@@ -89,5 +89,5 @@ class Commits:
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         sequence.handed_over += self._cache.insert(sequence.chain, kept, tenant=sequence.request.tenant)
-        if kept.runs:
-            self._on_progress(sequence, kept.runs[-1].start + kept.runs[-1].tokens)
+        if kept.blocks:
+            self._on_progress(sequence, kept.blocks[-1].start + kept.blocks[-1].tokens)
