@@ -11,7 +11,8 @@ from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.loop import DeviceBroken, WorkerLoop
+from holdfast.worker.failures import DeviceBroken
+from holdfast.worker.loop import WorkerLoop
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
 from tests.fakes.script_inbox import ScriptInbox, cancel
