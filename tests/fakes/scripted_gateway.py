@@ -219,10 +219,12 @@ def scripted_services(
     limits: LimitsSettings | None = None,
     log: LogSettings | None = None,
 ) -> Services:
+    directory = directory or ScriptedDirectory()
     return Services(
         generate=gateway.generate,
         sessions=sessions or ScriptedSessions(),
-        models=directory or ScriptedDirectory(),
+        statuses=directory.statuses,
+        statistics=directory.statistics,
         server=server or ServerSettings(),
         limits=limits or LimitsSettings(),
         metrics=Metrics(),
