@@ -37,13 +37,8 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return EngineSequence(
-        request=request,
-        known=mx.array(TOKENS),
-        known_tokens=len(TOKENS),
-        layers=runner.fresh_layers(),
-        sampler=row_state(request, vocab_size=VOCAB_SIZE),
-    )
+    sampler = row_state(request, vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(request, layers=runner.fresh_layers(), sampler=sampler)
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:

@@ -91,6 +91,58 @@ def test_full_memory_keeps_every_token_in_the_capacity_reserved(chunks: list[int
     assert kept.bytes_per_token() == 2 * 2 * 3 * 4
 
 
+@given(window=st.one_of(st.none(), WINDOWS), chunks=CHUNKS, proposed=st.integers(1, 20), dropped=st.integers(0, 20))
+def test_tokens_that_were_dropped_leave_no_trace(window: int | None, chunks: list[int], proposed: int, dropped: int) -> None:
+    """As speculation would have it: rows that were proposed are read in one span, and some of them turn out wrong."""
+    kept = FullKV() if window is None else WindowKV(window)
+    for added in chunks:
+        kept.append(*numbered(kept.tokens, added))
+        kept.trim()
+    read = sum(chunks)
+    kept.append(*numbered(read + 1000, proposed))
+    kept.trim()
+    dropped = min(dropped, proposed)
+    assert kept.can_rewind(dropped)
+    kept.rewind(dropped)
+    right = read + proposed - dropped
+    kept.append(*numbered(right, 3))
+    assert kept.tokens == right + 3
+    seen = 3 if window is None else min(3, window + 2)
+    assert numbers(kept.last(seen)) == list(range(right + 3 - seen, right + 3))
+    rejected = [*range(read + 1000, read + 1000 + proposed - dropped)]
+    story = [*range(read), *rejected, *range(right, right + 3)]
+    visible = right + 3 if window is None else min(right + 3, window + 2)
+    assert numbers(kept.last(visible)) == story[len(story) - visible :]
+
+
+def test_a_window_goes_back_no_further_than_its_slack() -> None:
+    kept = WindowKV(8)
+    kept.append(*numbered(0, 5))
+    assert kept.can_rewind(5)
+    assert not kept.can_rewind(6)
+    kept.append(*numbered(5, 100))
+    assert kept.can_rewind(100)
+    kept.append(*numbered(105, 400))
+    kept.trim()
+    assert not kept.can_rewind(1)
+    with pytest.raises(AssertionError, match="WindowKV cannot drop 1 tokens"):
+        kept.rewind(1)
+
+
+def test_a_recurrent_state_goes_back_by_a_checkpoint_only() -> None:
+    state = RecurrentState(1)
+    state[0] = mx.zeros((1, 4))
+    checkpoint, layout = state.copy_out(0, 3), state.layout()
+    state[0] = mx.ones((1, 4))
+    assert state.can_rewind(0)
+    assert not state.can_rewind(1)
+    assert not Composite((FullKV(), state)).can_rewind(1)
+    state.restore(iter(checkpoint), layout, end=3)
+    held = state[0]
+    assert held is not None
+    assert held.tolist() == [[0.0] * 4]
+
+
 def test_copies_do_not_change_with_the_live_buffers() -> None:
     full, window = FullKV(), WindowKV(4)
     for kept in (full, window):
@@ -107,9 +159,7 @@ def test_copies_do_not_change_with_the_live_buffers() -> None:
 def test_a_state_that_is_a_row_of_a_stack_reads_like_one_of_its_own() -> None:
     stack = mx.arange(12.0).reshape(3, 4)
     state = RecurrentState(2)
-    assert state.is_empty
     state.set_row(1, stack, 2)
-    assert not state.is_empty
     assert state[0] is None
     read = state[1]
     assert read is not None

@@ -9,7 +9,7 @@ per step on the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -39,10 +39,8 @@ class PendingStep:
     drawing: list[SequenceSpan]  # of each row in `drawn` the span
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # of prompts
-    prompt_logprobs: dict[RequestId, tuple[TokenLogprob, ...]]  # what became of `scored`
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
-    launched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +96,11 @@ class Engine:
         it runs. Raises SnapshotMismatch when the prefix does not fit the model; the sequence is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
-        known = request.prompt_token_ids + generated
-        layers = self._runner.fresh_layers()
-        sequence = EngineSequence(
-            request=request,
-            known=mx.array(known, dtype=mx.int32),
-            known_tokens=len(known),
-            layers=layers,
-            sampler=row_state(request, generated=generated, vocab_size=self._vocab_size),
-        )
+        sampler = row_state(request, generated=generated, vocab_size=self._vocab_size)
+        sequence = EngineSequence.begin(request, layers=self._runner.fresh_layers(), sampler=sampler, generated=generated)
         sequence.reserve(capacity_tokens)
         if prefix is not None:
-            sequence.fed = sequence.kept = restore(layers, prefix.runs, prefix.state)
+            sequence.fed = sequence.kept = restore(sequence.layers, prefix.runs, prefix.state)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.fed
@@ -140,12 +131,12 @@ class Engine:
         """Wait for a step, launch the one that was laid out behind it, and return what was drawn."""
         assert self._under_way[0] is pending, "steps are collected in the order of their dispatch"
         try:
-            self._wait(pending)
+            prompt_logprobs = self._wait(pending)
         finally:
             self._under_way.popleft()
             if self._under_way:
                 _launch(self._under_way[0])
-        return StepResult(spans=tuple(_results(pending)))
+        return StepResult(spans=tuple(_results(pending, prompt_logprobs)))
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
         """The snapshots that a collected step has made, evaluated."""
@@ -218,9 +209,7 @@ class Engine:
         outputs = [scored.source for scored in logits.scored.values()]
         if drawn is not None:
             outputs.extend(drawn.arrays())
-        return PendingStep(
-            spans=spans, drawing=drawing, drawn=drawn, scored=logits.scored, prompt_logprobs={}, kept=[], outputs=outputs
-        )
+        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scored=logits.scored, kept=[], outputs=outputs)
 
     def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> DrawnRows:
         states = [each.sequence.sampler for each in drawing]
@@ -230,14 +219,14 @@ class Engine:
             each.sequence.drawn, each.sequence.drawn_row = drawn.tokens, row
         return drawn
 
-    def _wait(self, pending: PendingStep) -> None:
-        if not pending.launched:
+    def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
+        """Returns the scores of prompts: before the next step is launched, lest what was drawn here waits for it."""
+        if pending.outputs:
             _launch(pending)
         if pending.drawn is not None:
             mx.eval(pending.drawn.tokens)
         mx.synchronize()
-        # Before the next step is launched, lest what was drawn here waits for it.
-        pending.prompt_logprobs = {
+        return {
             each.span.request_id: prompt_logprobs(
                 pending.scored[each.span.request_id],
                 each.scored_tokens,
@@ -247,22 +236,19 @@ class Engine:
             for each in pending.spans
             if each.span.request_id in pending.scored
         }
-        pending.scored = {}
 
 
 def _launch(pending: PendingStep) -> None:
     mx.async_eval(pending.outputs)  # type: ignore[no-untyped-call]
     pending.outputs = []  # so that the next step finds the KV buffers held by nobody else
-    pending.launched = True
 
 
-def _results(pending: PendingStep) -> list[SpanResult]:
-    results = _draws(pending)
-    for request_id, logprobs in pending.prompt_logprobs.items():
-        result = results.get(request_id, SpanResult(request_id=request_id))
-        results[request_id] = replace(result, prompt_logprobs=logprobs)
-    ids = [each.span.request_id for each in pending.spans]
-    return [results.get(request_id, SpanResult(request_id=request_id)) for request_id in ids]
+def _results(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]) -> Iterator[SpanResult]:
+    draws = _draws(pending)
+    for each in pending.spans:
+        request_id = each.span.request_id
+        result = draws.get(request_id, SpanResult(request_id=request_id))
+        yield replace(result, prompt_logprobs=prompt_logprobs.get(request_id, ()))
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:

@@ -62,7 +62,6 @@ class ProbeResult:
 class _Case:
     tokens: tuple[int, ...]
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
-    joins: int  # the step at which the sequence comes in
 
 
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> ProbeResult:
@@ -148,7 +147,6 @@ def _cases(model: Any, vocab_size: int) -> tuple[_Case, ...]:
                 (7 + 13 * index * (case + 1) + case) % min(vocab_size, 1009) for index in range(length + DECODED_TOKENS)
             ),
             chunks=chunks[case],
-            joins=case,
         )
         for case, length in enumerate(lengths)
     )
@@ -220,7 +218,7 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
     got: list[list[mx.array]] = [[] for _ in cases]
     step = 0
     while any(queues):
-        active = [index for index, queue in enumerate(queues) if queue and cases[index].joins <= step]
+        active = [index for index, queue in enumerate(queues) if queue and index <= step]  # each joins a step later
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
@@ -237,22 +235,15 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
 
 
 def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequence:
-    prompt = case.tokens[: sum(case.chunks)]
     request = SequenceRequest(
         request_id=str(index),
-        prompt_token_ids=prompt,
+        prompt_token_ids=case.tokens[: sum(case.chunks)],
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    for layer in layers:
-        layer.reserve(len(case.tokens))
-    return EngineSequence(
-        request=request,
-        known=mx.array(prompt),
-        known_tokens=len(prompt),
-        layers=layers,
-        sampler=row_state(request, generated=(), vocab_size=1),
-    )
+    sequence = EngineSequence.begin(request, layers=layers, sampler=row_state(request, vocab_size=1))
+    sequence.reserve(len(case.tokens))
+    return sequence
 
 
 def _spans(case: _Case, request_id: str) -> list[Span]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from holdfast.engine.plan import KeepPolicy, Span
+from holdfast.engine.sampling import RowState
 from holdfast.kv.layer import LayerState
 from holdfast.messages.commands import SequenceRequest
-
-if TYPE_CHECKING:
-    from holdfast.engine.sampling import RowState
 
 
 @dataclass(slots=True)
@@ -32,6 +29,15 @@ class EngineSequence:
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
+
+    @staticmethod
+    def begin(
+        request: SequenceRequest, *, layers: list[LayerState], sampler: RowState, generated: tuple[int, ...] = ()
+    ) -> EngineSequence:
+        """One that has read nothing yet, of what it knows: its prompt and what it had generated."""
+        known = request.prompt_token_ids + generated
+        ids = mx.array(known, dtype=mx.int32)
+        return EngineSequence(request=request, known=ids, known_tokens=len(known), layers=layers, sampler=sampler)
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
 
-from holdfast.kv.layer import LayerKV, LayerState
+from holdfast.kv.layer import LayerState, ShowStates
 
 
 class Composite(LayerState):
@@ -21,13 +21,7 @@ class Composite(LayerState):
         for part in self.parts:
             yield from part.leaves()
 
-    def view(
-        self,
-        states: Sequence[Self],
-        *,
-        for_kv: Callable[[Sequence[LayerKV]], Any],
-        for_recurrent: Callable[[Sequence[Any]], Any],
-    ) -> Any:
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """Indexable by part, as mlx-lm's `CacheList`."""
         parts = zip(*(state.parts for state in states), strict=True)
         return tuple(same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts)

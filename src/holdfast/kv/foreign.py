@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
 
-from holdfast.kv.layer import LayerKV, LayerState
+from holdfast.kv.layer import LayerState, ShowStates
 
 
 class ForeignState(LayerState):
@@ -18,13 +18,7 @@ class ForeignState(LayerState):
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 
-    def view(
-        self,
-        states: Sequence[Self],
-        *,
-        for_kv: Callable[[Sequence[LayerKV]], Any],
-        for_recurrent: Callable[[Sequence[Any]], Any],
-    ) -> Any:
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """mlx-lm's object, for one sequence. Raises TypeError for several."""
         if len(states) > 1:
             raise TypeError(f"{type(self.cache).__name__} of several sequences cannot be laid out")

@@ -18,7 +18,7 @@ class FullKV(LayerKV):
     grows = True
 
     def __init__(self) -> None:
-        self._buffers: tuple[mx.array, ...] = ()  # keys and values
+        super().__init__()
         self._reserved = 0
 
     def reserve(self, tokens: int) -> None:
@@ -27,30 +27,14 @@ class FullKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens."""
-        end = self.tokens + keys.shape[2]
-        capacity = max(self._reserved, end)
+        capacity = max(self._reserved, self.tokens + keys.shape[2])
         if not self._buffers or self._buffers[0].shape[2] < capacity:
             self._buffers = buffers.moved(self._buffers, (keys, values), capacity=capacity, start=0, end=self.tokens)
-        buffers.write(self._buffers, (keys, values), start=self.tokens)
-        self.tokens = end
-
-    def held(self) -> int:
-        """All of them."""
-        return self.tokens
-
-    def last(self, count: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        keys, values = self._buffers
-        return keys[:, :, self.tokens - count : self.tokens], values[:, :, self.tokens - count : self.tokens]
+        self._write(keys, values)
 
     def can_rewind(self, tokens: int) -> bool:
         """Any number of the tokens that were read."""
         return tokens <= self.tokens
-
-    def rewind(self, tokens: int) -> None:
-        """What comes next is written over them."""
-        super().rewind(tokens)
-        self.tokens -= tokens
 
     def form(self) -> tuple[HeadsForm, ...]:
         """Keys and values."""
@@ -67,10 +51,6 @@ class FullKV(LayerKV):
             sizes = f"keys of {keys.shape[2]} and values of {values.shape[2]}"
             raise SnapshotMismatch(f"a run of {end - self.tokens} tokens has {sizes}")
         self.append(keys, values)
-
-    def arrays(self) -> Iterator[mx.array]:
-        """Both buffers, once there are some."""
-        return iter(self._buffers)
 
     def bytes_per_token(self) -> int:
         """Of keys and values."""

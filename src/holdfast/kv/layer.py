@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import mlx.core as mx
 
+from holdfast.kv import buffers
 from holdfast.kv.form import CheckpointLayout, KeptForm
+
+ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]  # how a layout shows the states of one kind
 
 
 class SnapshotMismatch(Exception):
@@ -37,16 +40,10 @@ class LayerState(ABC):
         """All arrays of the state, to be evaluated with a step."""
 
     @abstractmethod
-    def view(
-        self,
-        states: Sequence[Self],
-        *,
-        for_kv: Callable[[Sequence[LayerKV]], Any],
-        for_recurrent: Callable[[Sequence[Any]], Any],
-    ) -> Any:
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """What a model sees in one forward pass of this layer's states of several sequences, self among them; all of this kind.
 
-        for_kv, for_recurrent: how the layout shows keys and values, and `RecurrentState`s. Raises TypeError for a foreign kind.
+        for_kv, for_recurrent: for `LayerKV`s and `RecurrentState`s. Raises TypeError for a foreign kind.
         """
 
     def form(self) -> tuple[KeptForm, ...]:
@@ -101,29 +98,44 @@ class LayerState(ABC):
 class LayerKV(LayerState):
     """A kind that holds keys and values, [1, kv_heads, tokens, head_dim], rotary already applied, and so can be attended to.
 
-    Updates write in place as long as nobody else holds the buffer: callers must not keep the arrays that `last` returns.
+    Here they are in two buffers, with the last token at `_end`; a kind may keep them otherwise. Updates write in place as long as
+    nobody else holds the buffer: callers must not keep the arrays that `last` returns.
     """
 
-    tokens: int = 0  # read so far
+    def __init__(self) -> None:
+        self.tokens = 0  # read so far
+        self._end = 0  # used part of the buffers
+        self._buffers: tuple[mx.array, ...] = ()  # keys and values, once there are some
 
     @abstractmethod
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens."""
 
-    @abstractmethod
     def held(self) -> int:
         """How many of the last tokens can be attended to."""
+        return self._end
 
-    @abstractmethod
     def last(self, count: int) -> tuple[mx.array, mx.array]:
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
+        keys, values = (buffer[:, :, self._end - count : self._end] for buffer in self._buffers)
+        return keys, values
 
-    def view(
-        self,
-        states: Sequence[Self],
-        *,
-        for_kv: Callable[[Sequence[LayerKV]], Any],
-        for_recurrent: Callable[[Sequence[Any]], Any],
-    ) -> Any:
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """As the layout shows keys and values."""
         return for_kv(states)
+
+    def rewind(self, tokens: int) -> None:
+        """What comes next is written over them."""
+        super().rewind(tokens)
+        self.tokens -= tokens
+        self._end -= tokens
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Both buffers."""
+        return iter(self._buffers)
+
+    def _write(self, keys: mx.array, values: mx.array) -> None:
+        """Into buffers that have room."""
+        buffers.write(self._buffers, (keys, values), start=self._end)
+        self.tokens += keys.shape[2]
+        self._end += keys.shape[2]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
 
 from holdfast.kv import buffers
 from holdfast.kv.form import ArrayForm, CheckpointLayout
-from holdfast.kv.layer import LayerKV, LayerState
+from holdfast.kv.layer import LayerState, ShowStates
 
 
 class RecurrentState(LayerState):
@@ -37,11 +37,6 @@ class RecurrentState(LayerState):
     def __iter__(self) -> Iterator[mx.array | None]:
         return (self[index] for index in range(len(self._slots)))
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no token has been read yet."""
-        return all(slot is None for slot in self._slots)
-
     def stacked(self, index: int) -> tuple[mx.array | None, int | None]:
         """The slot as it is kept: an array and the row in it (None: the whole array is this sequence's)."""
         return self._slots[index], self._rows[index]
@@ -56,13 +51,7 @@ class RecurrentState(LayerState):
     def advance(self, tokens: int) -> None:
         """Nothing to count: there is no padding."""
 
-    def view(
-        self,
-        states: Sequence[Self],
-        *,
-        for_kv: Callable[[Sequence[LayerKV]], Any],
-        for_recurrent: Callable[[Sequence[Any]], Any],
-    ) -> Any:
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """As the layout shows recurrent states."""
         return for_recurrent(states)
 

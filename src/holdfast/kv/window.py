@@ -14,23 +14,23 @@ WINDOW_SLACK_TOKENS = 256  # room behind a window, so that its tokens move only 
 
 
 class WindowKV(LayerKV):
-    """Keys and values of the last `window` tokens, kept in order, in a buffer a little longer than the window."""
+    """Keys and values of the last `window` tokens, kept in order, in a buffer a little longer than the window.
+
+    Attended to can be window - 1 tokens and, until `trim`, those of the last append.
+    """
 
     kind = "window"
 
     def __init__(self, window: int) -> None:
+        super().__init__()
         self.window, self._size = window, window
-        self._end = 0  # used part of the buffers
-        self._buffers: tuple[mx.array, ...] = ()  # keys and values
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens; older ones than any of them can see are dropped when room is needed."""
         added = keys.shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
             self._move((keys, values), capacity=max(self._resting_tokens, self.visible(self._end) + added))
-        buffers.write(self._buffers, (keys, values), start=self._end)
-        self._end += added
-        self.tokens += added
+        self._write(keys, values)
 
     def trim(self) -> None:
         """Bring buffers that a long chunk has stretched back to their resting size; only what can still be seen is kept."""
@@ -46,15 +46,6 @@ class WindowKV(LayerKV):
         self._buffers = buffers.moved(self._buffers, like, capacity=capacity, start=self._end - kept, end=self._end)
         self._end = kept
 
-    def held(self) -> int:
-        """How many of the last tokens can be attended to: window - 1 and, until `trim`, those of the last append."""
-        return self._end
-
-    def last(self, count: int) -> tuple[mx.array, mx.array]:
-        """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
-        keys, values = self._buffers
-        return keys[:, :, self._end - count : self._end], values[:, :, self._end - count : self._end]
-
     def visible(self, tokens: int) -> int:
         """How many of the last of `tokens` tokens the next one can still see."""
         return min(tokens, self._size - 1)
@@ -62,12 +53,6 @@ class WindowKV(LayerKV):
     def can_rewind(self, tokens: int) -> bool:
         """As long as the buffer still has what the token after the remaining ones sees: the last append's tokens at least."""
         return tokens <= self._end and self._end - tokens >= self.visible(self.tokens - tokens)
-
-    def rewind(self, tokens: int) -> None:
-        """What comes next is written over them."""
-        super().rewind(tokens)
-        self._end -= tokens
-        self.tokens -= tokens
 
     def form(self) -> tuple[HeadsForm, ...]:
         """Keys and values of what the next token can see."""
@@ -84,10 +69,6 @@ class WindowKV(LayerKV):
             raise SnapshotMismatch(f"a window of {self._size} tokens was kept with {keys.shape[2]} at token {end}")
         self.append(keys, values)
         self.tokens = end
-
-    def arrays(self) -> Iterator[mx.array]:
-        """Both buffers, once there are some."""
-        return iter(self._buffers)
 
     def fixed_bytes(self) -> int:
         """Bytes of the buffers at their resting size."""
