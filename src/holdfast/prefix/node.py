@@ -39,9 +39,8 @@ def follow(node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end:
     while True:
         rest = node.packed[cut * TOKEN_BYTES :] if cut else node.packed
         used = len(rest)
-        mine = packed[at : min(at + used, end)]
-        if mine != rest:
-            used = common_tokens(rest, mine) * TOKEN_BYTES
+        if not packed.startswith(rest, at, end):
+            used = common_tokens(rest, packed[at : min(at + used, end)]) * TOKEN_BYTES
         at += used
         cut += used // TOKEN_BYTES
         path.append((node, cut))

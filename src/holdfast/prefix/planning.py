@@ -29,21 +29,24 @@ class Planner:
         if not resumable_anywhere:
             checkpoint = next((each for each in reversed(match.checkpoints) if each.start <= stored), None)
             tokens = checkpoint.start if checkpoint else 0
-        pieces = [piece for piece in match.pieces if piece.start < tokens]
+        pieces = list(match.pieces)
+        while pieces and pieces[-1].start >= tokens:
+            pieces.pop()
         if pieces and pieces[-1].end > tokens:
             last = pieces[-1]
             pieces[-1] = Piece(last.key, last.kind, last.start, tokens - last.start, last.offset)
         keys = [piece.key for piece in pieces]
         if checkpoint is not None:
             keys.append(checkpoint.key)
+        to_read = tuple([key for key in keys if key not in self._in_ram])
         return ReusePlan(
             cursor=match.end.back_at(tokens),
             pieces=tuple(pieces),
             checkpoint=checkpoint,
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
             keys=tuple(keys),
-            to_read=tuple([key for key in keys if key not in self._in_ram]),
-            disk_tokens=sum([piece.tokens for piece in pieces if piece.key not in self._in_ram]),
+            to_read=to_read,
+            disk_tokens=sum([piece.tokens for piece in pieces if piece.key not in self._in_ram]) if to_read else 0,
         )
 
     def _shortfall(self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int) -> Shortfall:
