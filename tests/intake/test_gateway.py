@@ -15,7 +15,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.history import AnswerHistory
+from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -187,7 +187,7 @@ async def test_a_failure_is_raised_and_cancels_the_other_choices(bundle: Tokeniz
 
 
 async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) -> None:
-    gateway, _ = serve(bundle, refuses(RejectionKind.QUEUE_FULL))
+    gateway, _ = serve(bundle, refuses("queue_full"))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
     assert (caught.value.queued, caught.value.limit, caught.value.retry_after_seconds) == (9, 9, 3)
@@ -196,9 +196,9 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        (RejectionKind.TOO_LARGE, InvalidRequest),
-        (RejectionKind.INVALID, InvalidRequest),
-        (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
+        ("too_large", InvalidRequest),
+        ("invalid", InvalidRequest),
+        ("shutting_down", WorkerUnavailable),
     ],
 )
 async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
@@ -208,7 +208,7 @@ async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind:
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
-    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(bundle, "hello world"))
+    refused, accepted = refuses("queue_full"), answers(*encode(bundle, "hello world"))
     gateway, engine = serve(bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
     engine.may_go_on.clear()
     with pytest.raises(QueueFull):
@@ -305,7 +305,7 @@ def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
 
 
 async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(bundle: TokenizerBundle) -> None:
-    bundle = replace(bundle, history=AnswerHistory())
+    bundle = replace(bundle, known_answers=KnownAnswers())
     answer = "hello hello"
     generated = in_single_bytes(bundle, answer)
     assert generated != encode(bundle, answer)
@@ -322,10 +322,10 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
 
 
 async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:
-    bundle = replace(bundle, history=AnswerHistory())
+    bundle = replace(bundle, known_answers=KnownAnswers())
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))
     assert text_of(events) == "hel"
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
     assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
-    assert bundle.history.statistics().answers == 0
+    assert len(bundle.known_answers) == 0

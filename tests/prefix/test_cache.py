@@ -13,7 +13,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.keeping import Kept, keep_everything
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.kv.codec import check_values, pack, run_to_bytes
+from holdfast.kv.codec import check_values, pack, to_bytes
 from holdfast.kv.form import ArrayForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch
 from holdfast.prefix.keys import pack_tokens
@@ -113,9 +113,9 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
     values = mx.random.normal((1, 2, 9, 16)).astype(dtype)
     run = KVBlock(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
-    check_values(forms, run_to_bytes(pack(run, "native"))[1])
+    check_values(forms, to_bytes(pack(run, "native"))[1])
     assert Kept(request_id="a", runs=(run,)).is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
-        check_values(forms, run_to_bytes(pack(run, "native"))[1])
+        check_values(forms, to_bytes(pack(run, "native"))[1])
     assert not Kept(request_id="a", runs=(run,)).is_finite

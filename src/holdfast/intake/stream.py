@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
-from holdfast.intake.history import AnswerNotes
+from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.link.event_stream import EventStream, RequestEvent
-from holdfast.messages.events import Rejected, RejectionKind
+from holdfast.messages.events import Rejected
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 from holdfast.parsing.choice import ChoiceText
@@ -32,14 +32,14 @@ class GenerationStream:
         sources: Sequence[EventStream],
         prompt_tokens: int,
         intake_seconds: float = 0.0,
-        notes: AnswerNotes | None = None,
+        recorder: AnswerRecorder | None = None,
         dropped_tokens: int = 0,
     ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.dropped_tokens = dropped_tokens  # of earlier answers, which the template left out
-        self._notes = notes
+        self._recorder = recorder
         self._choices = tuple(choices)
         self._sources = tuple(sources)
         self._ready: deque[OutputEvent] = deque()
@@ -66,8 +66,8 @@ class GenerationStream:
         event = self._ready.popleft()
         if len(self._ready) < _MOST_READY:
             self._has_room.set()
-        if self._notes is not None:
-            self._notes.see(event)
+        if self._recorder is not None:
+            self._recorder.observe(event)
         return event
 
     async def accepted(self) -> None:
@@ -136,9 +136,9 @@ async def _next_event(source: EventStream) -> RequestEvent:
 def refusal(event: Rejected) -> HoldfastError:
     """The error that a worker's refusal means to the client."""
     match event.kind:
-        case RejectionKind.QUEUE_FULL:
+        case "queue_full":
             return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
-        case RejectionKind.SHUTTING_DOWN:
+        case "shutting_down":
             return WorkerUnavailable(event.message)
         case _:
             return InvalidRequest(event.message, field=event.field)

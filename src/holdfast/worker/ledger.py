@@ -126,7 +126,7 @@ class Ledger:
 
 def _kind(refusal: HoldfastError) -> RejectionKind:
     if isinstance(refusal, QueueFull):
-        return RejectionKind.QUEUE_FULL
+        return "queue_full"
     if isinstance(refusal, TooLargeForMemory):
-        return RejectionKind.TOO_LARGE
-    return RejectionKind.INVALID if isinstance(refusal, InvalidRequest) else RejectionKind.SHUTTING_DOWN
+        return "too_large"
+    return "invalid" if isinstance(refusal, InvalidRequest) else "shutting_down"

@@ -1,0 +1,16 @@
+"""The server's own paths. Errors on them have OpenAI's form, which most of their callers know."""
+
+from __future__ import annotations
+
+from holdfast.http.admin import sessions_api
+from holdfast.http.admin.start_page import front_page
+from holdfast.http.admin.status import health, metrics, openapi_document
+from holdfast.http.openai.errors import ErrorBody, openai_error
+from holdfast.http.server.dialect import Dialect
+
+ADMIN = Dialect(
+    name="The server's own",
+    error=openai_error,
+    error_shape=ErrorBody,
+    operations=(*sessions_api.OPERATIONS, front_page, health, metrics, openapi_document),
+)

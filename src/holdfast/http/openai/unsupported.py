@@ -1,0 +1,66 @@
+"""Fields that clients send and whose meaning is known, but which this version does not act on: they are refused, not ignored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.http.server.problem import RequestRefused
+
+_log = logging.getLogger(__name__)
+_NOT_YET = "this version does not support it yet"
+_MOST_REMEMBERED = 1000
+_already_logged: set[str] = set()
+_EMPTY = (
+    "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema mm_processor_kwargs "
+    "media_io_kwargs stop_token_ids bad_words logits_processors logit_processors documents role_mapping adapters draft_model"
+)
+_OFF = "use_beam_search early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids"
+_NEVER = (
+    "audio web_search_options prediction allowed_token_ids truncate_prompt_tokens prompt_logprobs repetition_context_size "
+    "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds num_draft_tokens"
+)
+KNOWN: Mapping[str, tuple[Any, ...]] = {  # field → the values with which it asks for nothing; null does for every field
+    **dict.fromkeys(_NEVER.split(), ()),
+    **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
+    **dict.fromkeys(_OFF.split(), (False,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none",)),
+    **dict.fromkeys(("min_tokens", "mirostat"), (0,)),
+    **dict.fromkeys(("xtc_probability", "dry_multiplier", "top_a"), (0, 0.0)),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "skip_special_tokens": (True,),
+}
+_REASONS = {
+    "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",
+    "repetition_context_size": "`repetition_penalty` here looks at the whole prompt and answer",
+    "repeat_penalty": "the field is called `repetition_penalty` here",
+    "repeat_last_n": "`repetition_penalty` here looks at the whole prompt and answer",
+    "n_predict": "the field is called `max_tokens` here",
+    "num_predict": "the field is called `max_tokens` here",
+    "num_ctx": "the context is set when the server is started",
+    "chat_template": "the model's own template is used",
+}
+
+
+def refuse_unsupported(extras: Mapping[str, Any] | None) -> None:
+    """Raise for the first field of `extras` that asks for something known and unsupported; log the unknown ones, each once."""
+    for name, value in (extras or {}).items():
+        if name not in KNOWN:
+            _log_once(name)
+        elif value is not None and not any(_same(value, neutral) for neutral in KNOWN[name]):
+            raise RequestRefused(f"`{name}`: {_REASONS.get(name, _NOT_YET)}", code="unsupported_parameter", field=name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # True == 1 in Python, but not for who reads JSON.
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def _log_once(name: str) -> None:
+    if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
+        _already_logged.add(name)
+        _log.warning("requests carry a field that means nothing here and is ignored: %r", name[:100])
