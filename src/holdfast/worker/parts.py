@@ -136,7 +136,7 @@ class Cache(Protocol):
         ...
 
 
-class SessionService(Protocol):
+class WorkerSessions(Protocol):
     """The worker's sessions. Device thread only; any method but `is_busy` may raise, which harms no request."""
 
     @property
