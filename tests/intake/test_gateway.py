@@ -22,7 +22,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
 from holdfast.messages.events import FinishReason, RejectionKind
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
@@ -230,8 +230,8 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bun
     [
         ({"model": "other"}, UnknownModel, "model"),
         ({"prompt": ChatPrompt(messages=())}, InvalidRequest, "messages"),
-        ({"prompt": TokenPrompt(token_ids=(1000,)), "prompt_field": "prompt"}, InvalidRequest, "prompt"),
-        ({"prompt": TextPrompt(text="x" * 300), "prompt_field": "prompt"}, PromptTooLong, "prompt"),
+        ({"prompt": (1000,), "prompt_field": "prompt"}, InvalidRequest, "prompt"),
+        ({"prompt": "x" * 300, "prompt_field": "prompt"}, PromptTooLong, "prompt"),
         ({"choices": 99}, InvalidRequest, "n"),
         ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequest, "logit_bias"),
     ],
@@ -263,7 +263,7 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
     noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for text in ("hello", "hello " * 5000):
-        await collect(gateway, asks(TextPrompt(text=text)))
+        await collect(gateway, asks(text))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
 
@@ -285,7 +285,7 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
 
 async def test_echo_and_scores_of_the_prompt_open_the_answer(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, " world")))
-    request = asks(TextPrompt(text="hello the"), echo=True, want_logprobs=True)
+    request = asks("hello the", echo=True, want_logprobs=True)
     events = await collect(gateway, request)
     assert text_of(events) == "hello the world"
     assert engine.submitted[0].want_prompt_logprobs
