@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    TooLargeForMemory,
+    UnknownModel,
+    WorkerUnavailable,
+)
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
@@ -195,7 +203,6 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("too_large", InvalidRequest),
         ("invalid", InvalidRequest),
         ("shutting_down", WorkerUnavailable),
     ],
@@ -204,6 +211,13 @@ async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind:
     gateway, _ = serve(bundle, refuses(kind, message="because", field="max_tokens"))
     with pytest.raises(error, match="because"):
         await gateway.generate(asks())
+
+
+async def test_a_request_that_never_fits_is_refused_with_its_numbers(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, refuses("too_large"))
+    with pytest.raises(TooLargeForMemory) as caught:
+        await gateway.generate(asks())
+    assert (caught.value.needed_bytes, caught.value.budget_bytes, caught.value.field) == (9, 8, "max_tokens")
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
