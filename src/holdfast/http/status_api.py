@@ -6,9 +6,8 @@ import msgspec
 from starlette.responses import Response
 
 from holdfast.errors import UnknownModel
-from holdfast.http.openai_shapes import Health, MemoryHealth, ModelCard, ModelHealth, ModelList, StoreHealth
+from holdfast.http.openai_shapes import Health, MemoryHealth, ModelCard, ModelHealth, ModelList
 from holdfast.http.services import ServedModel, Services
-from holdfast.messages.figures import CacheFigures, StoreFigures
 from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
 
 _READY = "ready"
@@ -62,27 +61,7 @@ def _health(model: ServedModel) -> ModelHealth:
         layout_reason=info.layout_reason if info else None,
         running=model.running,
         queued=model.queued,
-        memory=None if model.memory is None else _memory_health(model.memory),
-    )
-
-
-def _memory_health(memory: CacheFigures) -> MemoryHealth:
-    store = memory.store
-    return MemoryHealth(
-        kept_tokens=memory.kept_tokens,
-        ram_bytes=memory.ram_bytes,
-        ram_budget_bytes=memory.ram_budget_bytes,
-        store=None if store is None else _store_health(store),
-    )
-
-
-def _store_health(store: StoreFigures) -> StoreHealth:
-    return StoreHealth(
-        model=store.model,
-        mode=store.mode,
-        blocks=store.blocks,
-        stored_bytes=store.stored_bytes,
-        allowed_bytes=store.allowed_bytes,
+        memory=None if model.memory is None else msgspec.convert(model.memory, MemoryHealth, from_attributes=True),
     )
 
 

@@ -11,7 +11,6 @@ from holdfast.prefix.evicted import Evicted, EvictionCause
 from holdfast.prefix.index import IndexStatistics
 from holdfast.prefix.reuse import NewTokens, NoBoundary, NothingStored, ReusePlan
 from holdfast.prefix.tree import Diverged
-from holdfast.store.statistics import StoreStatistics
 
 _OF_A_LOSS = {
     EvictionCause.EVICTED: CacheOutcome.EVICTED,
@@ -52,7 +51,7 @@ def _divergence(diverged: Diverged) -> Divergence:
     return Divergence(position=diverged.position, stored_token_id=diverged.expected, prompt_token_id=diverged.found)
 
 
-def figures_of(library: IndexStatistics, store: StoreStatistics | None) -> CacheFigures:
+def figures_of(library: IndexStatistics, store: StoreFigures | None) -> CacheFigures:
     """What is kept."""
     return CacheFigures(
         kept_tokens=library.tokens,
@@ -60,30 +59,5 @@ def figures_of(library: IndexStatistics, store: StoreStatistics | None) -> Cache
         ram_bytes=library.ram.resident_bytes,
         ram_budget_bytes=library.ram.budget_bytes,
         ram_evicted_blocks=library.ram.evicted,
-        store=None if store is None else _store_figures(store),
-    )
-
-
-def _store_figures(store: StoreStatistics) -> StoreFigures:
-    return StoreFigures(
-        model=store.model,
-        mode=store.mode,
-        blocks=store.blocks,
-        stored_bytes=store.stored_bytes,
-        allowed_bytes=store.allowed_bytes,
-        written_today_bytes=store.written_today_bytes,
-        queued_blocks=store.queued_blocks,
-        queued_bytes=store.queued_bytes,
-        written_bytes=store.written_bytes,
-        read_bytes=store.read_bytes,
-        evicted_blocks=store.evicted_blocks,
-        bad_blocks=store.bad_blocks,
-        missing_blocks=store.missing_blocks,
-        outages=store.outages,
-        dropped_blocks={
-            "queue_full": store.dropped_queue_full,
-            "memory_only": store.dropped_memory_only,
-            "daily_budget": store.dropped_daily_budget,
-            "no_room": store.dropped_no_room,
-        },
+        store=store,
     )

@@ -8,15 +8,14 @@ delays durability, but not what survives a kill.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import Block, BlockKey, Entry, Part
 from holdfast.store.block_file import write_buffers
 from holdfast.store.folder import StoreFolder, fingerprint_id, sync_folder
-from holdfast.store.statistics import WriteCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +35,8 @@ class WrittenFile:
 class WriteAhead:
     """The files that are written but not settled, oldest first."""
 
-    def __init__(self, folder: StoreFolder, *, fingerprint: str, counters: WriteCounters) -> None:
-        self._folder, self._fingerprint, self._counters = folder, fingerprint, counters
+    def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
+        self._folder, self._fingerprint, self._figures = folder, fingerprint, figures
         self._model = fingerprint_id(fingerprint)
         self._files: dict[BlockKey, WrittenFile] = {}
         self.file_bytes = 0
@@ -57,7 +56,6 @@ class WriteAhead:
 
     def write(self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float) -> None:
         """Write a block's file into the incoming folder. Raises OSError; nothing of the file is left then."""
-        began = time.perf_counter()
         path = self._folder.incoming() / f"{block.key.hex()}.part"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -70,7 +68,6 @@ class WriteAhead:
         entry = Entry(block=block, model=self._model, file_bytes=sum(map(len, buffers)), last_used=now)
         self._files[block.key] = WrittenFile(entry=entry, path=path, written_at=steady_now)
         self.file_bytes += entry.file_bytes
-        self._counters.write_seconds += time.perf_counter() - began
 
     def group(self, *, most_bytes: int, most_blocks: int) -> list[WrittenFile]:
         """The oldest files, within bounds; at least one if there is any."""
@@ -86,18 +83,13 @@ class WriteAhead:
     def publish(self, group: list[WrittenFile], *, between: Callable[[], None]) -> None:
         """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError."""
         for written in group:
-            began = time.perf_counter()
             _sync_file(written.path)
-            self._counters.sync_seconds += time.perf_counter() - began
             between()
-        began = time.perf_counter()
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for written in group:
             os.replace(written.path, self._folder.block_path(written.key, model=self._model))
         sync_folder(model_folder)
-        self._counters.sync_seconds += time.perf_counter() - began
-        self._counters.written_blocks += len(group)
-        self._counters.written_bytes += sum(written.entry.file_bytes for written in group)
+        self._figures.written_bytes += sum(written.entry.file_bytes for written in group)
 
     def settle(self, group: list[WrittenFile]) -> None:
         """Forget files that are durable."""

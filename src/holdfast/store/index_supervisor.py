@@ -42,7 +42,6 @@ class IndexSupervisor:
         self._index: BlockIndex | None = None
         self._path = _IN_MEMORY  # of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
-        self.rebuilt = 0  # how often an index was made from the files although there had been one
         self.differences: list[Differences] = []  # found at opening, for the owner to act upon
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
@@ -56,7 +55,6 @@ class IndexSupervisor:
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
-                self.rebuilt += 1
                 self.close()
                 remove_index(self._path)
         raise IndexUnavailable(errno.EIO, "the index is damaged again and again")
@@ -81,7 +79,6 @@ class IndexSupervisor:
             return self._index
         if self._index is not None:
             _LOG.info("the index of the store was removed or replaced; opening it anew")
-            self.rebuilt += 1
             self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.telemetry.buckets import cumulative
 from holdfast.telemetry.cache_metrics import cache_families
+from holdfast.telemetry.families import counters, gauges, histograms, labelled
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -37,6 +37,7 @@ _COUNTERS = (
     ("cancelled", "Sequences that were cancelled."),
     ("rejected", "Sequences that were not accepted."),
 )
+_SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,27 +98,8 @@ class _WorkerCollector(Collector):
         for model, seconds in self.facts.load_seconds.items():
             load.add_metric([model], seconds)
         yield load
-        restarts = CounterMetricFamily("holdfast_worker_restarts", "Workers that were replaced.", labels=["model", "cause"])
-        for model, causes in self.facts.restarts.items():
-            for cause, times in causes.items():
-                restarts.add_metric([model, cause], times)
-        yield restarts
-        for name, documentation in _GAUGES:
-            gauge = GaugeMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
-            for model, numbers in self.statistics.items():
-                gauge.add_metric([model], getattr(numbers, name))
-            yield gauge
-        for name, documentation in _COUNTERS:
-            counter = CounterMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
-            for model, numbers in self.statistics.items():
-                counter.add_metric([model], getattr(numbers, name))
-            yield counter
-        yield self._step_seconds()
+        yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self.facts.restarts)
+        yield from gauges("holdfast_worker_", _GAUGES, self.statistics)
+        yield from counters("holdfast_worker_", _COUNTERS, self.statistics)
+        yield from histograms("holdfast_worker_", _SECONDS, self.statistics)
         yield from cache_families(self.statistics)
-
-    def _step_seconds(self) -> HistogramMetricFamily:
-        family = HistogramMetricFamily("holdfast_worker_step_seconds", "How long the engine's steps take.", labels=["model"])
-        for model, numbers in self.statistics.items():
-            if numbers.step_seconds is not None:
-                family.add_metric([model], list(cumulative(numbers.step_seconds)), sum_value=numbers.step_seconds.total)
-        return family
