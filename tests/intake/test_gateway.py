@@ -15,7 +15,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.history import AnswerHistory
+from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -305,7 +305,7 @@ def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
 
 
 async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(bundle: TokenizerBundle) -> None:
-    bundle = replace(bundle, history=AnswerHistory())
+    bundle = replace(bundle, known_answers=KnownAnswers())
     answer = "hello hello"
     generated = in_single_bytes(bundle, answer)
     assert generated != encode(bundle, answer)
@@ -322,10 +322,10 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
 
 
 async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:
-    bundle = replace(bundle, history=AnswerHistory())
+    bundle = replace(bundle, known_answers=KnownAnswers())
     gateway, engine = serve(bundle, answers(*encode(bundle, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))
     assert text_of(events) == "hel"
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
     assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
-    assert bundle.history.statistics().answers == 0
+    assert len(bundle.known_answers) == 0

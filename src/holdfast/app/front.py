@@ -103,7 +103,7 @@ class Front:
 
     async def _serve_http(self, signals: _EarlySignals) -> None:
         from holdfast.app.web import build_application
-        from holdfast.http import serve as http
+        from holdfast.http.server import run as http
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
@@ -132,7 +132,7 @@ class Front:
     async def _announce(self, listening: asyncio.Event, url: str, listens_on: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
-        from holdfast.http.host_header import is_loopback
+        from holdfast.http.server.host_header import is_loopback
 
         figures = (await self._residency.statistics()).get(self._model)
         gc.collect()
@@ -185,7 +185,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
-    from holdfast.http.host_header import is_wildcard
+    from holdfast.http.server.host_header import is_wildcard
 
     if not is_wildcard(listens_on):
         return ()

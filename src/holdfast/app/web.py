@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import create_application
-from holdfast.http.services import Services
+from holdfast.http.server.services import Services
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.session_desk import SessionDesk
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
@@ -17,7 +17,7 @@ from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
 
 
-def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> FastAPI:
+def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(

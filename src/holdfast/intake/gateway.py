@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
-from holdfast.intake.history import AnswerNotes
-from holdfast.intake.prepare import Prepared, answer_notes, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.known_answers import AnswerRecorder
+from holdfast.intake.prepare import Prepared, answer_recorder, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
@@ -44,8 +44,8 @@ class Gateway:
         if bundle is None:
             raise UnknownModel(model=request.model, available=tuple(self._bundles))
         prepared = await self._prepare(request, bundle, client.info)
-        notes = answer_notes(request, bundle)
-        return await self._submit(request, client, prepared, notes, intake_seconds=time.perf_counter() - started)
+        recorder = answer_recorder(request, bundle)
+        return await self._submit(request, client, prepared, recorder, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         request = with_defaults(request, bundle, info=info, limits=self._limits)
@@ -64,7 +64,7 @@ class Gateway:
         request: GenerationRequest,
         client: EngineClient,
         prepared: Prepared,
-        notes: AnswerNotes | None,
+        recorder: AnswerRecorder | None,
         *,
         intake_seconds: float,
     ) -> GenerationStream:
@@ -79,7 +79,7 @@ class Gateway:
                 sources=sources,
                 prompt_tokens=prepared.prompt_tokens,
                 intake_seconds=intake_seconds,
-                notes=notes,
+                recorder=recorder,
                 dropped_tokens=prepared.dropped_tokens,
             )
             await stream.accepted()

@@ -13,8 +13,9 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.history import AnswerNotes, Said, Spliced
+from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.intake.limits import check_limits, check_token_ids
+from holdfast.intake.prompt import PromptText, PromptTokens, Turn
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
@@ -27,26 +28,6 @@ from holdfast.parsing.pieces import TokenPieces
 # body of many megabytes costs neither minutes nor gigabytes.
 _MOST_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptText:
-    """A prompt before tokenization. `token_ids` is set when the client sent ids; then `text` is empty."""
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    add_special_tokens: bool = False
-    said: tuple[Said, ...] = ()  # the messages of a chat
-    branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    """A prompt after tokenization."""
-
-    token_ids: tuple[int, ...]
-    branch_points: tuple[int, ...] = ()  # the same as tokens
-    dropped_tokens: int = 0  # of earlier answers, which the template left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +81,13 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
-    return PromptText(text=text, said=_said(prompt), branch_points=branch_points)
+    return PromptText(text=text, turns=_turns(prompt), branch_points=branch_points)
 
 
-def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
+def _turns(prompt: ChatPrompt) -> tuple[Turn, ...]:
     """The texts of a conversation that the template writes as they are."""
     return tuple(
-        Said(text, is_answer=message.get("role") == "assistant")
+        Turn(text, is_answer=message.get("role") == "assistant")
         for message in prompt.messages
         for text in _texts(message.get("content"))
         if text
@@ -144,16 +125,13 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 
 def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    history, said = bundle.history, prompt.said
-    dropped = history.dropped(prompt.text, said, tenant=tenant) if any(each.is_answer for each in said) else 0
-    has_answers = history.knows_any(said, tenant=tenant)
-    if not has_answers and not prompt.branch_points:
+    known = bundle.known_answers
+    dropped = known.count_dropped(prompt, tenant=tenant)
+    if not prompt.branch_points and not known.has_any_of(prompt, tenant=tenant):
         token_ids = bundle.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         return PromptTokens(token_ids=tuple(token_ids), dropped_tokens=dropped)
-    tokenized = bundle.tokenizer.encode_in_place(prompt.text)
-    spliced = history.splice(prompt.text, tokenized, said, tenant=tenant) if has_answers else Spliced(tokenized.token_ids, [])
-    branch_points = tuple(spliced.place(tokenized.tokens_before(at)) for at in prompt.branch_points)
-    return PromptTokens(token_ids=tuple(spliced.token_ids), branch_points=branch_points, dropped_tokens=dropped)
+    tokens = known.put_back(prompt, bundle.tokenizer.encode_in_place(prompt.text), tenant=tenant)
+    return replace(tokens, dropped_tokens=dropped)
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
@@ -198,6 +176,7 @@ def assemble(
         stop_token_ids=frozenset(stop_token_ids),
         max_tokens=max_tokens,
         stops=request.stop,
+        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
         echo=request.echo,
@@ -225,11 +204,11 @@ def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
     return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
-def answer_notes(request: GenerationRequest, bundle: TokenizerBundle) -> AnswerNotes | None:
+def answer_recorder(request: GenerationRequest, bundle: TokenizerBundle) -> AnswerRecorder | None:
     """Takes down the answers of a chat, which come back in its next turn; None where nothing comes back.
 
     Whoever continues a message gets back more than what is generated now.
     """
     if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
         return None
-    return AnswerNotes(bundle.history, bundle.tokenizer, tenant=request.tenant)
+    return AnswerRecorder(bundle.known_answers, bundle.tokenizer, tenant=request.tenant)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.intake.canonical import ToolOrders
 from holdfast.intake.defaults import generation_defaults
-from holdfast.intake.history import AnswerHistory
+from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
@@ -16,13 +16,13 @@ from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerBundle:
-    """Tokenizer, chat template and recommendations of one model. All its requests share it; only its notes change."""
+    """Tokenizer, chat template and recommendations of one model. All its requests share it."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
     context_tokens: int  # according to config.json; 0 when it does not say
-    history: AnswerHistory = field(default_factory=AnswerHistory)
+    known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
