@@ -310,7 +310,7 @@ def test_verify_finds_what_is_damaged_and_prune_and_clear_do_what_they_say(store
     path_of(tmp_path / "store", CHAIN[3].key).write_bytes(b"damaged")
     report = store.verify()
     assert report.files == len(CHAIN)
-    assert [bad.path.stem for bad in report.bad] == [CHAIN[3].key.hex()]
+    assert [path.stem for path in report.bad] == [CHAIN[3].key.hex()]
     assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
     store.prune()
     store.changes()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
-from holdfast.telemetry.metrics import Metrics, ModelFacts
+from holdfast.telemetry.metrics import Metrics
 
 STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
 MEMORY = CacheFigures(
@@ -19,7 +19,7 @@ MEMORY = CacheFigures(
 
 def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
     """Name and values of the labels → value, of everything that is shown of memories and stores."""
-    text = Metrics().exposition(statistics, ModelFacts()).decode()
+    text = Metrics().exposition(statistics).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
         (sample.name.removeprefix("holdfast_"), tuple(value for _, value in sorted(sample.labels.items()))): sample.value

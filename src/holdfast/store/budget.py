@@ -30,21 +30,13 @@ class StoreLimits:
     quarantine_files: int = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSpace:
-    """Size of the volume that holds the store, and what is free of it."""
-
-    total_bytes: int
-    free_bytes: int
-
-
-def allowed_bytes(limits: StoreLimits, *, volume: VolumeSpace, stored_bytes: int) -> int:
-    """How many bytes the store may hold now.
+def allowed_bytes(limits: StoreLimits, *, volume_bytes: int, free_bytes: int, stored_bytes: int) -> int:
+    """How many bytes the store may hold now, on a volume of this size of which so much is free.
 
     A volume that others fill makes the store stop growing, not shrink: new blocks then take the place of old ones.
     """
-    room_bytes = max(0, volume.free_bytes - limits.spare_bytes)
-    of_volume = int(volume.total_bytes * limits.volume_percent / 100)
+    room_bytes = max(0, free_bytes - limits.spare_bytes)
+    of_volume = int(volume_bytes * limits.volume_percent / 100)
     return max(0, min(limits.budget_bytes, of_volume, stored_bytes + room_bytes))
 
 

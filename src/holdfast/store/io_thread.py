@@ -17,9 +17,10 @@ from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRe
 from holdfast.store.block_file import encode_block
 from holdfast.store.budget import UNLIMITED, StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder, is_plain_file
-from holdfast.store.group import WriteAhead, WrittenFile
+from holdfast.store.group import WriteAhead
+from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.mailbox import Mailbox
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import Records
@@ -86,14 +87,11 @@ class IoThread:
                 elif self._mailbox.closed:
                     break
                 self._publish_if_due()
-            self.settle()
+            self.flush()
         finally:
-            self._mailbox.close()
+            self._mailbox.abandon()  # there is nothing in it any more, but after a bug
             self._figures.mode = "memory-only"
             self._ahead.abandon()
-            while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
-                if isinstance(order, Question):
-                    order.give_up()
             self._supervisor.close()
             self._folder.release()
 
@@ -232,7 +230,7 @@ class IoThread:
         self._figures.evicted_blocks += len(evicted)
         self._mailbox.lose([entry.block.key for entry in evicted])
 
-    def _publish(self) -> list[WrittenFile]:
+    def _publish(self) -> list[Entry]:
         """Make the oldest files durable and index them. Blocks that arrive meanwhile are written behind them."""
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:
@@ -240,22 +238,21 @@ class IoThread:
         except OSError as error:
             self._pause(error)
             return group
-        self._mailbox.release([written.key for written in group], stored=True)
+        self._mailbox.release([entry.block.key for entry in group], stored=True)
         try:
             self._with_room(lambda: self._add_rows(group))
-            self._ahead.settle(group)
+            self._ahead.drop(group)
             # Other processes may have written, too. The group itself may be evicted like any other block.
             self._count_evicted(self._maintenance.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
-            self._ahead.settle(group)
+            self._ahead.drop(group)
             self._pause(error)
         return group
 
-    def _add_rows(self, group: list[WrittenFile]) -> None:
-        entries = [written.entry for written in group]
-        written_bytes = sum(entry.file_bytes for entry in entries)
-        self._supervisor.use(lambda index: index.add(entries, fingerprints={self._model: self._fingerprint}))
+    def _add_rows(self, group: list[Entry]) -> None:
+        written_bytes = sum(entry.file_bytes for entry in group)
+        self._supervisor.use(lambda index: index.add(group, fingerprints={self._model: self._fingerprint}))
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
@@ -275,15 +272,15 @@ class IoThread:
         damaged, gone = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
         self._mailbox.lose(gone)
-        totals = self._supervisor.use(lambda index: index.totals())
         day = self._day()
-        self._figures.blocks, self._figures.stored_bytes = totals.blocks, totals.file_bytes
+        self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
+        self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)
         self._figures.written_today_bytes = self._supervisor.use(lambda index: index.written_bytes(day))
         self._figures.allowed_bytes = self._maintenance.allowed_bytes()
 
     # -- tasks, in the order in which they were handed over
 
-    def settle(self) -> bool:
+    def flush(self) -> bool:
         """Make everything durable that was handed over before. False during an outage."""
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
@@ -324,7 +321,7 @@ class IoThread:
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""
-        self.settle()
+        self.flush()
         self._on_index("remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint))
         self._mailbox.lose(keys)
         self._recount()
@@ -338,7 +335,7 @@ class IoThread:
 
     def entries(self) -> tuple[Entry, ...]:
         """All blocks of this model that can be reached from a root, parents before children."""
-        self.settle()
+        self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()
         try:
@@ -351,7 +348,7 @@ class IoThread:
 
     def prune(self) -> None:
         """Bring the store within its limits and drop pins that are over."""
-        self.settle()
+        self.flush()
         with contextlib.suppress(OSError):
             self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
             self._count_evicted(self._maintenance.make_room(0, in_use=()))

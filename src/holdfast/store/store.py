@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast, get_args
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -25,9 +25,9 @@ from holdfast.store.block import BadBlock, BlockKey, Entry, StoreChanges, Stored
 from holdfast.store.block_file import check_block
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.inspect import ClearReport, VerifyReport, clear_store, verify_store
+from holdfast.store.inspect import RemovalReport, VerifyReport, clear_store, verify_store
 from holdfast.store.io_thread import Clocks, IoThread
-from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
 from holdfast.store.records import check_name
 
@@ -146,20 +146,14 @@ class BlockStore:
 
     def ask_records(self) -> Future[dict[str, bytes]]:
         """The same without waiting. Cancelled when the store is closed."""
-        question = Question(self._io.records)
-        if not self._mailbox.send(question):
-            question.answer.cancel()
-        return cast("Future[dict[str, bytes]]", question.answer)
+        return self._mailbox.ask(self._io.records)
 
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
         """Wait until everything handed over so far is durable. False when it is not, in time or at all."""
-        question = Question(self._io.settle)
-        if not self._mailbox.send(question):
-            return False
         try:
-            return bool(question.answer.result(timeout_seconds))
+            return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
@@ -195,7 +189,7 @@ class BlockStore:
         """Bring the folder within its limits now. Waits."""
         self._ask(self._io.prune, otherwise=None)
 
-    def clear(self) -> ClearReport:
+    def clear(self) -> RemovalReport:
         """Delete the blocks of all models in the folder. Waits."""
         self.flush()
         report = clear_store(self._folder.path)
@@ -206,10 +200,7 @@ class BlockStore:
         self._mailbox.send(functools.partial(self._io.condemn, path, bad))
 
     def _ask(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
-        question = Question(work)
-        if not self._mailbox.send(question):
-            return otherwise
         try:
-            return cast(Answer, question.answer.result())
+            return self._mailbox.ask(work).result()
         except CancelledError:
             return otherwise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -40,22 +39,16 @@ _COUNTERS = (
 _SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What the front knows of its models, by model id."""
-
-    load_seconds: Mapping[str, float] = field(default_factory=dict)
-    restarts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by cause
-
-
-class Metrics:
+class Metrics(Collector):
     """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
 
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
         self.registry = CollectorRegistry()
-        self._workers = _WorkerCollector()
-        self.registry.register(self._workers)
+        self._statistics: Mapping[str, WorkerStatistics] = {}
+        self._load_seconds: Mapping[str, float] = {}
+        self._restarts: Mapping[str, Mapping[str, int]] = {}
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
         self.requests = self._counter("requests", "Choices that ended, by the reason.", "model", "reason")
@@ -73,33 +66,34 @@ class Metrics:
         self.inter_token_seconds = self._histogram("inter_token_seconds", "Between two pieces of text of one choice.", _SHORT)
         self.request_seconds = self._histogram("request_seconds", "Request to the end of the answer.", _LONG)
 
-    def exposition(self, statistics: Mapping[str, WorkerStatistics], facts: ModelFacts) -> bytes:
-        """All metrics in Prometheus' text format, with these workers' counters, by model id, and what is known of the models."""
-        self._workers.statistics, self._workers.facts = statistics, facts
+    def exposition(
+        self,
+        statistics: Mapping[str, WorkerStatistics],
+        *,
+        load_seconds: Mapping[str, float] | None = None,
+        restarts: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> bytes:
+        """All metrics in Prometheus' text format, with what is known of these workers now, by model id.
+
+        restarts: of the workers, by cause.
+        """
+        self._statistics, self._load_seconds, self._restarts = statistics, load_seconds or {}, restarts or {}
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the workers, as they were told last."""
+        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
+        for model, seconds in self._load_seconds.items():
+            load.add_metric([model], seconds)
+        yield load
+        yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
+        yield from gauges("holdfast_worker_", _GAUGES, self._statistics)
+        yield from counters("holdfast_worker_", _COUNTERS, self._statistics)
+        yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
+        yield from cache_families(self._statistics)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"holdfast_{name}", documentation, labels, registry=self.registry)
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry)
-
-
-class _WorkerCollector(Collector):
-    """Shows the last statistics of the workers."""
-
-    def __init__(self) -> None:
-        self.statistics: Mapping[str, WorkerStatistics] = {}
-        self.facts = ModelFacts()
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of this moment."""
-        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
-        for model, seconds in self.facts.load_seconds.items():
-            load.add_metric([model], seconds)
-        yield load
-        yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self.facts.restarts)
-        yield from gauges("holdfast_worker_", _GAUGES, self.statistics)
-        yield from counters("holdfast_worker_", _COUNTERS, self.statistics)
-        yield from histograms("holdfast_worker_", _SECONDS, self.statistics)
-        yield from cache_families(self.statistics)

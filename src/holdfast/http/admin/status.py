@@ -10,7 +10,7 @@ from holdfast.http.server.body import json_response
 from holdfast.http.server.openapi import description
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
-from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
+from holdfast.telemetry.metrics import CONTENT_TYPE
 
 _READY = "ready"
 
@@ -69,11 +69,11 @@ async def health(request: Request, services: Services) -> Response:
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
     models = services.models.statuses()
-    facts = ModelFacts(
+    text = services.metrics.exposition(
+        await services.models.statistics(),
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
     )
-    text = services.metrics.exposition(await services.models.statistics(), facts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
