@@ -211,7 +211,7 @@ def scripted_services(
     log: LogSettings | None = None,
 ) -> Services:
     return Services(
-        gateway=gateway,
+        generate=gateway.generate,
         sessions=sessions or ScriptedSessions(),
         models=directory or ScriptedDirectory(),
         server=server or ServerSettings(),

@@ -187,7 +187,7 @@ async def test_a_failure_is_raised_and_cancels_the_other_choices(bundle: Tokeniz
 
 
 async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) -> None:
-    gateway, _ = serve(bundle, refuses(RejectionKind.QUEUE_FULL))
+    gateway, _ = serve(bundle, refuses("queue_full"))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
     assert (caught.value.queued, caught.value.limit, caught.value.retry_after_seconds) == (9, 9, 3)
@@ -196,9 +196,9 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        (RejectionKind.TOO_LARGE, InvalidRequest),
-        (RejectionKind.INVALID, InvalidRequest),
-        (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
+        ("too_large", InvalidRequest),
+        ("invalid", InvalidRequest),
+        ("shutting_down", WorkerUnavailable),
     ],
 )
 async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
@@ -208,7 +208,7 @@ async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind:
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
-    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(bundle, "hello world"))
+    refused, accepted = refuses("queue_full"), answers(*encode(bundle, "hello world"))
     gateway, engine = serve(bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
     engine.may_go_on.clear()
     with pytest.raises(QueueFull):

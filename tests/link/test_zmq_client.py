@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
@@ -132,3 +135,17 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
                 pass
             seconds.append(time.perf_counter() - started_at)
     assert statistics.median(seconds) < 0.005, seconds  # 0.2 ms on an idle machine; both ends share this interpreter's lock here
+
+
+async def test_sockets_that_cannot_be_had_are_an_os_error_and_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    with pytest.raises(OSError, match="the link to a worker cannot be made") as caught:
+        ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
+    assert caught.value.errno == errno.EMFILE
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import ResidencySettings
-from holdfast.messages.events import Activity, Heartbeat
+from holdfast.messages.events import Heartbeat
 from holdfast.residency.watchdog import PATIENCE, Hang, Watchdog
 from holdfast.worker.pulse import BeatCounter, Pulse
 
@@ -17,10 +17,10 @@ def watchdog(*, heartbeat: float = 1.0, hang: float = 7.0, unmeasured: float = 6
 
 
 def working(lasting_seconds: float, *, expected_seconds: float | None = 0.02) -> Heartbeat:
-    return Heartbeat(activity=Activity.WORKING, lasting_seconds=lasting_seconds, expected_seconds=expected_seconds)
+    return Heartbeat(activity="working", lasting_seconds=lasting_seconds, expected_seconds=expected_seconds)
 
 
-RESTING = Heartbeat(activity=Activity.RESTING, lasting_seconds=0.0)
+RESTING = Heartbeat(activity="resting", lasting_seconds=0.0)
 
 
 def looks_until_verdict(dog: Watchdog, beats: list[Heartbeat | None], *, elapsed_seconds: float = 1.0) -> int | None:
@@ -74,7 +74,7 @@ def test_any_heartbeat_ends_the_silence() -> None:
 
 
 def test_neither_loading_nor_resting_can_take_too_long() -> None:
-    for activity in (Activity.LOADING, Activity.RESTING):
+    for activity in ("loading", "resting"):
         assert watchdog().look(Heartbeat(activity=activity, lasting_seconds=1e6), elapsed_seconds=1.0) is None
 
 

@@ -111,8 +111,8 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
         if missing_bytes:
             _check_disk(source, missing_bytes)
             progress(_STAGE, 0.0)
-        done = _Fraction(total_bytes=missing_bytes, progress=progress) if missing_bytes else None
-        folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(done)))
+        count = _counter(total_bytes=missing_bytes, progress=progress) if missing_bytes else None
+        folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
         if missing_bytes:
             progress(_STAGE, 1.0)
         return folder
@@ -124,21 +124,21 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
         raise _explained(source, error) from error
 
 
-class _Fraction:
-    """Adds up the bytes that several threads fetch."""
+def _counter(*, total_bytes: int, progress: Progress) -> Callable[[float], None]:
+    """Adds up the bytes that several threads fetch, and tells the fraction."""
+    done_bytes, lock = 0, threading.Lock()
 
-    def __init__(self, *, total_bytes: int, progress: Progress) -> None:
-        self._total_bytes, self._done_bytes = total_bytes, 0
-        self._progress, self._lock = progress, threading.Lock()
-
-    def add(self, count: float) -> None:
-        with self._lock:
-            self._done_bytes += int(count)
+    def add(count: float) -> None:
+        nonlocal done_bytes
+        with lock:
+            done_bytes += int(count)
             # 1.0 is said once, when everything lies in its place.
-            self._progress(_STAGE, min(max(self._done_bytes / self._total_bytes, 0.0), 0.999))
+            progress(_STAGE, min(max(done_bytes / total_bytes, 0.0), 0.999))
+
+    return add
 
 
-def _bar_class(fraction: _Fraction | None) -> type[Any]:
+def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
     """A progress bar for huggingface_hub that draws nothing and counts the bytes of its "bytes" bar."""
 
     class Bar:
@@ -155,8 +155,8 @@ def _bar_class(fraction: _Fraction | None) -> type[Any]:
             return None
 
         def update(self, count: float | None = 1) -> None:
-            if fraction is not None and self._counts:
-                fraction.add(count or 0)
+            if add is not None and self._counts:
+                add(count or 0)
 
         def __getattr__(self, name: str) -> Any:
             # Everything else that a bar can do is drawing.

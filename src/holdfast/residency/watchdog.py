@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from holdfast.messages.events import Activity, Heartbeat
+from holdfast.messages.events import Heartbeat
 
 Symptom: TypeAlias = Literal["silent", "stuck"]
 
@@ -57,7 +57,7 @@ class Watchdog:
         return Hang(symptom="silent", seconds=self._silent_seconds)
 
     def _judge(self, beat: Heartbeat) -> Hang | None:
-        if beat.activity is not Activity.WORKING or beat.lasting_seconds < self._limit(beat.expected_seconds):
+        if beat.activity != "working" or beat.lasting_seconds < self._limit(beat.expected_seconds):
             return None
         return Hang(symptom="stuck", seconds=beat.lasting_seconds)
 

@@ -22,7 +22,7 @@ from holdfast.http.admin.session_fields import (
 )
 from holdfast.http.server import openapi
 from holdfast.http.server.body import parse, read_body
-from holdfast.http.server.dialect import Operation
+from holdfast.http.server.dialect import operation
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.extensions import TENANT_HEADER, checked_session_id
 from holdfast.http.server.problem import RequestRefused
@@ -42,6 +42,7 @@ from holdfast.messages.sessions import (
 )
 
 _MOST_LISTED = 1000
+_OF_ONE = openapi.query_of("model", "cache_salt")
 _YES = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -74,6 +75,13 @@ class _Asked:
         return found
 
 
+@operation(
+    "GET",
+    "/v1/sessions",
+    openapi.answers_of(SessionList),
+    openapi.query_of("model", "limit", "cache_salt"),
+    summary="what is kept, by name",
+)
 async def list_sessions(request: Request, services: Services) -> Response:
     """The sessions of a model, the last used first."""
     asked, limit = _asked(request, services), _limit(request.query_params)
@@ -82,6 +90,7 @@ async def list_sessions(request: Request, services: Services) -> Response:
     return _json(SessionList(data=data, has_more=len(found) > limit))
 
 
+@operation("POST", "/v1/sessions", openapi.answers_of(SessionObject), openapi.request_of(SessionOpening, required=False))
 async def open_session(request: Request, services: Services) -> Response:
     """Begin a session."""
     fields = parse(SessionOpening, await _body(request, services))
@@ -97,6 +106,13 @@ async def open_session(request: Request, services: Services) -> Response:
     return _json(await asked.one(command))
 
 
+@operation(
+    "POST",
+    "/v1/sessions/import",
+    openapi.answers_of(SessionObject),
+    openapi.query_of("id", "model", "cache_salt"),
+    openapi.file_request(),
+)
 async def import_session(request: Request, services: Services) -> Response:
     """Take in a session from a file that was exported; it keeps its name unless `id` gives another one."""
     asked = _asked(request, services)
@@ -109,6 +125,7 @@ async def import_session(request: Request, services: Services) -> Response:
         return _json(await asked.one(command))
 
 
+@operation("GET", "/v1/sessions/{session_id}/export", openapi.file_answer(), openapi.query_of("model", "cache_salt"))
 async def export_session(request: Request, services: Services) -> Response:
     """A session as one file, for another server with the same model, or to be kept."""
     asked = _asked(request, services)
@@ -117,15 +134,17 @@ async def export_session(request: Request, services: Services) -> Response:
         return session_files.sent(path, name=_session_id(request))
 
 
+@operation("GET", "/v1/sessions/{session_id}", openapi.answers_of(SessionObject), _OF_ONE)
 async def get_session(request: Request, services: Services) -> Response:
     """One session."""
     asked = _asked(request, services)
     return _json(await asked.one(GetSession(call_id=_call_id(), tenant=asked.tenant, session_id=_session_id(request))))
 
 
+@operation("PATCH", "/v1/sessions/{session_id}", openapi.answers_of(SessionObject), _OF_ONE, openapi.request_of(SessionChange))
 async def change_session(request: Request, services: Services) -> Response:
     """Pin or unpin a session, or change how long it lives or its metadata."""
-    fields = parse(SessionChange, await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes))
+    fields = parse(SessionChange, await read_body(request, limit_bytes=services.limits.max_body_bytes))
     asked = _asked(request, services)
     command = UpdateSession(
         call_id=_call_id(),
@@ -138,6 +157,13 @@ async def change_session(request: Request, services: Services) -> Response:
     return _json(await asked.one(command))
 
 
+@operation(
+    "POST",
+    "/v1/sessions/{session_id}/fork",
+    openapi.answers_of(SessionObject),
+    _OF_ONE,
+    openapi.request_of(SessionForking, required=False),
+)
 async def fork_session(request: Request, services: Services) -> Response:
     """Begin a session where another one is; both go on from there, and share what they have in common."""
     fields = parse(SessionForking, await _body(request, services))
@@ -153,6 +179,9 @@ async def fork_session(request: Request, services: Services) -> Response:
     return _json(await asked.one(command))
 
 
+@operation(
+    "DELETE", "/v1/sessions/{session_id}", openapi.answers_of(SessionDeleted), openapi.query_of("model", "forget", "cache_salt")
+)
 async def close_session(request: Request, services: Services) -> Response:
     """End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted."""
     asked, forget = _asked(request, services), _truth(request.query_params, "forget")
@@ -167,7 +196,7 @@ def _asked(request: Request, services: Services, *, model: str | None = None) ->
 
 
 async def _body(request: Request, services: Services) -> bytes:
-    return await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes) or b"{}"
+    return await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
 
 
 def _limit(query: Mapping[str, str]) -> int:
@@ -200,55 +229,13 @@ def _session_id(request: Request) -> str:
     return str(request.path_params["session_id"])
 
 
-_OF_ONE = openapi.query_of("model", "cache_salt")
 OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/v1/sessions",
-        handler=list_sessions,
-        shape={**openapi.answers_of(SessionList), **openapi.query_of("model", "limit", "cache_salt")},
-        summary="what is kept, by name",
-    ),
-    Operation(
-        method="POST",
-        path="/v1/sessions",
-        handler=open_session,
-        shape={**openapi.answers_of(SessionObject), **openapi.request_of(SessionOpening, required=False)},
-    ),
-    Operation(
-        method="POST",
-        path="/v1/sessions/import",
-        handler=import_session,
-        shape={**openapi.answers_of(SessionObject), **openapi.query_of("id", "model", "cache_salt"), **openapi.file_request()},
-    ),
-    Operation(
-        method="GET",
-        path="/v1/sessions/{session_id}/export",
-        handler=export_session,
-        shape={**openapi.file_answer(), **openapi.query_of("model", "cache_salt")},
-    ),
-    Operation(
-        method="GET",
-        path="/v1/sessions/{session_id}",
-        handler=get_session,
-        shape={**openapi.answers_of(SessionObject), **_OF_ONE},
-    ),
-    Operation(
-        method="PATCH",
-        path="/v1/sessions/{session_id}",
-        handler=change_session,
-        shape={**openapi.answers_of(SessionObject), **_OF_ONE, **openapi.request_of(SessionChange)},
-    ),
-    Operation(
-        method="POST",
-        path="/v1/sessions/{session_id}/fork",
-        handler=fork_session,
-        shape={**openapi.answers_of(SessionObject), **_OF_ONE, **openapi.request_of(SessionForking, required=False)},
-    ),
-    Operation(
-        method="DELETE",
-        path="/v1/sessions/{session_id}",
-        handler=close_session,
-        shape={**openapi.answers_of(SessionDeleted), **openapi.query_of("model", "forget", "cache_salt")},
-    ),
+    list_sessions,
+    open_session,
+    import_session,
+    export_session,
+    get_session,
+    change_session,
+    fork_session,
+    close_session,
 )

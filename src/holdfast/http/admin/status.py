@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from holdfast.http.server.body import json_response
-from holdfast.http.server.openapi import description
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.openapi import answers_of, description, text_answer
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE
@@ -58,6 +59,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelHealth]
 
 
+@operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
     models = [_health(model) for model in services.models.statuses()]
@@ -66,6 +68,7 @@ async def health(request: Request, services: Services) -> Response:
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
 
 
+@operation("GET", "/metrics", text_answer("text/plain"), summary="figures for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
     models = services.models.statuses()
@@ -77,6 +80,7 @@ async def metrics(request: Request, services: Services) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
+@operation("GET", "/openapi.json", summary="every field of every path")
 async def openapi_document(request: Request, services: Services) -> Response:
     """This description."""
     return JSONResponse(description(request.app.state.dialects, version=services.version))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.messages.figures import WorkerStatistics
@@ -37,12 +37,8 @@ class OutputStream(Protocol):
         ...
 
 
-class Generator(Protocol):
-    """Intake's gateway, as far as the protocols use it."""
-
-    async def generate(self, request: GenerationRequest) -> OutputStream:
-        """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
-        ...
+# Checks a request, submits it and returns once all its sequences are accepted; raises a HoldfastError otherwise.
+GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
 
 
 class SessionGateway(Protocol):
@@ -69,7 +65,7 @@ class ModelDirectory(Protocol):
 class Services:
     """Everything that the HTTP front works with."""
 
-    gateway: Generator
+    generate: GenerateCall
     sessions: SessionGateway
     models: ModelDirectory
     server: ServerSettings
