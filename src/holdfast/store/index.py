@@ -193,6 +193,7 @@ class BlockIndex:
 
     def check_invariants(self) -> None:
         """Totals and seals agree with the rows. Raises AssertionError, DatabaseError."""
-        entries = self.entries(0.0)
-        assert self.block_count() == len(entries)
-        assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)
+        with self._writing():  # no other process changes anything between the questions
+            entries = self.entries(0.0)
+            assert self.block_count() == len(entries)
+            assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)

@@ -37,11 +37,13 @@ class StoreMaintenance:
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
         """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every block. Returns what has gone."""
-        shortage = self.shortage_bytes(wanted_bytes)
-        allowed = self.allowed_bytes()
-        if not shortage or wanted_bytes > allowed:
+        if not self.shortage_bytes(wanted_bytes):
             return []
-        return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
+        with self.folder.exclusive():  # asked again: another process may just have made room
+            shortage, allowed = self.shortage_bytes(wanted_bytes), self.allowed_bytes()
+            if not shortage or wanted_bytes > allowed:
+                return []
+            return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
         """Remove the least recently used blocks that free so many bytes together. Returns what has gone."""
