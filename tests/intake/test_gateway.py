@@ -24,8 +24,7 @@ from holdfast.messages.events import FinishReason, RejectionKind
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from tests.fakes import toy_tokenizers
-from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
-from tests.intake.conftest import CHATML
+from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
@@ -47,8 +46,8 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
 
 def serve(
     bundle: TokenizerBundle, script: Script, *, bundles: dict[str, TokenizerBundle] | None = None, **options: Any
-) -> tuple[Gateway, ScriptedEngine]:
-    engine = ScriptedEngine(script, **options)
+) -> tuple[Gateway, ScriptedClient]:
+    engine = ScriptedClient(script, **options)
 
     async def client_of(model: str, sequences: int) -> EngineClient:
         if model != "toy":
@@ -276,7 +275,8 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
             self.threads.append(threading.current_thread())
             return super().render(prompt, field=field)
 
-    noting = replace(bundle, template=NotingTemplate({"default": CHATML}, special_tokens=bundle.tokenizer.special_tokens))
+    template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
+    noting = replace(bundle, template=template)
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for times in (1, 400):
         await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))

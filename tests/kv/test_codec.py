@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.kv.codec import (
-    Codec,
     can_keep,
     check_run,
-    cut,
     pack,
     run_from_bytes,
     state_from_bytes,
     to_bytes,
     unpack,
 )
-from holdfast.kv.form import CheckpointLayout, HeadsForm, ModelForm
+from holdfast.kv.form import CheckpointLayout, Codec, HeadsForm, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 
 CODECS: tuple[Codec, ...] = ("native", "q8", "q4")
@@ -29,7 +27,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 def a_run(*, tokens: int = 9, dtype: mx.Dtype = mx.float32, layers: int = 2, dimension: int = 64, start: int = 3) -> KVBlock:
     key = mx.random.key(tokens * 31 + layers)
     arrays = tuple(mx.random.normal((1, 2, tokens, dimension), key=key).astype(dtype) for _ in range(2 * layers))
-    return KVBlock(start=start, tokens=tokens, arrays=arrays)
+    return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=dtype)
 
 
 def bits(array: mx.array) -> bytes:
@@ -52,7 +50,7 @@ def test_a_quantized_run_is_small_and_close_and_can_be_cut(codec: Codec, error: 
     packed = pack(run, codec)
     mx.eval(packed.arrays)
     assert packed.nbytes <= share * 2 * sum(array.size for array in run.arrays)  # of bf16
-    whole, part = unpack(run_from_bytes(*to_bytes(packed))), unpack(cut(packed, offset=5, tokens=10))
+    whole, part = unpack(run_from_bytes(*to_bytes(packed))), unpack(packed.cut(10, offset=5))
     for kept, original, first in zip(whole.arrays, run.arrays, part.arrays, strict=True):
         assert float(mx.abs(kept.astype(mx.float32) - original.astype(mx.float32)).mean()) < error
         assert bits(first) == bits(kept[:, :, 5:15] * mx.ones((), kept.dtype))

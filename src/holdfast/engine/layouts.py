@@ -9,13 +9,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from holdfast.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.engine.step_logits import LaterLogits, StepLogits
-from holdfast.engine.views import GatherView, LoneView, RowsView, SpanView, StateView, StepContext
+from holdfast.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.kv.foreign import ForeignState
 from holdfast.kv.kinds import fresh_layer
 from holdfast.kv.layer import LayerKV, LayerState
@@ -66,7 +67,7 @@ class RowsRunner(Runner):
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """One forward pass over all spans."""
         if len(spans) == 1:
-            caches = _views(spans, lambda layers: LoneView(layers[0], context=context), _no_recurrent)
+            caches = _views(spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent)
             return _project(self._model, self._head, token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
         offset = mx.array([position for each in spans for position in range(each.span.start, each.span.start + each.span.tokens)])
@@ -110,8 +111,9 @@ class SplitRunner(Runner):
         return _project(self._model, self._head, token_ids_of(spans)[:, None], caches, spans)
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
-        view = LoneView if self._gather is None else SpanView
-        caches = _views([span], lambda layers: view(layers[0], context=context), lambda states: states[0])
+        if self._gather is not None:  # nothing would come back through the seam
+            context = replace(context, composes_attention=False)
+        caches = _views([span], lambda layers: SpanView(layers[0], context=context), lambda states: states[0])
         return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
 
 

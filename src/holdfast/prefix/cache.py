@@ -9,27 +9,25 @@ import logging
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
 from holdfast.kv.codec import (
-    Codec,
     Description,
-    PackedBlock,
     Payload,
     check_run,
     check_state,
     check_values,
-    cut,
     pack,
     run_from_bytes,
     state_from_bytes,
     to_bytes,
     unpack,
 )
-from holdfast.kv.form import ModelForm
+from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.addition import Addition
@@ -136,7 +134,7 @@ class PrefixCache:
         """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
         for key in lookup.plan.keys:
             payload = lookup.fetched.get(key) or self._library.payload(key)
-            if not isinstance(payload, PackedBlock | StateCheckpoint):
+            if not isinstance(payload, KVBlock | StateCheckpoint):
                 return False
             lookup.fetched[key] = payload
         return True
@@ -149,9 +147,8 @@ class PrefixCache:
         runs: list[KVBlock] = []
         for piece in plan.pieces:
             kept = lookup.fetched[piece.key]
-            assert isinstance(kept, PackedBlock)
-            part = unpack(cut(kept, offset=piece.offset, tokens=piece.tokens))
-            runs.append(KVBlock(start=piece.start, tokens=piece.tokens, arrays=part.arrays))
+            assert isinstance(kept, KVBlock)
+            runs.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
         self._library.accept(plan)
         return Prefix(runs=tuple(runs), state=self._state_of(lookup))
 
@@ -195,7 +192,7 @@ class PrefixCache:
 
     def _is_sound(self, key: BlockKey) -> bool:
         payload = self._library.payload(key)
-        if not isinstance(payload, PackedBlock | StateCheckpoint):
+        if not isinstance(payload, KVBlock | StateCheckpoint):
             return False
         meta, parts = to_bytes(payload)
         try:
@@ -221,7 +218,7 @@ class PrefixCache:
         """Give the store once more what it had no room or no disk for."""
         for block in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self._library.payload(block.key)
-            if isinstance(payload, PackedBlock | StateCheckpoint):
+            if isinstance(payload, KVBlock | StateCheckpoint):
                 self._library.save_again(block)
                 self._save(block, payload)
 
@@ -282,13 +279,13 @@ class PrefixCache:
             return ()
         return self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), tenant=tenant)
 
-    def keep_packed(self, tokens: array[int], run: PackedBlock, *, tenant: str) -> tuple[BlockKey, ...]:
+    def keep_packed(self, tokens: array[int], run: KVBlock, *, tenant: str) -> tuple[BlockKey, ...]:
         """Take in what is not there yet of a run that begins at its `start` among `tokens`; returns what is new."""
         end = min(run.start + run.tokens, len(tokens))
         start = max(run.start, self._library.missing(tokens[:end], tenant=tenant))
         if start >= end:
             return ()
-        packed = cut(run, offset=start - run.start, tokens=end - start)
+        packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
         if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
             return ()
