@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from holdfast.store.block import Block, Entry
 from holdfast.store.budget import (
-    UNLIMITED,
     StoreLimits,
     allowed_bytes,
     choose_victims,
@@ -139,4 +138,4 @@ def test_a_volume_that_others_fill_stops_growth_but_costs_nothing_that_is_stored
 
 def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
     assert allowed_bytes(StoreLimits(), volume_bytes=10**12, free_bytes=10**12, stored_bytes=0) == 2 * 10**11
-    assert StoreLimits().daily_write_bytes == UNLIMITED
+    assert StoreLimits().daily_write_bytes is None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from holdfast.store.block import BlockKey, Entry
 
-UNLIMITED = 2**63 - 1
 SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
 
 
@@ -20,10 +19,10 @@ SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so th
 class StoreLimits:
     """What the store may take: of the volume, of the disk's life, of RAM."""
 
-    budget_bytes: int = UNLIMITED
+    budget_bytes: int | None = None  # None: only what follows limits it
     volume_percent: float = 20.0  # of the volume's size; the smaller of the two counts
     spare_bytes: int = 2 << 30  # the store does not grow into the last free bytes of the volume
-    daily_write_bytes: int = UNLIMITED  # per day (UTC), all processes together
+    daily_write_bytes: int | None = None  # per day (UTC), all processes together; None: unlimited
     queue_bytes: int = 512 << 20  # payload waiting to be written; it stays in RAM for so long
     queue_blocks: int = 4096
     quarantine_bytes: int = 256 << 20
@@ -37,7 +36,8 @@ def allowed_bytes(limits: StoreLimits, *, volume_bytes: int, free_bytes: int, st
     """
     room_bytes = max(0, free_bytes - limits.spare_bytes)
     of_volume = int(volume_bytes * limits.volume_percent / 100)
-    return max(0, min(limits.budget_bytes, of_volume, stored_bytes + room_bytes))
+    allowed = max(0, min(of_volume, stored_bytes + room_bytes))
+    return allowed if limits.budget_bytes is None else min(allowed, limits.budget_bytes)
 
 
 def choose_victims(entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()) -> list[Entry]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.messages.figures import DropReason, StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRefused
 from holdfast.store.block_file import encode_block
-from holdfast.store.budget import UNLIMITED, StoreLimits, reachable_keys
+from holdfast.store.budget import StoreLimits, reachable_keys
 from holdfast.store.folder import StoreFolder, is_plain_file
 from holdfast.store.group import WriteAhead
 from holdfast.store.index import BlockIndex
@@ -205,14 +205,14 @@ class IoThread:
             work()
 
     def _over_daily_budget(self, file_bytes: int) -> bool:
-        if self._limits.daily_write_bytes == UNLIMITED:
+        limit, day = self._limits.daily_write_bytes, self._day()
+        if limit is None:
             return False
-        day = self._day()
         written = self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
-        over = written + file_bytes > self._limits.daily_write_bytes
+        over = written + file_bytes > limit
         if over and self._warned_of_day != day:
             self._warned_of_day = day
-            _LOG.warning("the store has reached its limit of %d bytes written a day", self._limits.daily_write_bytes)
+            _LOG.warning("the store has reached its limit of %d bytes written a day", limit)
         return over
 
     def _day(self) -> str:
