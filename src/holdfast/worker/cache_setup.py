@@ -54,8 +54,8 @@ def open_memory(
     )
     blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
     ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
-    library = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
-    return PrefixCache(library, store=blocks, form=costs.form, codec=codec)
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
+    return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
 
 
 def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionDesk:
