@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient
+from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
 from holdfast.cli.chat_server import own_server
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.config import EffectiveSettings, load_settings
 from tests.fakes.tiny_models import write_tiny
 
@@ -27,22 +27,22 @@ def children() -> set[int]:
 def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
     before, told = children(), list[str]()
-    with own_server(settings(tmp_path / "model", **{"model.name": "my model"}), tell=told.append) as client:
+    with own_server(settings(tmp_path / "model", **{"model.name": "my model"}), on_state=told.append) as client:
         assert client.model_ids() == ("my model",)
         statistics = AnswerStatistics()
         body = {"model": "my model", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
-        list(client.stream(body, statistics))
+        list(answer_pieces(client, body, statistics))
         assert statistics.completion_tokens == 3
         started = children() - before
         assert len(started) >= 2  # the server and its worker
         with pytest.raises(ServerFailed, match="401"):  # nobody else on the machine can use it
-            ChatClient(url=client.url, use_proxies=False).model_ids()
+            ServerClient(url=client.url, use_proxies=False).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, log_format: str) -> None:
     before, wished = children(), settings(tmp_path / "none", **{"log.format": log_format})
-    with pytest.raises(ServerFailed, match=r"^there is no model folder"), own_server(wished, tell=print):
+    with pytest.raises(ServerFailed, match=r"^there is no model folder"), own_server(wished, on_state=print):
         pass
     assert children() == before

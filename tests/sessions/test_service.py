@@ -99,7 +99,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     one = prompt("first")
     alone = worker()
     serve(alone, greedy("1", one))
-    budget = 3 * alone.library.statistics().ram.resident_bytes
+    budget = 3 * alone.index.statistics().ram.resident_bytes
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     inbox = serve(
         worker(ram_bytes=budget),
@@ -113,7 +113,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
 def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
     alone = worker()
     serve(alone, greedy("1", prompt("first")))
-    whole = alone.library.statistics().ram.resident_bytes
+    whole = alone.index.statistics().ram.resident_bytes
     inbox = serve(
         worker(ram_bytes=int(whole * 1.9)),
         OpenSession(call_id="o", tenant="", session_id="s", pinned=True),
@@ -285,7 +285,7 @@ def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp
     branch_point = len(one) - 3
     alone = worker("qwen3_next")
     serve(alone, greedy("1", one, branch_points=(branch_point,)))
-    budget = 3 * alone.library.statistics().ram.resident_bytes
+    budget = 3 * alone.index.statistics().ram.resident_bytes
     turn = (*one[:branch_point], *prompt("turn", 20))
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     path = str(tmp_path / "file")
@@ -332,7 +332,7 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     gone = idle.sessions.carry_out(get("b"))
     assert gone is not None
     assert gone.failure is SessionFailure.NOT_FOUND
-    idle.memory.close()
+    idle.cache.close()
 
 
 def tend(subject: RememberingWorker) -> None:
@@ -365,7 +365,7 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
         subject, greedy("1", prompt("first", 1000), session_id="s"),
         ExportSession(call_id="e", tenant="", session_id="s", path=path),
     )  # fmt: skip
-    small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
+    small = worker(ram_bytes=subject.index.statistics().ram.resident_bytes // 2)
     inbox = serve(small, ImportSession(call_id="i", tenant="", path=path), ListSessions(call_id="l", tenant=""))
     assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
     assert answer(inbox, "l").sessions == ()

@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient
+from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
 from holdfast.cli.errors import complain
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _LIKE_A_COMMAND = re.compile(r"/[A-Za-z?]*")  # so that a path is a message
 class ChatSession:
     """Keeps the messages, sends them, prints the answers."""
 
-    def __init__(self, client: ChatClient, model: str, console: Console, *, interactive: bool) -> None:
+    def __init__(self, client: ServerClient, model: str, console: Console, *, interactive: bool) -> None:
         self.system = ""
         self.options: dict[str, Any] = {}  # further fields of each request; None: not sent
         self._client, self._model, self._console, self._interactive = client, model, console, interactive
@@ -66,7 +66,7 @@ class ChatSession:
         argument = "".join(rest)
         match command:
             case "/reset":
-                self._forget()
+                self._reset()
             case "/system":
                 self._set_system(argument.strip())
             case "/stats":
@@ -77,7 +77,7 @@ class ChatSession:
                 near = difflib.get_close_matches(command, _COMMANDS, n=1)
                 self._say(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._messages.clear()
         self._answers.clear()
         self._say("(a new conversation)")
@@ -85,7 +85,7 @@ class ChatSession:
     def _set_system(self, text: str) -> None:
         if text:
             self.system = "" if text == "none" else text
-            self._forget()
+            self._reset()
         else:
             self._say(self.system or "(no system prompt)")
 
@@ -98,7 +98,7 @@ class ChatSession:
         statistics, said, stopped = AnswerStatistics(), "", False
         with _one_interrupt() as ignore_interrupts:
             try:
-                for piece in self._client.stream(body, statistics):
+                for piece in answer_pieces(self._client, body, statistics):
                     said += piece
                     self._show(piece)
             except ServerFailed as error:
@@ -112,10 +112,10 @@ class ChatSession:
                     raise
                 stopped = True
             ignore_interrupts()
-            self._keep(said, statistics, stopped=stopped)
+            self._end_answer(said, statistics, stopped=stopped)
         return True
 
-    def _keep(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
+    def _end_answer(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
         """End the answer on the screen, and put what was said into the conversation."""
         if said or not self._interactive:
             self._console.print()

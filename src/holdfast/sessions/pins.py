@@ -49,7 +49,7 @@ class SessionPins:
     def _pin_branch(self, name: str, branch: Branch) -> None:
         """As far as it is there: what stands behind something that is gone, or that does not fit, would be of no use."""
         pinned = self._pinned.get(name, set())
-        for key in self._memory.library.kept_part(branch).keys:
+        for key in self._memory.index.kept_part(branch).keys:
             if key in pinned:
                 continue
             if self._wanted_bytes((key,)) > self._quota_bytes() - self.pinned_bytes:
@@ -70,20 +70,20 @@ class SessionPins:
         return PinState.OVER_QUOTA if record_name(session) in self._over else PinState.KEPT
 
     def _wanted_bytes(self, keys: Sequence[BlockKey]) -> int:
-        return sum(self._memory.library.size_of(key) for key in keys if key not in self._holders)
+        return sum(self._memory.index.size_of(key) for key in keys if key not in self._holders)
 
     def _pin(self, name: str, key: BlockKey) -> None:
         self._pinned.setdefault(name, set()).add(key)
         self._holders[key] = self._holders.get(key, 0) + 1
         if key not in self._sizes:
-            self._sizes[key] = self._memory.library.size_of(key)
+            self._sizes[key] = self._memory.index.size_of(key)
             self._pinned_bytes += self._sizes[key]
-        self._memory.library.pin((key,))
+        self._memory.index.pin((key,))
 
     def _unpin(self, name: str, keys: set[BlockKey]) -> None:
         if not keys:
             return
-        self._memory.library.unpin(keys)
+        self._memory.index.unpin(keys)
         for key in keys:
             self._holders[key] -= 1
             if not self._holders[key]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -35,6 +34,7 @@ from holdfast.sessions.record import BadRecord, decode_record, encode_record, re
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.session import Session
 from holdfast.sessions.transfer import Export, Import, Transfers
+from holdfast.store.block import TOKEN_BYTES
 
 RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
 EXPIRY_SECONDS = 1.0  # between looks at whose time is over
@@ -59,7 +59,7 @@ class SessionDesk:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(memory, quota_bytes=self._quota_bytes)
-        memory.library.limit_pins(memory.library.ram_budget_bytes * pinned_percent // 100)
+        memory.index.limit_pins(memory.index.ram_budget_bytes * pinned_percent // 100)
         self._transfers = Transfers(memory, context_tokens=context_tokens, check_room=self._check_room)
         self._dirty: dict[str, Session] = {}
         self._asked_records: Future[dict[str, bytes]] | None = None
@@ -79,7 +79,7 @@ class SessionDesk:
         except SessionRefused as refusal:
             return SessionAnswer(call_id=command.call_id, failure=refusal.failure, message=str(refusal))
 
-    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended and what it leaves is put away. A session that is not there begins with it."""
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
@@ -90,7 +90,7 @@ class SessionDesk:
             except SessionRefused as refusal:
                 logger.warning("a request's session cannot be opened: %s", refusal)
                 return
-        session.use(self._memory.library.branch(chain, tenant=tenant), now=now)
+        session.use(self._memory.index.branch(chain, tenant=tenant), now=now)
         self._changed(session)
 
     def tend(self) -> list[SessionAnswer]:
@@ -194,7 +194,7 @@ class SessionDesk:
         """Delete the ends of a session's branches, up to where something else stands on them."""
         needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
         for branch in session.branches:
-            self._memory.library.forget_branch(branch, needed=needed)
+            self._memory.index.forget_branch(branch, needed=needed)
 
     def _ended(self, transfer: Export | Import) -> SessionAnswer:
         call_id = transfer.command.call_id
@@ -225,8 +225,8 @@ class SessionDesk:
         header, tenant = transfer.header, transfer.command.tenant
         session_id = transfer.command.session_id or header.session_id
         self._refuse_taken(session_id, tenant=tenant)
-        branches = tuple(self._memory.library.branch(chain, tenant=tenant) for chain in transfer.chains)
-        if any(branch.tokens < len(chain) for branch, chain in zip(branches, transfer.chains, strict=True)):
+        branches = tuple(self._memory.index.branch(chain, tenant=tenant) for chain in transfer.chains)
+        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, transfer.chains, strict=True)):
             raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
@@ -240,7 +240,7 @@ class SessionDesk:
         return SessionAnswer(call_id=call_id, sessions=(self._info(session),))
 
     def _info(self, session: Session) -> SessionInfo:
-        library = self._memory.library
+        library = self._memory.index
         branch = session.branches[0] if session.branches else None
         kept = ram = at = 0
         for step in () if branch is None else library.kept_part(branch).steps:
@@ -349,7 +349,7 @@ class SessionDesk:
     def _budget_bytes(self) -> int:
         on_disk = None if self._memory.store is None else self._memory.store.statistics()
         if on_disk is None or on_disk.mode != "writing":
-            return self._memory.library.ram_budget_bytes
+            return self._memory.index.ram_budget_bytes
         return on_disk.allowed_bytes
 
 

@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 import time
-from array import array
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from holdfast.messages.sessions import ExportSession, ImportSession, SessionFail
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.hold import Hold
-from holdfast.prefix.keys import pack_tokens, unpack_tokens
+from holdfast.prefix.piece import Cursor
 from holdfast.sessions.portable import (
     BadSessionFile,
     Frame,
@@ -34,7 +33,7 @@ from holdfast.sessions.portable import (
     write_session,
 )
 from holdfast.sessions.session import Session
-from holdfast.store.block import BlockKey, ReadFailed
+from holdfast.store.block import TOKEN_BYTES, BlockKey, ReadFailed
 
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
 QUEUED_FRAMES = 3
@@ -81,7 +80,7 @@ class Import:
     command: ImportSession
     header: Header | None = None  # set when the file was checked as a whole
     nbytes: int = 0  # of all that is in it
-    chains: list[array[int]] = field(default_factory=list)
+    chains: list[bytearray] = field(default_factory=list)
     frames: queue.Queue[Frame] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
     taking: Generator[None, Frame, None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -105,7 +104,7 @@ class Transfers:
     def begin_export(self, command: ExportSession, session: Session) -> None:
         """Write what is kept of a session. Raises SessionRefused when too much is under way."""
         self._refuse_too_many()
-        library = self._memory.library
+        library = self._memory.index
         branches = [part for branch in session.branches if (part := library.kept_part(branch)).steps]
         sources, header = self._sources(session, branches)
         hold = library.hold([key for branch in branches for key in branch.keys])
@@ -178,7 +177,7 @@ class Transfers:
         return export.ended.is_set()
 
     def _content(self, key: BlockKey) -> Content | None:
-        payload = self._memory.library.payload(key)
+        payload = self._memory.index.payload(key)
         return to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None
 
     def _write(self, export: Export) -> None:
@@ -207,14 +206,14 @@ class Transfers:
         portable: list[PortableBranch] = []
         numbers: dict[BlockKey, int] = {}
         for branch in branches:
-            chain, at = self._memory.library.chain_of(branch), 0
+            chain, at = self._memory.index.chain_of(branch), 0
             parts: list[Part] = []
             for step in branch.steps:
                 own, offset = step.end - at, step.tokens - (step.end - at)
                 number = numbers.setdefault(step.key, len(numbers))
                 known = sources.get(step.key)
                 if known is None or len(known.packed_tokens) < 4 * own:
-                    sources[step.key] = _Source(offset, pack_tokens(chain[at : step.end]), step.key)
+                    sources[step.key] = _Source(offset, bytes(chain[TOKEN_BYTES * at : TOKEN_BYTES * step.end]), step.key)
                 parts.append(Part(number, own, step.end))
                 at = step.end
             states: list[tuple[int, int]] = []
@@ -223,7 +222,7 @@ class Transfers:
                 states.append((numbers.setdefault(state.key, len(numbers)), state.position))
             portable.append(PortableBranch(tuple(parts), tuple(states)))
         header = Header(
-            fingerprint=self._memory.library.fingerprint,
+            fingerprint=self._memory.index.fingerprint,
             session_id=session.session_id,
             created_at=session.created_at,
             metadata=session.metadata,
@@ -240,7 +239,7 @@ class Transfers:
         path = Path(incoming.command.path)
         file = SessionFile(path, most_tokens=self._context_tokens, is_stopped=incoming.stop.is_set)
         try:
-            if file.header.fingerprint != self._memory.library.fingerprint:
+            if file.header.fingerprint != self._memory.index.fingerprint:
                 raise SessionRefused(
                     SessionFailure.OTHER_MODEL, "the file is of another model, or of other weights or settings of it"
                 )
@@ -295,26 +294,27 @@ class Transfers:
         """Is sent one frame after the other."""
         tenant = incoming.command.tenant
         for branch in header.branches:
-            chain, start = array("I"), 0
+            chain, start = bytearray(), 0
+            cursor = self._memory.cursor(tenant=tenant)
             for part in branch.parts:
                 frame = yield
-                self._take_run(chain, part, frame, start=start, tenant=tenant)
+                self._take_run(cursor, chain, part, frame, start=start)
                 start = part.end
             for _ in branch.states:
                 frame = yield
                 state = self._memory.decoded("state", frame.head.meta, _views(frame))
                 assert isinstance(state, StateCheckpoint)
-                self._memory.keep_state(chain, state, tenant=tenant)
+                self._memory.insert_checkpoint(cursor, chain, state)
             incoming.chains.append(chain)
 
-    def _take_run(self, chain: array[int], part: Part, frame: Frame, *, start: int, tenant: str) -> None:
+    def _take_run(self, cursor: Cursor, chain: bytearray, part: Part, frame: Frame, *, start: int) -> None:
         """Take in a part of a branch, and go on with its chain."""
         head = frame.head
-        chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
+        chain += head.packed_tokens[: TOKEN_BYTES * part.tokens]
         whole = self._memory.decoded("kv", head.meta, _views(frame))
         assert isinstance(whole, KVBlock)
         own = replace(whole.cut(part.tokens, offset=head.offset), start=start)
-        self._memory.keep_packed(chain, own, tenant=tenant)
+        self._memory.insert_block(cursor, chain, own)
 
 
 def _run(transfer: Export | Import, work: Callable[[], None]) -> None:
