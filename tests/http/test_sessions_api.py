@@ -14,16 +14,8 @@ from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionRefused
 from holdfast.intake.tenant import tenant_of
 from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
     SessionCommand,
     SessionFailure,
-    UpdateSession,
 )
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, SESSION, ScriptedGateway, ScriptedSessions
@@ -65,17 +57,17 @@ def without_call_id(command: SessionCommand) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "command"), [
-    ("POST", "", {"id": "a b"}, OpenSession(call_id="", tenant="", session_id="a b")),
+    ("POST", "", {"id": "a b"}, SessionCommand(operation="open", tenant="", session_id="a b")),
     ("POST", "", {"id": "a", "ttl_seconds": None, "pinned": True, "metadata": {"k": "v"}},
-     OpenSession(call_id="", tenant="", session_id="a", ttl_seconds=None, pinned=True, metadata={"k": "v"})),
-    ("POST", "", {"id": "a", "ttl_seconds": 1.5}, OpenSession(call_id="", tenant="", session_id="a", ttl_seconds=1.5)),
-    ("GET", "/a%20b", None, GetSession(call_id="", tenant="", session_id="a b")),
-    ("PATCH", "/a", {"pinned": False}, UpdateSession(call_id="", tenant="", session_id="a", pinned=False)),
-    ("PATCH", "/a", {"ttl_seconds": None}, UpdateSession(call_id="", tenant="", session_id="a", ttl_seconds=None)),
-    ("PATCH", "/a", {"metadata": {}}, UpdateSession(call_id="", tenant="", session_id="a", metadata={})),
-    ("PATCH", "/a", {}, UpdateSession(call_id="", tenant="", session_id="a")),
+     SessionCommand(operation="open", tenant="", session_id="a", ttl_seconds=None, pinned=True, metadata={"k": "v"})),
+    ("POST", "", {"id": "a", "ttl_seconds": 1.5}, SessionCommand(operation="open", tenant="", session_id="a", ttl_seconds=1.5)),
+    ("GET", "/a%20b", None, SessionCommand(operation="get", tenant="", session_id="a b")),
+    ("PATCH", "/a", {"pinned": False}, SessionCommand(operation="update", tenant="", session_id="a", pinned=False)),
+    ("PATCH", "/a", {"ttl_seconds": None}, SessionCommand(operation="update", tenant="", session_id="a", ttl_seconds=None)),
+    ("PATCH", "/a", {"metadata": {}}, SessionCommand(operation="update", tenant="", session_id="a", metadata={})),
+    ("PATCH", "/a", {}, SessionCommand(operation="update", tenant="", session_id="a")),
     ("POST", "/a/fork", {"id": "b", "pinned": True},
-     ForkSession(call_id="", tenant="", session_id="a", new_session_id="b", pinned=True)),
+     SessionCommand(operation="fork", tenant="", session_id="a", new_session_id="b", pinned=True)),
 ])  # fmt: skip
 async def test_a_request_becomes_a_command_and_its_answer_a_session(
     method: str, path: str, body: object, command: SessionCommand
@@ -83,7 +75,6 @@ async def test_a_request_becomes_a_command_and_its_answer_a_session(
     response, [(model, asked)] = await ask(method, SESSIONS + path, json=body)
     assert (response.status_code, response.json()) == (200, OBJECT)
     assert model == MODEL
-    assert type(asked) is type(command)
     assert without_call_id(asked) == {name: getattr(command, name) for name in without_call_id(asked)}
 
 
@@ -92,7 +83,7 @@ async def test_a_name_is_made_up_where_none_is_given_even_without_a_body(path: s
     names = set()
     for more in ({}, {"json": {}}):
         _, [(_, command)] = await ask("POST", SESSIONS + path, **more)
-        names.add(command.new_session_id if isinstance(command, ForkSession) else getattr(command, "session_id", ""))
+        names.add(command.new_session_id or command.session_id)
     assert len(names) == 2
     assert all(name.startswith("sess_") for name in names)
 
@@ -102,7 +93,7 @@ async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
     for limit, names, has_more in (("", "abc", False), ("?limit=3", "abc", False), ("?limit=2", "ab", True)):
         response, [(_, command)] = await ask("GET", SESSIONS + limit, sessions=ScriptedSessions(found=found))
         answer = response.json()
-        assert isinstance(command, ListSessions)
+        assert command.operation == "list"
         assert ([session["id"] for session in answer["data"]], answer["has_more"]) == (list(names), has_more)
 
 
@@ -112,7 +103,7 @@ async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
 async def test_closing_says_so_and_forgets_only_when_asked_to(query: str, forget: bool) -> None:
     response, [(_, command)] = await ask("DELETE", f"{SESSIONS}/a{query}")
     assert response.json() == {"id": "a", "object": "session.deleted", "deleted": True}
-    assert isinstance(command, CloseSession)
+    assert command.operation == "close"
     assert command.forget is forget
 
 
@@ -178,7 +169,7 @@ async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_i
     assert response.headers["content-type"] == "application/octet-stream"
     assert int(response.headers["content-length"]) == len(desk.exported)
     assert response.headers["content-disposition"] == 'attachment; filename="a_b.holdfast-session"'
-    assert isinstance(command, ExportSession)
+    assert command.operation == "export"
     assert not Path(command.path).parent.exists()
 
 
@@ -187,7 +178,7 @@ async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
     response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=desk, content=b"abc" * 500)
     assert response.json() == OBJECT
     assert desk.imported == b"abc" * 500
-    assert isinstance(command, ImportSession)
+    assert command.operation == "import"
     assert command.session_id == "new"
     assert not Path(command.path).parent.exists()
 

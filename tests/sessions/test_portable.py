@@ -23,7 +23,7 @@ from holdfast.sessions.portable import (
     SessionFile,
     write_session,
 )
-from holdfast.sessions.session import MOST_BRANCHES
+from holdfast.sessions.record import MOST_BRANCHES
 
 
 def header(**changes: Any) -> Header:

@@ -11,18 +11,11 @@ from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
 from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
     PinState,
     SessionAnswer,
+    SessionCommand,
     SessionFailure,
     SessionInfo,
-    UpdateSession,
 )
 from holdfast.sessions.portable import Frame, Header, SessionFile, write_session
 from tests.equalities.test_batched_is_alone import probed
@@ -57,8 +50,8 @@ def info(inbox: ScriptInbox, call_id: str) -> SessionInfo:
     return session
 
 
-def get(call_id: str, session_id: str = "s", tenant: str = "") -> GetSession:
-    return GetSession(call_id=call_id, tenant=tenant, session_id=session_id)
+def get(call_id: str, session_id: str = "s", tenant: str = "") -> SessionCommand:
+    return SessionCommand(operation="get", call_id=call_id, tenant=tenant, session_id=session_id)
 
 
 def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
@@ -67,7 +60,7 @@ def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
     turn = first + tuple(inbox.tokens("1")) + prompt("turn", 20)
     inbox = serve(
         worker(), greedy("1", first, session_id="s"), greedy("2", turn, session_id="s"),
-        greedy("side", prompt("side", 50), session_id="s"), get("a"), ListSessions(call_id="b", tenant=""),
+        greedy("side", prompt("side", 50), session_id="s"), get("a"), SessionCommand(operation="list", call_id="b", tenant=""),
     )  # fmt: skip
     session = info(inbox, "a")
     assert (session.requests, session.branches, session.tokens) == (3, 2, 55)
@@ -86,7 +79,9 @@ def test_what_a_session_keeps_is_told_to_the_token() -> None:
 def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> None:
     serve(
         worker(folder=tmp_path),
-        OpenSession(call_id="o", tenant="t", session_id="s", pinned=True, metadata={"task": "x"}, ttl_seconds=None),
+        SessionCommand(
+            operation="open", call_id="o", tenant="t", session_id="s", pinned=True, metadata={"task": "x"}, ttl_seconds=None
+        ),
         greedy("1", prompt("first"), session_id="s", tenant="t"),
     )
     session = info(serve(worker(folder=tmp_path), get("a", tenant="t")), "a")
@@ -103,7 +98,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     inbox = serve(
         worker(ram_bytes=budget),
-        OpenSession(call_id="o", tenant="", session_id="s", pinned=is_pinned),
+        SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=is_pinned),
         greedy("1", one, session_id="s"), *others, get("a"), greedy("again", one),
     )  # fmt: skip
     assert info(inbox, "a").kept_tokens == (305 if is_pinned else 0)
@@ -116,11 +111,11 @@ def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
     whole = alone.library.statistics().ram.resident_bytes
     inbox = serve(
         worker(ram_bytes=int(whole * 1.9)),
-        OpenSession(call_id="o", tenant="", session_id="s", pinned=True),
+        SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=True),
         greedy("1", prompt("first"), session_id="s"), get("a"),
-        ForkSession(call_id="f", tenant="", session_id="s", new_session_id="loose"),
-        UpdateSession(call_id="u", tenant="", session_id="s", pinned=False), get("b"),
-        UpdateSession(call_id="again", tenant="", session_id="s", pinned=True),
+        SessionCommand(operation="fork", call_id="f", tenant="", session_id="s", new_session_id="loose"),
+        SessionCommand(operation="update", call_id="u", tenant="", session_id="s", pinned=False), get("b"),
+        SessionCommand(operation="update", call_id="again", tenant="", session_id="s", pinned=True),
     )  # fmt: skip
     assert info(inbox, "a").pin_state is PinState.OVER_QUOTA
     assert info(inbox, "b").pin_state is PinState.NONE
@@ -131,11 +126,11 @@ def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> N
     one = prompt("first")
     inbox = serve(
         worker(), greedy("1", one, session_id="s"),
-        ForkSession(call_id="f", tenant="", session_id="s", new_session_id="fork"),
-        ForkSession(call_id="taken", tenant="", session_id="s", new_session_id="fork"),
+        SessionCommand(operation="fork", call_id="f", tenant="", session_id="s", new_session_id="fork"),
+        SessionCommand(operation="fork", call_id="taken", tenant="", session_id="s", new_session_id="fork"),
         greedy("2", (*one, 1, 2, 3), session_id="fork"),
-        CloseSession(call_id="c", tenant="", session_id="s", forget=True), get("gone"), get("fork", "fork"),
-        CloseSession(call_id="d", tenant="", session_id="fork", forget=True), greedy("again", one),
+        SessionCommand(operation="close", call_id="c", tenant="", session_id="s", forget=True), get("gone"), get("fork", "fork"),
+        SessionCommand(operation="close", call_id="d", tenant="", session_id="fork", forget=True), greedy("again", one),
     )  # fmt: skip
     assert info(inbox, "f").forked_from == "s"
     assert answer(inbox, "taken").failure is SessionFailure.EXISTS
@@ -147,7 +142,7 @@ def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> N
 def test_sessions_end_when_their_time_is_over() -> None:
     now = [1000.0]
     subject = worker(clock=lambda: now[0])
-    subject.sessions.carry_out(OpenSession(call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
+    subject.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
     now[0] += 4.9
     assert subject.sessions.carry_out(get("a")).failure is None  # type: ignore[union-attr]
     now[0] += 0.2
@@ -155,8 +150,8 @@ def test_sessions_end_when_their_time_is_over() -> None:
 
 
 def test_the_session_used_longest_ago_makes_room() -> None:
-    opens = [OpenSession(call_id=str(number), tenant="", session_id=str(number)) for number in range(5)]
-    inbox = serve(worker(), *opens, ListSessions(call_id="l", tenant=""))
+    opens = [SessionCommand(operation="open", call_id=str(number), tenant="", session_id=str(number)) for number in range(5)]
+    inbox = serve(worker(), *opens, SessionCommand(operation="list", call_id="l", tenant=""))
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["4", "3", "2", "1"]
 
 
@@ -167,15 +162,15 @@ def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(name: str, 
     before = serve(
         worker(name, tmp_path / "store"), greedy("1", one, session_id="s"), greedy("side", prompt("side", 40), session_id="s")
     )
-    commands = [ExportSession(call_id="e", tenant="", session_id="s", path=file)]
+    commands = [SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=file)]
     if not was_on_disk:
         commands = [greedy("1", one), *commands]  # type: ignore[list-item]
     exported = serve(worker(name, tmp_path / "store"), *commands)
     assert info(exported, "e").branches == 2
     turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
     inbox = serve(
-        worker(name), ImportSession(call_id="i", tenant="somebody", path=file),
-        ImportSession(call_id="twice", tenant="somebody", path=file),
+        worker(name), SessionCommand(operation="import", call_id="i", tenant="somebody", path=file),
+        SessionCommand(operation="import", call_id="twice", tenant="somebody", path=file),
         greedy("turn", turn, tenant="somebody"), greedy("stranger", turn, tenant="stranger"),
     )  # fmt: skip
     assert info(inbox, "i").session_id == "s"
@@ -190,7 +185,7 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     serve(
         worker(),
         greedy("1", prompt("first"), session_id="s"),
-        ExportSession(call_id="e", tenant="", session_id="s", path=str(path)),
+        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(path)),
     )
     whole = path.read_bytes()
     rng = random.Random("damage")
@@ -201,14 +196,14 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     imports: list[Command] = []
     for number, content in enumerate(damaged):
         (tmp_path / str(number)).write_bytes(content)
-        imports.append(ImportSession(call_id=str(number), tenant="", path=str(tmp_path / str(number))))
-    inbox = serve(worker(), *imports, ListSessions(call_id="l", tenant=""), greedy("1", prompt("first")))
+        imports.append(SessionCommand(operation="import", call_id=str(number), tenant="", path=str(tmp_path / str(number))))
+    inbox = serve(worker(), *imports, SessionCommand(operation="list", call_id="l", tenant=""), greedy("1", prompt("first")))
     assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {SessionFailure.BAD_FILE}
     assert answer(inbox, "l").sessions == ()
     assert inbox.finished("1").cached_tokens == 0
-    other = serve(worker(fingerprint="other weights"), ImportSession(call_id="i", tenant="", path=str(path)))
+    other = serve(worker(fingerprint="other weights"), SessionCommand(operation="import", call_id="i", tenant="", path=str(path)))
     assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
-    missing = serve(worker(), ImportSession(call_id="i", tenant="", path=str(tmp_path / "nowhere")))
+    missing = serve(worker(), SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "nowhere")))
     assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
@@ -216,7 +211,7 @@ def written(folder: Path, name: str = "llama") -> tuple[Header, list[Frame]]:
     """An exported session, taken apart."""
     serve(
         worker(name), greedy("1", prompt("first"), session_id="s"),
-        ExportSession(call_id="e", tenant="", session_id="s", path=str(folder / "whole")),
+        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(folder / "whole")),
     )  # fmt: skip
     file = SessionFile(folder / "whole")
     frames = [file.frame(number) for number in range(file.header.frames)]
@@ -250,11 +245,13 @@ def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) 
     for number, each in enumerate(made_up):
         path = tmp_path / f"{number}"
         write_session(path, header, each)
-        imports.append(ImportSession(call_id=f"{number}", tenant="", path=str(path), session_id=f"made up {number}"))
+        imports.append(
+            SessionCommand(operation="import", call_id=f"{number}", tenant="", path=str(path), session_id=f"made up {number}")
+        )
     inbox = serve(
         worker(name), greedy("busy", prompt("busy"), max_tokens=30), *imports,
-        ImportSession(call_id="whole", tenant="", path=str(tmp_path / "whole")),
-        greedy("after", prompt("first")), ListSessions(call_id="l", tenant=""),
+        SessionCommand(operation="import", call_id="whole", tenant="", path=str(tmp_path / "whole")),
+        greedy("after", prompt("first")), SessionCommand(operation="list", call_id="l", tenant=""),
     )  # fmt: skip
     failures = [answer(inbox, str(number)).failure for number in range(len(made_up))]
     assert set(failures) <= {SessionFailure.BAD_FILE, SessionFailure.FAILED}, failures
@@ -272,8 +269,8 @@ def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path:
     inbox = serve(
         subject, greedy("1", (*common, *prompt("a", 40)), session_id="a", branch_points=branch_points),
         greedy("2", (*common, *prompt("b", 40)), session_id="b", branch_points=branch_points),
-        CloseSession(call_id="c", tenant="", session_id="a", forget=True), get("b", "b"),
-        CloseSession(call_id="d", tenant="", session_id="b", forget=True), greedy("again", common),
+        SessionCommand(operation="close", call_id="c", tenant="", session_id="a", forget=True), get("b", "b"),
+        SessionCommand(operation="close", call_id="d", tenant="", session_id="b", forget=True), greedy("again", common),
     )  # fmt: skip
     assert info(inbox, "b").kept_tokens == info(inbox, "b").tokens
     assert inbox.finished("again").cached_tokens == 0
@@ -290,12 +287,14 @@ def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     path = str(tmp_path / "file")
     inbox = serve(
-        worker("qwen3_next", ram_bytes=budget), OpenSession(call_id="o", tenant="", session_id="s", pinned=True),
+        worker("qwen3_next", ram_bytes=budget), SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=True),
         greedy("1", one, session_id="s", branch_points=(branch_point,)), *others, greedy("turn", turn),
-        ExportSession(call_id="e", tenant="", session_id="s", path=path),
+        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=path),
     )  # fmt: skip
     assert inbox.finished("turn").cached_tokens == branch_point
-    there = serve(worker("qwen3_next"), ImportSession(call_id="i", tenant="", path=path), greedy("turn", turn))
+    there = serve(
+        worker("qwen3_next"), SessionCommand(operation="import", call_id="i", tenant="", path=path), greedy("turn", turn)
+    )
     assert there.finished("turn").cached_tokens == branch_point
     assert there.tokens("turn") == inbox.tokens("turn")
 
@@ -304,9 +303,9 @@ def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Pa
     requests = [greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)]
     serve(worker(folder=tmp_path), *requests)
     inbox = serve(
-        worker(folder=tmp_path, most_sessions=2), ListSessions(call_id="l", tenant=""),
+        worker(folder=tmp_path, most_sessions=2), SessionCommand(operation="list", call_id="l", tenant=""),
         greedy("new", prompt("new", 40), session_id="n"),
-        OpenSession(call_id="o", tenant="", session_id="o"), ListSessions(call_id="m", tenant="", limit=1),
+        SessionCommand(operation="open", call_id="o", tenant="", session_id="o"), SessionCommand(operation="list", call_id="m", tenant="", limit=1),
     )  # fmt: skip
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["s3", "s2"]
     assert info(inbox, "o").tokens == 0
@@ -316,7 +315,7 @@ def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Pa
 def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: Path) -> None:
     now = [1000.0]
     idle = worker(folder=tmp_path, clock=lambda: now[0])
-    idle.sessions.carry_out(OpenSession(call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
+    idle.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
     idle.sessions.tend()
     assert idle.store is not None
     idle.store.flush()
@@ -346,12 +345,12 @@ def tend(subject: RememberingWorker) -> None:
 def test_what_cannot_be_kept_is_refused() -> None:
     desk = worker().sessions
     for command in (
-        OpenSession(call_id="a", tenant="", session_id=""),
-        OpenSession(call_id="a", tenant="", session_id="a/b"),
-        OpenSession(call_id="a", tenant="", session_id="a", metadata={"k": "\ud800"}),
-        OpenSession(call_id="a", tenant="", session_id="a", ttl_seconds=-1.0),
-        ImportSession(call_id="a", tenant="", path="/nowhere", session_id="a/b"),
-        ForkSession(call_id="a", tenant="", session_id="a", new_session_id=""),
+        SessionCommand(operation="open", call_id="a", tenant="", session_id=""),
+        SessionCommand(operation="open", call_id="a", tenant="", session_id="a/b"),
+        SessionCommand(operation="open", call_id="a", tenant="", session_id="a", metadata={"k": "\ud800"}),
+        SessionCommand(operation="open", call_id="a", tenant="", session_id="a", ttl_seconds=-1.0),
+        SessionCommand(operation="import", call_id="a", tenant="", path="/nowhere", session_id="a/b"),
+        SessionCommand(operation="fork", call_id="a", tenant="", session_id="a", new_session_id=""),
     ):
         found = desk.carry_out(command)
         assert found is not None
@@ -363,10 +362,14 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
     subject = worker()
     serve(
         subject, greedy("1", prompt("first", 1000), session_id="s"),
-        ExportSession(call_id="e", tenant="", session_id="s", path=path),
+        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=path),
     )  # fmt: skip
     small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
-    inbox = serve(small, ImportSession(call_id="i", tenant="", path=path), ListSessions(call_id="l", tenant=""))
+    inbox = serve(
+        small,
+        SessionCommand(operation="import", call_id="i", tenant="", path=path),
+        SessionCommand(operation="list", call_id="l", tenant=""),
+    )
     assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
     assert answer(inbox, "l").sessions == ()
 
@@ -384,8 +387,11 @@ def test_a_request_that_was_preempted_counts_once() -> None:
 
 def test_more_transfers_than_may_be_are_put_off() -> None:
     subject = worker()
-    subject.sessions.carry_out(OpenSession(call_id="o", tenant="", session_id="s"))
-    answers = [subject.sessions.carry_out(ImportSession(call_id=str(number), tenant="", path="/nowhere")) for number in range(6)]
+    subject.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s"))
+    answers = [
+        subject.sessions.carry_out(SessionCommand(operation="import", call_id=str(number), tenant="", path="/nowhere"))
+        for number in range(6)
+    ]
     assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
     while subject.sessions.is_busy:
         subject.sessions.tend()

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.prefix.branch import Branch, StateStep, Step
-from holdfast.sessions.record import decode_record, encode_record, record_name
-from holdfast.sessions.session import MOST_BRANCHES, Session
+from holdfast.sessions.record import MOST_BRANCHES, Session, decode_record, encode_record, record_name
 
 
 def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branch:

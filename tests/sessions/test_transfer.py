@@ -16,12 +16,8 @@ from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
 from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    GetSession,
-    ImportSession,
-    OpenSession,
     SessionAnswer,
+    SessionCommand,
     SessionFailure,
 )
 from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, SessionFile, write_session
@@ -49,7 +45,7 @@ def exported(folder: Path, name: str, *, tokens: int = 300) -> tuple[Header, lis
     worker(name).serve(
         [
             [greedy("1", prompt("first", tokens), session_id="s")],
-            [ExportSession(call_id="e", tenant="", session_id="s", path=str(path))],
+            [SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(path))],
         ],
         in_turn=True,
     )
@@ -117,13 +113,15 @@ def refused(subject: RememberingWorker, folder: Path, files: Sequence[tuple[Head
     """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
     commands: list[list[Command]] = [
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
-        [GetSession(call_id="before", tenant="t", session_id="theirs")],
+        [SessionCommand(operation="get", call_id="before", tenant="t", session_id="theirs")],
     ]
     for number, (header, frames) in enumerate(files):
         write_session(folder / str(number), header, frames)
         path = str(folder / str(number))
-        commands.append([ImportSession(call_id=str(number), tenant="", path=path, session_id=f"made up {number}")])
-    commands.append([GetSession(call_id="after", tenant="t", session_id="theirs")])
+        commands.append(
+            [SessionCommand(operation="import", call_id=str(number), tenant="", path=path, session_id=f"made up {number}")]
+        )
+    commands.append([SessionCommand(operation="get", call_id="after", tenant="t", session_id="theirs")])
     commands.append([greedy("mine", prompt("first"))])
     inbox = subject.serve(commands, in_turn=True)
     before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
@@ -191,10 +189,10 @@ def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) ->
     subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
     inbox = subject.serve(
         [
-            [OpenSession(call_id="o", tenant="t", session_id="p", pinned=True)],
+            [SessionCommand(operation="open", call_id="o", tenant="t", session_id="p", pinned=True)],
             [greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t")],
-            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
-            [GetSession(call_id="g", tenant="t", session_id="p")],
+            [SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [SessionCommand(operation="get", call_id="g", tenant="t", session_id="p")],
         ],
         in_turn=True,
     )
@@ -208,8 +206,8 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     write_session(tmp_path / "file", header, frames)
     inbox = worker().serve(
         [
-            [OpenSession(call_id="o", tenant="", session_id="s")],
-            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [SessionCommand(operation="open", call_id="o", tenant="", session_id="s")],
+            [SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "file"))],
             [greedy("mine", prompt("first"))],
         ],
         in_turn=True,
@@ -237,10 +235,10 @@ def target() -> RememberingWorker:
 
 def taken_in(subject: RememberingWorker, path: Path) -> SessionAnswer:
     """Import a file without a loop around it."""
-    assert subject.sessions.carry_out(ImportSession(call_id="i", tenant="", path=str(path))) is None
+    assert subject.sessions.carry_out(SessionCommand(operation="import", call_id="i", tenant="", path=str(path))) is None
     while not (answers := subject.sessions.tend()):
         pass
-    subject.sessions.carry_out(CloseSession(call_id="c", tenant="", session_id="s", forget=True))
+    subject.sessions.carry_out(SessionCommand(operation="close", call_id="c", tenant="", session_id="s", forget=True))
     return answers[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -10,8 +11,8 @@ from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import create_application
 from holdfast.http.services import Services
+from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.session_desk import SessionDesk
 from holdfast.intake.tokenizer_bundle import load_text_side
 from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
@@ -22,7 +23,7 @@ def build_application(settings: Settings, folders: dict[str, Path], residency: R
     text_sides = {model: load_text_side(folder) for model, folder in folders.items()}
     services = Services(
         gateway=Gateway(residency, text_sides, settings.limits),
-        sessions=SessionDesk(residency),
+        sessions=partial(session_commands.carry_out, residency),
         models=residency,
         server=settings.server,
         limits=settings.limits,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.messages.events import ModelInfo
@@ -13,6 +13,9 @@ from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.telemetry.metrics import Metrics
+
+# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
+SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
 
 
 class OutputStream(Protocol):
@@ -42,14 +45,6 @@ class Generator(Protocol):
 
     async def generate(self, request: GenerationRequest) -> OutputStream:
         """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
-        ...
-
-
-class Sessions(Protocol):
-    """Intake's session desk."""
-
-    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        """Have the worker of a model carry out a command. Raises SessionRefused, UnknownModel and WorkerUnavailable."""
         ...
 
 
@@ -119,7 +114,7 @@ class Services:
     """Everything that the HTTP front works with."""
 
     gateway: Generator
-    sessions: Sessions
+    sessions: SessionsCall
     models: ModelDirectory
     server: ServerSettings
     limits: LimitsSettings

@@ -1,13 +1,17 @@
-"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere."""
+"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere.
+
+The routes are made from the table of what can be done with sessions; what only some of them take is read here.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -27,185 +31,116 @@ from holdfast.http.session_fields import (
     session_object,
 )
 from holdfast.intake.tenant import tenant_of
-from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
-    SessionCommand,
-    SessionInfo,
-    UpdateSession,
-)
+from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, SessionCommand, SessionInfo, SessionOperation
 
 _MOST_LISTED = 1000
 _YES = {"true": True, "1": True, "false": False, "0": False}
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Whose sessions a request is about."""
-
-    request: Request
-    services: Services
-    model: str
-    tenant: str
-
-    async def one(self, command: SessionCommand) -> SessionObject:
-        """The session that a command is about."""
-        (info,) = await self.found(command)
-        return session_object(info, model=self.model)
-
-    async def found(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
-        found: tuple[SessionInfo, ...] = ()
-
-        async def carry_out() -> None:
-            nonlocal found
-            found = await self.services.sessions.carry_out(self.model, command)
-
-        if not is_loading(self.services, self.model):
-            await carry_out()
-        elif not await unless_disconnected(self.request.receive, carry_out()):
-            raise ClientDisconnect
-        return found
+_BODIES: dict[str, type[BaseModel]] = {"open": SessionOpening, "update": SessionChange, "fork": SessionForking}
+_NAMED = {"open": "session_id", "fork": "new_session_id"}  # what the body's `id` names; made up if it is left out
+_ANSWERS: dict[str, type[msgspec.Struct]] = {"list": SessionList, "close": SessionDeleted}
+_PATH_PARAMETER = {"name": "session_id", "in": "path", "required": True, "schema": {"title": "Session Id", "type": "string"}}
 
 
 def install(app: FastAPI, services: Services) -> None:
     """Add the paths."""
-    _add_collection(app, services)
-    _add_files(app, services)
-    _add_members(app, services)
-
-
-def _add_collection(app: FastAPI, services: Services) -> None:
-    @app.get(
-        "/v1/sessions", responses=openapi.answers_of(SessionList), openapi_extra=openapi.query_of("model", "limit", "cache_salt")
-    )
-    async def list_sessions(request: Request) -> Response:
-        """The sessions of a model, the last used first."""
-        asked, limit = _asked(request, services), _limit(request.query_params)
-        found = await asked.found(ListSessions(call_id=_call_id(), tenant=asked.tenant, limit=limit + 1))
-        data = [session_object(info, model=asked.model) for info in found[:limit]]
-        return _json(SessionList(data=data, has_more=len(found) > limit))
-
-    @app.post(
-        "/v1/sessions",
-        responses=openapi.answers_of(SessionObject),
-        openapi_extra=openapi.request_of(SessionOpening, required=False),
-    )
-    async def open_session(request: Request) -> Response:
-        """Begin a session."""
-        fields = parse(SessionOpening, await _body(request, services))
-        asked = _asked(request, services, model=fields.model)
-        command = OpenSession(
-            call_id=_call_id(),
-            tenant=asked.tenant,
-            session_id=fields.id or _new_id(),
-            ttl_seconds=fields.ttl,
-            pinned=fields.pinned,
-            metadata=fields.metadata,
+    for operation in SESSION_OPERATIONS.values():
+        is_file = operation.name == "export"
+        app.add_api_route(
+            SESSIONS_PATH + operation.path,
+            _endpoint(operation, services),
+            methods=[operation.method],
+            name=operation.title,
+            description=operation.summary,
+            responses=openapi.file_answer() if is_file else openapi.answers_of(_ANSWERS.get(operation.name, SessionObject)),
+            openapi_extra=_shape(operation),
         )
-        return _json(await asked.one(command))
 
 
-def _add_files(app: FastAPI, services: Services) -> None:
-    @app.post(
-        "/v1/sessions/import",
-        responses=openapi.answers_of(SessionObject),
-        openapi_extra=openapi.query_of("id", "model", "cache_salt") | openapi.file_request(),
-    )
-    async def import_session(request: Request) -> Response:
-        """Take in a session from a file that was exported; it keeps its name unless `id` gives another one."""
-        asked = _asked(request, services)
-        session_id = request.query_params.get("id")
-        if session_id is not None:
-            checked_session_id(session_id, field="id")
+def _shape(operation: SessionOperation) -> dict[str, Any]:
+    """What the description of the API says of the path, the query and the body."""
+    own = [name for name in ("limit", "forget") if name in operation.takes]
+    query = [] if operation.name == "open" else [*own, "model", "cache_salt"]  # its body says of which model it is
+    shape = openapi.query_of(*(["id"] if operation.name == "import" else []), *query)
+    if "{session_id}" in operation.path:
+        shape["parameters"].insert(0, _PATH_PARAMETER)
+    if operation.name in _BODIES:
+        shape |= openapi.request_of(_BODIES[operation.name], required=operation.name not in _NAMED)
+    return shape | (openapi.file_request() if operation.name == "import" else {})
+
+
+def _endpoint(operation: SessionOperation, services: Services) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        model, command = await _command(operation, request, services)
+        if "path" not in operation.takes:
+            return _json(command, await _objects(request, services, model, command))
         with session_files.private_path() as path:
-            await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
-            command = ImportSession(call_id=_call_id(), tenant=asked.tenant, path=str(path), session_id=session_id or "")
-            return _json(await asked.one(command))
+            command = msgspec.structs.replace(command, path=str(path))
+            if operation.name == "import":
+                await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
+                return _json(command, await _objects(request, services, model, command))
+            await _objects(request, services, model, command)
+            return session_files.sent(path, name=command.session_id)
 
-    @app.get(
-        "/v1/sessions/{session_id}/export", responses=openapi.file_answer(), openapi_extra=openapi.query_of("model", "cache_salt")
-    )
-    async def export_session(request: Request, session_id: str) -> Response:
-        """A session as one file, for another server with the same model, or to be kept."""
-        asked = _asked(request, services)
-        with session_files.private_path() as path:
-            await asked.one(ExportSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id, path=str(path)))
-            return session_files.sent(path, name=session_id)
+    return answer
 
 
-def _add_members(app: FastAPI, services: Services) -> None:
-    of_one = openapi.query_of("model", "cache_salt")
-
-    @app.get("/v1/sessions/{session_id}", responses=openapi.answers_of(SessionObject), openapi_extra=of_one)
-    async def get_session(request: Request, session_id: str) -> Response:
-        """One session."""
-        asked = _asked(request, services)
-        return _json(await asked.one(GetSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id)))
-
-    @app.patch(
-        "/v1/sessions/{session_id}",
-        responses=openapi.answers_of(SessionObject),
-        openapi_extra=of_one | openapi.request_of(SessionChange),
-    )
-    async def change_session(request: Request, session_id: str) -> Response:
-        """Pin or unpin a session, or change how long it lives or its metadata."""
-        fields = parse(SessionChange, await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes))
-        asked = _asked(request, services)
-        command = UpdateSession(
-            call_id=_call_id(),
-            tenant=asked.tenant,
-            session_id=session_id,
-            ttl_seconds=fields.ttl,
-            pinned=fields.pinned if fields.said("pinned") else msgspec.UNSET,
-            metadata=fields.metadata if fields.said("metadata") else msgspec.UNSET,
-        )
-        return _json(await asked.one(command))
-
-    @app.post(
-        "/v1/sessions/{session_id}/fork",
-        responses=openapi.answers_of(SessionObject),
-        openapi_extra=of_one | openapi.request_of(SessionForking, required=False),
-    )
-    async def fork_session(request: Request, session_id: str) -> Response:
-        """Begin a session where another one is; both go on from there, and share what they have in common."""
-        fields = parse(SessionForking, await _body(request, services))
-        asked = _asked(request, services)
-        command = ForkSession(
-            call_id=_call_id(),
-            tenant=asked.tenant,
-            session_id=session_id,
-            new_session_id=fields.id or _new_id(),
-            ttl_seconds=fields.ttl,
-            pinned=fields.pinned,
-        )
-        return _json(await asked.one(command))
-
-    @app.delete(
-        "/v1/sessions/{session_id}",
-        responses=openapi.answers_of(SessionDeleted),
-        openapi_extra=openapi.query_of("model", "forget", "cache_salt"),
-    )
-    async def close_session(request: Request, session_id: str) -> Response:
-        """End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted."""
-        asked, forget = _asked(request, services), _truth(request.query_params, "forget")
-        await asked.one(CloseSession(call_id=_call_id(), tenant=asked.tenant, session_id=session_id, forget=forget))
-        return _json(SessionDeleted(id=session_id))
-
-
-def _asked(request: Request, services: Services, *, model: str | None = None) -> _Asked:
-    salt = request.query_params.get("cache_salt", "")
+async def _command(operation: SessionOperation, request: Request, services: Services) -> tuple[str, SessionCommand]:
+    """The model whose sessions are meant, and what is to be done with them."""
+    query = request.query_params
+    given = await _from_body(operation, request, services) if operation.name in _BODIES else _from_query(operation, query)
+    model = given.pop("model", None) or query.get("model") or first_model(services)
+    salt = query.get("cache_salt", "")
     tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
-    return _Asked(request, services, model or request.query_params.get("model") or first_model(services), tenant)
+    return model, SessionCommand(operation=operation.name, tenant=tenant, **given, **request.path_params)
 
 
-async def _body(request: Request, services: Services) -> bytes:
-    return await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes) or b"{}"
+async def _from_body(operation: SessionOperation, request: Request, services: Services) -> dict[str, Any]:
+    """Fields of the command that the body has, and the model if it names one."""
+    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
+    given = fields.model_dump(exclude_unset=True)
+    if operation.name in _NAMED:
+        given[_NAMED[operation.name]] = given.pop("id", None) or f"sess_{uuid.uuid4().hex}"
+    return given
+
+
+def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of the command that the query has."""
+    given: dict[str, Any] = {}
+    if "limit" in operation.takes:
+        given["limit"] = _limit(query) + 1  # one more than is shown tells whether there are more
+    if "forget" in operation.takes:
+        given["forget"] = _truth(query, "forget")
+    if operation.name == "import" and "id" in query:
+        given["session_id"] = checked_session_id(query["id"], field="id")
+    return given
+
+
+async def _objects(request: Request, services: Services, model: str, command: SessionCommand) -> list[SessionObject]:
+    """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
+    found: tuple[SessionInfo, ...] = ()
+
+    async def carry_out() -> None:
+        nonlocal found
+        found = await services.sessions(model, command)
+
+    if not is_loading(services, model):
+        await carry_out()
+    elif not await unless_disconnected(request.receive, carry_out()):
+        raise ClientDisconnect
+    return [session_object(info, model=model) for info in found]
+
+
+def _json(command: SessionCommand, objects: list[SessionObject]) -> Response:
+    """What a client is told of the sessions that a command was about."""
+    shown: msgspec.Struct
+    if command.operation == "list":
+        shown = SessionList(data=objects[: command.limit - 1], has_more=len(objects) >= command.limit)
+    elif command.operation == "close":
+        shown = SessionDeleted(id=command.session_id)
+    else:
+        (shown,) = objects
+    return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
 def _limit(query: Mapping[str, str]) -> int:
@@ -220,15 +155,3 @@ def _truth(query: Mapping[str, str], name: str) -> bool:
     if text.lower() not in _YES:
         raise RequestRefused(f"`{name}`: true or false", field=name)
     return _YES[text.lower()]
-
-
-def _call_id() -> str:
-    return uuid.uuid4().hex
-
-
-def _new_id() -> str:
-    return f"sess_{uuid.uuid4().hex}"
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -170,10 +170,11 @@ def state_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoin
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What bytes are said to be, checked: tokens of a run or position of a state, and the arrays."""
+    """What bytes are said to be, checked: tokens of a run or position of a state, the arrays, and where a run begins."""
 
     length: int
     arrays: tuple[ArrayForm, ...]
+    start: int = 0
 
 
 def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
@@ -186,7 +187,7 @@ def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec
         raise SnapshotMismatch(f"a run of {form.tokens} tokens begins at token {form.start}")
     expected = tuple(array for heads in model.heads for array in _packed_forms(heads, tokens=form.tokens, codec=codec))
     _check_arrays(form.arrays, part_bytes, expected=expected)
-    return Description(form.tokens, expected)
+    return Description(form.tokens, expected, form.start)
 
 
 def check_state(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:
