@@ -59,6 +59,7 @@ check: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.code_size
 	@$(BIN)/python -m pytest -q tests/project
 
 format: $(TOOLS)

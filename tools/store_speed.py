@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.store.block import Block
+from holdfast.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.store.block import Block, StoredBlock
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits, choose_victims
-from holdfast.store.folder import StoreFolder
-from holdfast.store.index_keeper import IndexKeeper
-from holdfast.store.keys import child_key, fingerprint_id, root_key
+from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.store import BlockStore
 
 MODEL = "speed"
@@ -26,28 +26,18 @@ PARTS = 56  # keys and values of 28 layers
 LIMITS = StoreLimits(volume_percent=100.0, spare_bytes=0, queue_bytes=8 << 30)
 
 
-def chain(count: int, block_bytes: int, *, tokens: int = 256) -> list[Block]:
+def chain(count: int, block_bytes: int, *, tokens: int = 256) -> list[StoredBlock]:
     """Blocks that share their (random) parts: what is in them does not matter, and memory is spared."""
     part = memoryview(os.urandom(block_bytes // PARTS))
     parts = tuple(part for _ in range(PARTS)) if block_bytes > PARTS else (part,)
-    blocks: list[Block] = []
+    blocks: list[StoredBlock] = []
     parent, start = root_key(MODEL), 0
     for number in range(count):
-        ids = tuple(range(number, number + tokens))
+        packed = pack_tokens(range(number, number + tokens))
         parent_tokens = tokens if number else 0
-        key = child_key(parent, parent_tokens, ids, "kv")
-        blocks.append(
-            Block(
-                key=key,
-                parent_key=parent,
-                parent_tokens=parent_tokens,
-                kind="kv",
-                start=start,
-                token_ids=ids,
-                meta=b"",
-                parts=parts,
-            )
-        )
+        key = child_key(parent, parent_tokens, packed, "kv")
+        block = Block(key=key, parent_key=parent, parent_tokens=parent_tokens, kind="kv", start=start, packed_tokens=packed)
+        blocks.append(StoredBlock(block=block, meta=b"", parts=parts))
         parent, start = key, start + tokens
     return blocks
 
@@ -59,7 +49,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def throughput(folder: Path, count: int) -> None:
-    print("block MB | put us | durable MB/s: ms to hash, write, sync, index | read MB/s one by one, 8 ahead, all kept | hash ms")
+    print("block MB | put us | durable MB/s | read MB/s one by one, 8 ahead, all kept")
     for block_bytes in (1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23):
         shutil.rmtree(folder, ignore_errors=True)
         blocks = chain(count, block_bytes)
@@ -70,24 +60,18 @@ def throughput(folder: Path, count: int) -> None:
             began = time.perf_counter() - sum(puts)
             store.flush()
             written = time.perf_counter() - began
-            done = store.statistics()
             for block in blocks:
                 store.read(block.key).result()
             single = seconds_of(lambda: [store.read(block.key).result() and None for block in blocks])  # noqa: B023
             ahead = seconds_of(lambda: read_ahead(store, blocks, 8))  # noqa: B023
             kept = seconds_of(lambda: [future.result() for future in [store.read(block.key) for block in blocks]])  # noqa: B023
-            before = store.statistics()
-            store.read(blocks[0].key).result()
-            hashed = store.statistics().hash_seconds - before.hash_seconds
-        stages = (done.hash_seconds, done.write_seconds, done.sync_seconds, done.index_seconds)
         print(
-            f"{block_bytes / 1e6:8.1f} | {statistics.median(puts) * 1e6:6.1f} | {total / written:6.0f}: "
-            + ", ".join(f"{stage / count * 1e3:.2f}" for stage in stages)
-            + f" | {total / single:6.0f}, {total / ahead:6.0f}, {total / kept:6.0f} | {hashed * 1e3:.2f}"
+            f"{block_bytes / 1e6:8.1f} | {statistics.median(puts) * 1e6:6.1f} | {total / written:6.0f}"
+            f" | {total / single:6.0f}, {total / ahead:6.0f}, {total / kept:6.0f}"
         )
 
 
-def read_ahead(store: BlockStore, blocks: list[Block], ahead: int) -> None:
+def read_ahead(store: BlockStore, blocks: list[StoredBlock], ahead: int) -> None:
     """Read all blocks, always with some asked for, letting each go before the next is taken."""
     futures = [store.read(block.key) for block in blocks[:ahead]]
     for number in range(len(blocks)):
@@ -103,12 +87,7 @@ def small_blocks(folder: Path, count: int) -> None:
         folder, fingerprint=MODEL, limits=StoreLimits(volume_percent=100.0, spare_bytes=0, queue_blocks=count)
     ) as store:
         took = seconds_of(lambda: ([store.put(block) for block in blocks], store.flush(600)))
-        done = store.statistics()
-    stages = (done.hash_seconds, done.write_seconds, done.sync_seconds, done.index_seconds)
-    print(
-        f"{count} blocks of 1 KB: {took / count * 1e3:.2f} ms each: "
-        + ", ".join(f"{stage / count * 1e3:.3f}" for stage in stages)
-    )
+    print(f"{count} blocks of 1 KB: {took / count * 1e3:.2f} ms each")
     began = time.perf_counter()
     with BlockStore(folder, fingerprint=MODEL, limits=LIMITS) as store:
         made = time.perf_counter() - began
@@ -119,12 +98,13 @@ def small_blocks(folder: Path, count: int) -> None:
     with BlockStore(folder, fingerprint=MODEL, limits=LIMITS) as store:
         print(f"open without index: {seconds_of(store.entries) * 1e3:.0f} ms")
         print(f"verify: {store.verify().seconds * 1e3:.0f} ms")
-    keeper = IndexKeeper(StoreFolder(folder))
-    holdings = keeper.use(lambda index: index.holdings(0.0))
-    print(f"choose victims: {seconds_of(lambda: choose_victims(holdings, excess_bytes=count * 20)) * 1e3:.0f} ms")
-    keeper.close()
-    path = StoreFolder(folder).block_path(blocks[0].key, model=fingerprint_id(MODEL))
-    small = seconds_of(lambda: [read_block(path, blocks[0].key) for _ in range(1000)])
+    supervisor = IndexSupervisor(StoreFolder(folder))
+    entries = supervisor.use(lambda index: index.entries(0.0))
+    print(f"choose victims: {seconds_of(lambda: choose_victims(entries, excess_bytes=count * 20)) * 1e3:.0f} ms")
+    supervisor.close()
+    model = fingerprint_id(MODEL)
+    path = StoreFolder(folder).block_path(blocks[0].key, model=model)
+    small = seconds_of(lambda: [read_block(path, blocks[0].key, model=model) for _ in range(1000)])
     print(f"read a small block, no thread: {small * 1e3:.1f} us")
 
 

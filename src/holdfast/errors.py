@@ -1,4 +1,4 @@
-"""Error types of all rooms. Each carries its numbers; `http/errors.py` alone turns them into statuses."""
+"""Error types of all rooms. Each carries its numbers; `http/server/problem.py` alone turns them into statuses."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
     """Holdfast's folder among the user's caches. It need not be there. Raises RuntimeError for a user without a home."""
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
-    return Path.home() / ("PrefixIndex/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
 
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:

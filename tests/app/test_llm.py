@@ -172,7 +172,7 @@ def test_the_next_turn_of_a_chat_goes_on_behind_the_answer(llm: LLM) -> None:
         asked = llm.chat(HELLO, **options)
         after = llm.chat([*HELLO, {"role": "assistant", "content": asked.text}, *HELLO], **options)
         assert after.cached_tokens >= asked.prompt_tokens + len(asked.token_ids) - 1, asked.text
-    assert llm._text_side.history.statistics().spliced > 0
+    assert llm._bundle.known_answers.put_back_answers > 0
 
 
 def test_one_path_with_new_weights_finds_nothing_of_the_old_ones(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
 import sys
 from holdfast.cli.main import app
 app(["version"], standalone_mode=False)
-heavy = {"mlx", "mlx_lm", "fastapi", "uvicorn", "httpx", "rich", "transformers", "numpy", "zmq", "huggingface_hub", "tokenizers"}
+heavy = {"mlx", "mlx_lm", "starlette", "uvicorn", "httpx", "rich", "transformers", "numpy",
+         "zmq", "huggingface_hub", "tokenizers"}
 print("loaded:", sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)

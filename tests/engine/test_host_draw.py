@@ -13,8 +13,7 @@ from holdfast.engine import host_draw
 from holdfast.engine.host_draw import FewKept, Scale, draw_on_host, drawing_pays, kept_tokens
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
 from holdfast.messages.requests import SamplingParams
-from tests.engine.test_sampling_draw import CHUNK, assert_counts_fit
-from tests.fakes.reference_sampler import probabilities
+from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
 TIE = 4e-5  # nats, as the reference sampler has it
 ROUNDING = 3e-6  # of a sum of float32 weights

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +11,9 @@ from hypothesis import strategies as st
 
 from holdfast.engine.sampling_draw import _nucleus_threshold, draw, draw_key, draw_kind, largest
 from holdfast.messages.requests import SamplingParams
-from tests.fakes.reference_sampler import probabilities
+from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
 DRAWS = 20_000
-CHUNK = 2_000
 
 
 def counts_of(logits: npt.NDArray[np.float32], params: SamplingParams, *, draws: int = DRAWS) -> npt.NDArray[np.int64]:
@@ -28,19 +25,6 @@ def counts_of(logits: npt.NDArray[np.float32], params: SamplingParams, *, draws:
         tokens = draw(rows, kind=kind, params=[params] * CHUNK, keys=keys, peaks=mx.max(rows, axis=-1))
         counts += np.bincount(np.array(tokens), minlength=len(logits))
     return counts
-
-
-def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
-    assert counts[expected == 0].sum() == 0
-    draws = counts.sum()
-    common = expected * draws >= 10
-    observed = np.append(counts[common], counts[~common].sum())
-    hoped = np.append(expected[common], expected[~common].sum()) * draws
-    observed, hoped = observed[hoped > 0], hoped[hoped > 0]
-    freedom = max(1, len(hoped) - 1)
-    statistic = float(((observed - hoped) ** 2 / hoped).sum())
-    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal. 4 deviations: 1 in 30,000.
-    assert statistic < freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import SoloRunner
-from holdfast.engine.probe import ProbeResult, choose_layout
 from holdfast.messages.requests import SamplingParams
-from tests.equalities.interleaving import Played, assert_as_alone, play, random_sequences
+from tests.fakes.architectures import probed
+from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
@@ -25,13 +25,6 @@ EXPECTED_LAYOUT = {
     ],
     "solo": ["mamba", "llama4"],
 }  # fmt: skip
-_probed: dict[str, ProbeResult] = {}
-
-
-def probed(name: str) -> ProbeResult:
-    if name not in _probed:
-        _probed[name] = choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)
-    return _probed[name]
 
 
 @pytest.mark.parametrize("name", sorted(TINY))

@@ -10,15 +10,11 @@ import pytest
 
 from holdfast.engine.keeping import Prefix
 from holdfast.kv.snapshot import SnapshotMismatch
-from holdfast.messages.commands import CancelRequest
 from holdfast.messages.events import CacheOutcome
-from tests.equalities.test_batched_is_alone import probed
-from tests.equalities.test_restored_is_kept import KEEPABLE
+from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
-
-RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
 
 
 def worker(name: str, folder: Path | None = None, **more: object) -> RememberingWorker:
@@ -71,7 +67,16 @@ def test_a_restart_loses_nothing(name: str, tmp_path: Path) -> None:
 def test_what_an_aborted_request_has_read_is_there_for_the_next(tmp_path: Path) -> None:
     rng = random.Random("abort")
     prompt = random_prompt(rng, 600)
-    script = [[greedy("aborted", prompt)], [], [], [], [], [], [CancelRequest(request_id="aborted")], *[[]] * 3]
+    script = [
+        [greedy("aborted", prompt)],
+        [],
+        [],
+        [],
+        [],
+        [],
+        [cancel("aborted")],
+        *[[]] * 3,
+    ]
     for folder in (None, tmp_path):
         subject = worker("llama", folder)
         inbox = subject.serve([*script, [greedy("again", prompt)]])
@@ -98,7 +103,7 @@ def test_who_waited_for_a_reader_that_is_cancelled_goes_on_alone() -> None:
     common = random_prompt(rng, 900)
     prompts = [common + random_prompt(rng, 10) for _ in range(3)]
     together = [greedy(str(index), prompt) for index, prompt in enumerate(prompts)]
-    inbox = worker("llama").serve([together, [], [], [CancelRequest(request_id="0")]])
+    inbox = worker("llama").serve([together, [], [], [cancel("0")]])
     for index in (1, 2):
         assert inbox.tokens(str(index)) == fresh("llama", prompts[index])
 

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob, TokensGenerated
-from tests.equalities.test_batched_is_alone import probed
-from tests.equalities.test_cached_is_fresh import RESUMES_ANYWHERE
-from tests.equalities.test_restored_is_kept import KEEPABLE
+from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -14,7 +14,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 RESERVE_STEP_TOKENS = 8

@@ -16,11 +16,10 @@ from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept, leaves
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import SamplingParams
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
 KEPT_BLOCK_TOKENS = 8
-KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
 
 
 @dataclass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.prefix.keys import child_key, pack_tokens
 from holdfast.prefix.tree import BLOCK_TOKENS, Insertion, PrefixTree
-from holdfast.store.keys import BlockKey, child_key, pack_tokens
+from holdfast.store.block import BlockKey
 
 
 def store_chain(tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS) -> list[BlockKey]:
@@ -15,7 +16,7 @@ def store_chain(tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block
     parent, parent_tokens = place.parent_key, place.parent_tokens
     for begin in range(place.position, len(chain), block_tokens):
         run = chain[begin : begin + block_tokens]
-        key = child_key(parent, parent_tokens, run, "kv")
+        key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
         assert tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run) is Insertion.NEW
         parent, parent_tokens = key, len(run)
         keys.append(key)

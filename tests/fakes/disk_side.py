@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.prefix.addition import Addition
-from holdfast.store.block import Entry, StoreChanges
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import Block, BlockKey, Entry, StoreChanges
 
 
 class FakeDisk:
@@ -16,18 +14,8 @@ class FakeDisk:
         self.queued: dict[BlockKey, Entry] = {}
         self.echoes: list[BlockKey] = []  # what it has lost by order and will tell of later, as a store does
 
-    def put(self, addition: Addition) -> None:
-        self.queued[addition.key] = Entry(
-            key=addition.key,
-            parent_key=addition.parent_key,
-            parent_tokens=addition.parent_tokens,
-            kind=addition.kind,
-            start=addition.start,
-            packed_tokens=addition.packed_tokens,
-            file_bytes=1,
-            created=0.0,
-            last_used=0.0,
-        )
+    def put(self, block: Block) -> None:
+        self.queued[block.key] = Entry(block=block, model="", file_bytes=1, last_used=0.0)
 
     def write(self, keys: Iterable[BlockKey] | None = None) -> StoreChanges:
         """Write what is queued, or some of it."""

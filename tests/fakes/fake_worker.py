@@ -1,4 +1,4 @@
-"""Orders for worker processes with a fake engine."""
+"""Settings for worker processes with a fake engine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
-from holdfast.residency.worker_process import WorkerOrder
+from holdfast.worker.assignment import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
 IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)  # sees in a second what is seen in ten otherwise
 
 
-def fake_order(behaviour: str = "good", *, residency: ResidencySettings | None = None) -> WorkerOrder:
+def fake_settings(behaviour: str = "good", *, residency: ResidencySettings | None = None) -> WorkerSettings:
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # the worker inherits it
-    return WorkerOrder(
+    return WorkerSettings(
         folder=f"/nowhere/{behaviour}",
         model=ModelSettings(),
         scheduler=SETTINGS,

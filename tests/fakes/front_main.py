@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 from holdfast.messages.events import Finished, FinishReason
-from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
-from tests.fakes.fake_worker import IMPATIENT, a_request, fake_order
+from tests.fakes.fake_worker import IMPATIENT, a_request, fake_settings
 
 
 def say(*words: object) -> None:
@@ -18,14 +16,13 @@ def say(*words: object) -> None:
 
 
 async def main() -> None:
-    catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
-    residency = Residency(catalog, {"m": fake_order(residency=IMPATIENT)}, startup_seconds=30)
+    residency = Residency({"m": fake_settings(residency=IMPATIENT)})
     await residency.start()
     await residency.wait_ready()
     say(residency.statuses()[0].pid)
     await asyncio.to_thread(sys.stdin.readline)
     await asyncio.sleep(2 * IMPATIENT.hang_seconds)  # long enough for a wrong verdict
-    *_, last = [event async for event in (await residency.lease("m")).submit(a_request())]
+    *_, last = [event async for event in (await residency.client("m")).submit(a_request())]
     assert isinstance(last, Finished)
     said = "answers" if last.reason is FinishReason.LENGTH else last.error
     say(residency.statuses()[0].pid, said)

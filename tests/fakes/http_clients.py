@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 
 from holdfast.config import LimitsSettings, ServerSettings
-from holdfast.http.application import create_application
-from holdfast.http.serve import listen, server, url_of
+from holdfast.http.application import DIALECTS, create_application
+from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.run import listen, server, url_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, ScriptedSessions, scripted_services
 
 CHAT = "/v1/chat/completions"
@@ -27,8 +28,10 @@ def client_of(
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
 ) -> httpx.AsyncClient:
-    app = create_application(scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits))
+    services = scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits)
+    app = create_application(services, dialects=dialects)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321")
 
 
@@ -47,10 +50,12 @@ def events_of(text: str) -> list[Any]:
 
 
 @asynccontextmanager
-async def served(gateway: ScriptedGateway, *, settings: ServerSettings | None = None) -> AsyncIterator[str]:
+async def served(
+    gateway: ScriptedGateway, *, settings: ServerSettings | None = None, dialects: Sequence[Dialect] = DIALECTS
+) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0)
-    app = create_application(scripted_services(gateway, server=settings))
+    app = create_application(scripted_services(gateway, server=settings), dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
         running = server(app, settings, on_started=started.set)
@@ -73,8 +78,10 @@ class Exchange:
         server: ServerSettings | None = None,
         sessions: ScriptedSessions | None = None,
         directory: ScriptedDirectory | None = None,
+        dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
-        self.app = create_application(scripted_services(gateway, server=server, sessions=sessions, directory=directory))
+        services = scripted_services(gateway, server=server, sessions=sessions, directory=directory)
+        self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []
         self.first_body = asyncio.Event()
         self.gone = asyncio.Event()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from holdfast.store.block import Block
+from holdfast.store.block import StoredBlock
 from holdfast.store.store import BlockStore
 
 Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]  # meta and parts, before and after
@@ -18,14 +18,14 @@ Change = Callable[[bytes, Sequence[bytes]], tuple[bytes, tuple[bytes, ...]]]  # 
 def rewrite(folder: Path, change: Change, *, kind: str = "kv", fingerprint: str = "a model") -> int:
     """Change every block of a kind; returns how many there were."""
     with BlockStore(folder, fingerprint=fingerprint) as store:
-        blocks = [store.read(entry.key).result() for entry in store.entries() if entry.kind == kind]
-        whole = [store.read(entry.key).result() for entry in store.entries()]
-        changed: list[Block] = []
-        for block in whole:
-            meta, parts = block.meta, tuple(bytes(part) for part in block.parts)
-            if block.kind == kind:
+        blocks = [store.read(entry.block.key).result() for entry in store.entries() if entry.block.kind == kind]
+        whole = [store.read(entry.block.key).result() for entry in store.entries()]
+        changed: list[StoredBlock] = []
+        for stored in whole:
+            meta, parts = stored.meta, tuple(bytes(part) for part in stored.parts)
+            if stored.block.kind == kind:
                 meta, parts = change(meta, parts)
-            changed.append(replace(block, meta=meta, parts=parts))
+            changed.append(replace(stored, meta=meta, parts=parts))
         store.remove([block.key for block in reversed(whole)])
         assert store.flush()
         for block in changed:

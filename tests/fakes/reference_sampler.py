@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from holdfast.messages.requests import SamplingParams
 
 Floats = npt.NDArray[np.float64]
+CHUNK = 2_000  # rows drawn at a time, where a distribution is counted
 
 
 def edited_logits(logits: Floats, *, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> Floats:
@@ -50,3 +52,17 @@ def probabilities(logits: Floats, *, params: SamplingParams, tie: float = 4e-5) 
     edge = max(edge, min(params.min_p, 1.0))
     kept = np.where(weights >= edge * np.exp(-tie), weights, 0.0)
     return np.asarray(kept / kept.sum())
+
+
+def assert_counts_fit(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
+    """Hold how often each token came against its probability; what may not come at all must not have come."""
+    assert counts[expected == 0].sum() == 0
+    draws = counts.sum()
+    common = expected * draws >= 10
+    observed = np.append(counts[common], counts[~common].sum())
+    hoped = np.append(expected[common], expected[~common].sum()) * draws
+    observed, hoped = observed[hoped > 0], hoped[hoped > 0]
+    freedom = max(1, len(hoped) - 1)
+    statistic = float(((observed - hoped) ** 2 / hoped).sum())
+    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal. 4 deviations: 1 in 30,000.
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3

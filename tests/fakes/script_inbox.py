@@ -6,12 +6,24 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.messages.commands import Command, Shutdown
+from holdfast.messages.commands import Command, SequenceControl, Shutdown
 from holdfast.messages.events import Accepted, Event, Finished, Rejected, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.sessions import SessionAnswer
 
 LONGEST_POLL_SECONDS = 0.1  # who waits longer has nothing to do
+
+
+def cancel(request_id: str) -> SequenceControl:
+    return SequenceControl(action="cancel", request_id=request_id)
+
+
+def pause(request_id: str) -> SequenceControl:
+    return SequenceControl(action="pause", request_id=request_id)
+
+
+def resume(request_id: str) -> SequenceControl:
+    return SequenceControl(action="resume", request_id=request_id)
 
 
 class ScriptInbox:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import ControlAction, SequenceRequest
 from holdfast.messages.events import (
     Accepted,
     Event,
@@ -59,11 +59,15 @@ class ScriptedEngine:
         if self.refuses_after is not None and len(self.submitted) >= self.refuses_after:
             raise WorkerUnavailable("the worker is gone")
         self.submitted.append(request)
-        stream = EventStream(request.request_id, cancel=self.cancelled.append)
+        stream = EventStream(request.request_id, control=self._steer)
         feeder = asyncio.create_task(self._feed(stream, self._script(request)))
         self._feeders.add(feeder)
         feeder.add_done_callback(self._feeders.discard)
         return stream
+
+    def _steer(self, request_id: str, action: ControlAction) -> None:
+        assert action == "cancel", "these streams are read as they come"
+        self.cancelled.append(request_id)
 
     async def statistics(self) -> WorkerStatistics:
         return WorkerStatistics()

@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
-from holdfast.http.services import Services
+from holdfast.http.server.services import Services
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
-from holdfast.messages.figures import CacheFigures, WorkerStatistics
+from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
 from holdfast.messages.sessions import PinState, SessionCommand, SessionInfo
+from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 
 MODEL = "demo/tiny"
@@ -128,17 +130,21 @@ INFO = ModelInfo(
 )
 
 
-@dataclass(frozen=True)
-class ScriptedModel:
-    id: str = MODEL
-    state: str = "ready"
-    pid: int | None = 4711
-    running: int = 2
-    queued: int = 1
-    info: ModelInfo | None = INFO
-    memory: CacheFigures | None = None
-    created: int = 1_700_000_000
-    restarts: Mapping[str, int] = field(default_factory=lambda: {"died": 0, "hung": 2})
+def model_status(**facts: Any) -> ModelStatus:
+    """A model that is ready, but for what is given."""
+    usual = {
+        "id": MODEL,
+        "state": "ready",
+        "pid": 4711,
+        "layout": "rows",
+        "running": 2,
+        "queued": 1,
+        "info": INFO,
+        "memory": None,
+        "created": 1_700_000_000,
+        "restarts": {"died": 0, "hung": 2},
+    }
+    return ModelStatus(**(usual | facts))
 
 
 SESSION = SessionInfo(
@@ -185,10 +191,10 @@ class ScriptedSessions:
 
 @dataclass
 class ScriptedDirectory:
-    models: Sequence[ScriptedModel] = (ScriptedModel(),)
+    models: Sequence[ModelStatus] = (model_status(),)
     numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
 
-    def statuses(self) -> Sequence[ScriptedModel]:
+    def statuses(self) -> Sequence[ModelStatus]:
         return self.models
 
     async def statistics(self) -> Mapping[str, WorkerStatistics]:

@@ -11,7 +11,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.messages.events import ModelInfo
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.assignment import Assignment
+from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop import WorkerLoop
@@ -35,8 +35,8 @@ INFO = ModelInfo(
 )
 
 
-def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
-    behaviour = Path(assignment.folder).name
+def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
+    behaviour = Path(settings.folder).name
     if behaviour == "bad":
         raise ModelLoadError("the folder is bad")
     if behaviour == "dies-loading":
@@ -46,14 +46,14 @@ def fake_loop(inbox: Inbox, assignment: Assignment, progress: Progress, pulse: P
     progress("reading", 1.0)
     costs = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0)
     scheduler = Scheduler(
-        assignment.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
+        settings.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
     )
     engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
     return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse), INFO
 
 
-def serve(inbox: Inbox, assignment: Assignment, pulse: Pulse) -> WorkerEnd:
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress, pulse))
+def serve(inbox: Inbox, settings: WorkerSettings, pulse: Pulse) -> WorkerEnd:
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, settings, progress, pulse))
 
 
 if __name__ == "__main__":

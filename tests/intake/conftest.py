@@ -1,4 +1,4 @@
-"""A text side made on the spot."""
+"""A tokenizer bundle made on the spot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHATML = (
 
 
 @pytest.fixture(scope="session")
-def side() -> TokenizerBundle:
+def bundle() -> TokenizerBundle:
     """Byte-level, ChatML, no BOS."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
     return TokenizerBundle(

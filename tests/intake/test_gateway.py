@@ -15,7 +15,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.history import AnswerHistory
+from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -28,18 +28,6 @@ from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_i
 from tests.intake.conftest import CHATML
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
-
-
-class OneModel:
-    """Leases for one engine under the name `toy`."""
-
-    def __init__(self, engine: ScriptedEngine) -> None:
-        self._engine = engine
-
-    async def lease(self, model: str, *, sequences: int = 1) -> EngineClient:
-        if model != "toy":
-            raise UnknownModel(model=model, available=("toy",))
-        return self._engine
 
 
 @pytest.fixture(autouse=True)
@@ -57,17 +45,25 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
     assert complaints == []
 
 
-def serve(side: TokenizerBundle, script: Script, **options: Any) -> tuple[Gateway, ScriptedEngine]:
+def serve(
+    bundle: TokenizerBundle, script: Script, *, bundles: dict[str, TokenizerBundle] | None = None, **options: Any
+) -> tuple[Gateway, ScriptedEngine]:
     engine = ScriptedEngine(script, **options)
-    return Gateway(OneModel(engine), {"toy": side}, LimitsSettings()), engine
+
+    async def client_of(model: str, sequences: int) -> EngineClient:
+        if model != "toy":
+            raise UnknownModel(model=model, available=("toy",))
+        return engine
+
+    return Gateway(client_of, {"toy": bundle} if bundles is None else bundles, LimitsSettings()), engine
 
 
 def asks(prompt: Prompt = HELLO, **fields: Any) -> GenerationRequest:
     return GenerationRequest(**{"request_id": "r", "model": "toy", "prompt": prompt, **fields})
 
 
-def encode(side: TokenizerBundle, text: str) -> tuple[int, ...]:
-    return tuple(side.tokenizer.encode(text, add_special_tokens=False))
+def encode(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
+    return tuple(bundle.tokenizer.encode(text, add_special_tokens=False))
 
 
 async def collect(gateway: Gateway, request: GenerationRequest) -> list[OutputEvent]:
@@ -83,9 +79,9 @@ def ends(events: list[OutputEvent]) -> list[ChoiceFinished]:
     return [event for event in events if isinstance(event, ChoiceFinished)]
 
 
-async def test_an_answer_comes_as_text_and_one_end(side: TokenizerBundle) -> None:
-    ids = (*encode(side, "hello 🙂"), *side.tokenizer.eos_token_ids)
-    gateway, engine = serve(side, answers(*ids))
+async def test_an_answer_comes_as_text_and_one_end(bundle: TokenizerBundle) -> None:
+    ids = (*encode(bundle, "hello 🙂"), *bundle.tokenizer.eos_token_ids)
+    gateway, engine = serve(bundle, answers(*ids))
     events = await collect(gateway, asks())
     assert text_of(events) == "hello 🙂"
     (end,) = ends(events)
@@ -94,8 +90,8 @@ async def test_an_answer_comes_as_text_and_one_end(side: TokenizerBundle) -> Non
     assert engine.cancelled == []
 
 
-async def test_the_stream_knows_its_prompt(side: TokenizerBundle) -> None:
-    gateway, engine = serve(side, answers(1))
+async def test_the_stream_knows_its_prompt(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(1))
     async with aclosing(await gateway.generate(asks())) as stream:
         assert stream.prompt_tokens == len(engine.submitted[0].prompt_token_ids)
         assert stream.intake_seconds > 0
@@ -104,25 +100,25 @@ async def test_the_stream_knows_its_prompt(side: TokenizerBundle) -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_every_choice_has_its_text_and_exactly_one_end(side: TokenizerBundle, choices: int) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello world")))
+async def test_every_choice_has_its_text_and_exactly_one_end(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello world")))
     events = await collect(gateway, asks(choices=choices))
     assert sorted(end.index for end in ends(events)) == list(range(choices))
     assert [text_of(events, index) for index in range(choices)] == ["hello world"] * choices
     assert len({request.sampling.seed for request in engine.submitted}) == choices
 
 
-async def test_choices_end_for_themselves(side: TokenizerBundle) -> None:
-    short, long = encode(side, "hello"), encode(side, "hello world " * 5)
-    gateway, _ = serve(side, lambda request: answers(*(short if request.request_id == "r/1" else long))(request))
+async def test_choices_end_for_themselves(bundle: TokenizerBundle) -> None:
+    short, long = encode(bundle, "hello"), encode(bundle, "hello world " * 5)
+    gateway, _ = serve(bundle, lambda request: answers(*(short if request.request_id == "r/1" else long))(request))
     events = await collect(gateway, asks(choices=2))
     assert [text_of(events, index) for index in (0, 1)] == ["hello world " * 5, "hello"]
     assert [end.index for end in ends(events)] == [1, 0]
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: TokenizerBundle, choices: int) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello world and more " * 20)))
+async def test_a_stop_string_cancels_the_workers_sequence_at_once(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello world and more " * 20)))
     events = await collect(gateway, asks(choices=choices, stop=("wor",)))
     assert [text_of(events, index) for index in range(choices)] == ["hello "] * choices
     assert {end.reason for end in ends(events)} == {FinishReason.STOP}
@@ -131,8 +127,8 @@ async def test_a_stop_string_cancels_the_workers_sequence_at_once(side: Tokenize
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_the_stream_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello world " * 50)))
+async def test_closing_the_stream_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello world " * 50)))
     stream = await gateway.generate(asks(choices=choices))
     await anext(stream)
     await stream.aclose()
@@ -143,8 +139,8 @@ async def test_closing_the_stream_cancels_all_choices(side: TokenizerBundle, cho
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_closing_before_the_first_event_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello")))
+async def test_closing_before_the_first_event_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.may_go_on.clear()
     stream = await gateway.generate(asks(choices=choices))
     await stream.aclose()
@@ -153,8 +149,8 @@ async def test_closing_before_the_first_event_cancels_all_choices(side: Tokenize
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_cancelling_the_consumer_cancels_all_choices(side: TokenizerBundle, choices: int) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello")))
+async def test_cancelling_the_consumer_cancels_all_choices(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.may_go_on.clear()
     consumer = asyncio.create_task(collect(gateway, asks(choices=choices)))
     while len(engine.submitted) < choices:
@@ -168,8 +164,8 @@ async def test_cancelling_the_consumer_cancels_all_choices(side: TokenizerBundle
     await engine.close()
 
 
-async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(side: TokenizerBundle) -> None:
-    gateway, engine = serve(side, lambda request: [])
+async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, lambda request: [])
     consumer = asyncio.create_task(collect(gateway, asks(choices=2)))
     while len(engine.submitted) < 2:
         await asyncio.sleep(0)
@@ -180,18 +176,18 @@ async def test_cancelling_while_the_worker_has_not_accepted_cancels_there_too(si
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_failure_is_raised_and_cancels_the_other_choices(side: TokenizerBundle, choices: int) -> None:
-    fails = answers(*encode(side, "he"), reason=FinishReason.FAILED, error="NaN in the logits")
-    lasts = answers(*encode(side, "hello world " * 50))
-    gateway, engine = serve(side, lambda request: (fails if request.request_id == "r/0" else lasts)(request))
+async def test_a_failure_is_raised_and_cancels_the_other_choices(bundle: TokenizerBundle, choices: int) -> None:
+    fails = answers(*encode(bundle, "he"), reason=FinishReason.FAILED, error="NaN in the logits")
+    lasts = answers(*encode(bundle, "hello world " * 50))
+    gateway, engine = serve(bundle, lambda request: (fails if request.request_id == "r/0" else lasts)(request))
     with pytest.raises(GenerationFailed, match="NaN"):
         await collect(gateway, asks(choices=choices))
     assert sorted(engine.cancelled) == [f"r/{index}" for index in range(1, choices)]
     await engine.close()
 
 
-async def test_a_full_queue_is_told_with_its_numbers(side: TokenizerBundle) -> None:
-    gateway, _ = serve(side, refuses(RejectionKind.QUEUE_FULL))
+async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, refuses(RejectionKind.QUEUE_FULL))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
     assert (caught.value.queued, caught.value.limit, caught.value.retry_after_seconds) == (9, 9, 3)
@@ -205,15 +201,15 @@ async def test_a_full_queue_is_told_with_its_numbers(side: TokenizerBundle) -> N
         (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
     ],
 )
-async def test_other_refusals_become_their_errors(side: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
-    gateway, _ = serve(side, refuses(kind, message="because", field="max_tokens"))
+async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
+    gateway, _ = serve(bundle, refuses(kind, message="because", field="max_tokens"))
     with pytest.raises(error, match="because"):
         await gateway.generate(asks())
 
 
-async def test_one_refused_choice_cancels_those_that_were_accepted(side: TokenizerBundle) -> None:
-    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(side, "hello world"))
-    gateway, engine = serve(side, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
+async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
+    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(bundle, "hello world"))
+    gateway, engine = serve(bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
     engine.may_go_on.clear()
     with pytest.raises(QueueFull):
         await gateway.generate(asks(choices=3))
@@ -221,8 +217,8 @@ async def test_one_refused_choice_cancels_those_that_were_accepted(side: Tokeniz
     await engine.close()
 
 
-async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(side: TokenizerBundle) -> None:
-    gateway, engine = serve(side, answers(*encode(side, "hello")))
+async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
     engine.refuses_after = 1
     with pytest.raises(WorkerUnavailable):
         await gateway.generate(asks(choices=2))
@@ -242,22 +238,22 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(sid
     ],
 )
 async def test_what_cannot_be_served_never_reaches_the_worker(
-    side: TokenizerBundle, fields: dict[str, Any], error: type[InvalidRequest], named: str
+    bundle: TokenizerBundle, fields: dict[str, Any], error: type[InvalidRequest], named: str
 ) -> None:
-    gateway, engine = serve(side, answers(1))
+    gateway, engine = serve(bundle, answers(1))
     with pytest.raises(error) as caught:
         await gateway.generate(asks(**fields))
     assert caught.value.field == named
     assert engine.submitted == []
 
 
-async def test_a_model_that_is_leased_but_has_no_text_side_is_unknown(side: TokenizerBundle) -> None:
-    gateway = Gateway(OneModel(ScriptedEngine(answers(1))), {}, LimitsSettings())
+async def test_a_model_that_is_served_but_has_no_tokenizer_is_unknown(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, answers(1), bundles={})
     with pytest.raises(UnknownModel):
         await gateway.generate(asks())
 
 
-async def test_a_long_text_is_tokenized_on_another_thread(side: TokenizerBundle) -> None:
+async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundle) -> None:
     class NotingTokenizer(Tokenizer):
         threads: ClassVar[list[threading.Thread]] = []
 
@@ -265,14 +261,14 @@ async def test_a_long_text_is_tokenized_on_another_thread(side: TokenizerBundle)
             self.threads.append(threading.current_thread())
             return super().encode(text, add_special_tokens=add_special_tokens)
 
-    noting = replace(side, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
+    noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for text in ("hello", "hello " * 5000):
         await collect(gateway, asks(TextPrompt(text=text)))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
 
-async def test_many_messages_are_rendered_on_another_thread(side: TokenizerBundle) -> None:
+async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBundle) -> None:
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
@@ -280,15 +276,15 @@ async def test_many_messages_are_rendered_on_another_thread(side: TokenizerBundl
             self.threads.append(threading.current_thread())
             return super().render(prompt, field=field)
 
-    noting = replace(side, template=NotingTemplate({"default": CHATML}, special_tokens=side.tokenizer.special_tokens))
+    noting = replace(bundle, template=NotingTemplate({"default": CHATML}, special_tokens=bundle.tokenizer.special_tokens))
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for times in (1, 400):
         await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))
     assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False]
 
 
-async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TokenizerBundle) -> None:
-    gateway, engine = serve(side, answers(*encode(side, " world")))
+async def test_echo_and_scores_of_the_prompt_open_the_answer(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, " world")))
     request = asks(TextPrompt(text="hello the"), echo=True, want_logprobs=True)
     events = await collect(gateway, request)
     assert text_of(events) == "hello the world"
@@ -297,39 +293,39 @@ async def test_echo_and_scores_of_the_prompt_open_the_answer(side: TokenizerBund
     assert "".join(token.text for token in tokens) == "hello the world"
 
 
-async def test_several_tokens_in_one_event_are_one_delta(side: TokenizerBundle) -> None:
-    gateway, _ = serve(side, answers(*encode(side, "hello world hello"), per_event=8))
+async def test_several_tokens_in_one_event_are_one_delta(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, answers(*encode(bundle, "hello world hello"), per_event=8))
     events = await collect(gateway, asks())
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["hello world hello"]
 
 
-def in_single_bytes(side: TokenizerBundle, text: str) -> tuple[int, ...]:
+def in_single_bytes(bundle: TokenizerBundle, text: str) -> tuple[int, ...]:
     """The text in more tokens than the tokenizer would take: character by character."""
-    return tuple(token_id for character in text for token_id in encode(side, character))
+    return tuple(token_id for character in text for token_id in encode(bundle, character))
 
 
-async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(side: TokenizerBundle) -> None:
-    side = replace(side, history=AnswerHistory())
+async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_generated(bundle: TokenizerBundle) -> None:
+    bundle = replace(bundle, known_answers=KnownAnswers())
     answer = "hello hello"
-    generated = in_single_bytes(side, answer)
-    assert generated != encode(side, answer)
-    assert side.tokenizer.decode(generated, skip_special_tokens=False) == answer
-    gateway, engine = serve(side, answers(*generated, *side.tokenizer.eos_token_ids))
+    generated = in_single_bytes(bundle, answer)
+    assert generated != encode(bundle, answer)
+    assert bundle.tokenizer.decode(generated, skip_special_tokens=False) == answer
+    gateway, engine = serve(bundle, answers(*generated, *bundle.tokenizer.eos_token_ids))
     assert text_of(await collect(gateway, asks())) == answer
     said: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": answer}, {"role": "user", "content": answer})
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said))))
     first, second = (sequence.prompt_token_ids for sequence in engine.submitted)
     assert second[: len(first) + len(generated)] == first + generated
-    assert side.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
+    assert bundle.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said)), tenant="another"))
     assert engine.submitted[2].prompt_token_ids[: len(first) + len(generated)] != first + generated
 
 
-async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(side: TokenizerBundle) -> None:
-    side = replace(side, history=AnswerHistory())
-    gateway, engine = serve(side, answers(*encode(side, "hello hello")))
+async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:
+    bundle = replace(bundle, known_answers=KnownAnswers())
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello hello")))
     events = await collect(gateway, asks(stop=("lo h",)))
     assert text_of(events) == "hel"
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
-    assert "hel" in side.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
-    assert side.history.statistics().answers == 0
+    assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
+    assert len(bundle.known_answers) == 0

@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids
-from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams, TextPrompt
 
 
 def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
@@ -56,6 +56,22 @@ def test_values_at_the_edges_are_taken() -> None:
     edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
     check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
     check(max_tokens=0, echo=True)
+
+
+@pytest.mark.parametrize("field", SAMPLING_RANGES)
+def test_both_ends_of_every_range_of_the_table_are_taken_and_what_is_beyond_is_not(field: str) -> None:
+    lowest, highest = SAMPLING_RANGES[field]
+    for value, is_good in ((lowest, True), (highest, True), (lowest - 1, False), (highest + 1, False)):
+        sampling = {field: {7: value} if field == "logit_bias" else value}
+        if is_good:
+            check(sampling=sampling)
+        else:
+            with pytest.raises(InvalidRequest, match=f"{field} must be"):
+                check(sampling=sampling)
+
+
+def test_every_sampling_field_but_the_seed_has_a_range() -> None:
+    assert {*SAMPLING_RANGES, "seed"} == set(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize(("token_ids", "place"), [((1, 100), 1), ((-1,), 0)])

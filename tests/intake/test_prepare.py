@@ -18,16 +18,16 @@ from tests.fakes.scripted_engine import model_info
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
 
-def ready(side: TokenizerBundle, prompt: Prompt, *, info: ModelInfo | None = None, **fields: Any) -> Prepared:
+def ready(bundle: TokenizerBundle, prompt: Prompt, *, info: ModelInfo | None = None, **fields: Any) -> Prepared:
     request = GenerationRequest(request_id="r", model="m", prompt=prompt, **fields)
-    return prepare(request, side, info=info or model_info(), limits=LimitsSettings())
+    return prepare(request, bundle, info=info or model_info(), limits=LimitsSettings())
 
 
-def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(side: TokenizerBundle) -> None:
-    prepared = ready(side, HELLO)
-    text = side.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
+def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, HELLO)
+    text = bundle.tokenizer.decode(prepared.sequences[0].prompt_token_ids, skip_special_tokens=False)
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert prepared.sequences[0].stop_token_ids == side.tokenizer.eos_token_ids
+    assert prepared.sequences[0].stop_token_ids == bundle.tokenizer.eos_token_ids
 
 
 def test_text_is_tokenized_with_the_tokenizers_special_tokens(base_side: TokenizerBundle) -> None:
@@ -46,16 +46,16 @@ def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
 
 
 @pytest.mark.parametrize("prompt", [TextPrompt(text=""), TokenPrompt(token_ids=())])
-def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, side: TokenizerBundle, base_side: TokenizerBundle) -> None:
+def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle) -> None:
     assert ready(base_side, prompt).sequences[0].prompt_token_ids == (base_side.tokenizer.bos_token_id,)
     with pytest.raises(InvalidRequest, match="empty") as caught:
-        ready(side, prompt, prompt_field="prompt")
+        ready(bundle, prompt, prompt_field="prompt")
     assert caught.value.field == "prompt"
 
 
-def test_no_messages_are_refused(side: TokenizerBundle) -> None:
+def test_no_messages_are_refused(bundle: TokenizerBundle) -> None:
     with pytest.raises(InvalidRequest, match="at least one message") as caught:
-        ready(side, ChatPrompt(messages=()))
+        ready(bundle, ChatPrompt(messages=()))
     assert caught.value.field == "messages"
 
 
@@ -65,71 +65,71 @@ def test_a_model_without_template_cannot_chat(base_side: TokenizerBundle) -> Non
 
 
 @pytest.mark.parametrize("token_ids", [(1, -1), (1, 1000)])
-def test_tokens_outside_the_vocabulary_are_refused(side: TokenizerBundle, token_ids: tuple[int, ...]) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="0 to 999") as caught:
-        ready(side, TokenPrompt(token_ids=token_ids), prompt_field="prompt")
+        ready(bundle, TokenPrompt(token_ids=token_ids), prompt_field="prompt")
     assert caught.value.field == "prompt"
 
 
-def test_a_tokenizer_larger_than_the_model_is_not_trusted(side: TokenizerBundle) -> None:
+def test_a_tokenizer_larger_than_the_model_is_not_trusted(bundle: TokenizerBundle) -> None:
     with pytest.raises(InvalidRequest, match="0 to 9"):
-        ready(side, TextPrompt(text="hello"), info=model_info(vocab_size=10))
+        ready(bundle, TextPrompt(text="hello"), info=model_info(vocab_size=10))
 
 
-def test_a_prompt_that_leaves_no_room_is_too_long(side: TokenizerBundle) -> None:
+def test_a_prompt_that_leaves_no_room_is_too_long(bundle: TokenizerBundle) -> None:
     info = model_info(context_tokens=8)
-    assert ready(side, TokenPrompt(token_ids=(1,) * 7), info=info).sequences[0].max_tokens == 1
+    assert ready(bundle, TokenPrompt(token_ids=(1,) * 7), info=info).sequences[0].max_tokens == 1
     with pytest.raises(PromptTooLong) as caught:
-        ready(side, TokenPrompt(token_ids=(1,) * 8), info=info, prompt_field="prompt")
+        ready(bundle, TokenPrompt(token_ids=(1,) * 8), info=info, prompt_field="prompt")
     assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (8, 8, "prompt")
 
 
-def test_a_prompt_to_be_scored_only_may_fill_the_window(side: TokenizerBundle) -> None:
-    prepared = ready(side, TokenPrompt(token_ids=(1,) * 8), info=model_info(context_tokens=8), max_tokens=0, echo=True)
+def test_a_prompt_to_be_scored_only_may_fill_the_window(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, TokenPrompt(token_ids=(1,) * 8), info=model_info(context_tokens=8), max_tokens=0, echo=True)
     assert prepared.sequences[0].max_tokens == 0
 
 
-def test_a_text_of_many_megabytes_is_judged_by_its_beginning(side: TokenizerBundle) -> None:
+def test_a_text_of_many_megabytes_is_judged_by_its_beginning(bundle: TokenizerBundle) -> None:
     with pytest.raises(PromptTooLong) as caught:
-        ready(side, TextPrompt(text="hello " * 2_000_000))
+        ready(bundle, TextPrompt(text="hello " * 2_000_000))
     assert caught.value.prompt_tokens > 1_000_000
 
 
-def test_a_long_text_of_few_tokens_is_not_refused(side: TokenizerBundle) -> None:
+def test_a_long_text_of_few_tokens_is_not_refused(bundle: TokenizerBundle) -> None:
     text = "<|endoftext|>" * 180  # 13 characters per token
-    assert len(ready(side, TextPrompt(text=text)).sequences[0].prompt_token_ids) == 180
+    assert len(ready(bundle, TextPrompt(text=text)).sequences[0].prompt_token_ids) == 180
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 195), (10, 10), (32_000, 195)])
-def test_max_tokens_is_cut_to_what_the_window_leaves(side: TokenizerBundle, asked: int | None, granted: int) -> None:
-    assert ready(side, TokenPrompt(token_ids=(1,) * 5), max_tokens=asked).sequences[0].max_tokens == granted
+def test_max_tokens_is_cut_to_what_the_window_leaves(bundle: TokenizerBundle, asked: int | None, granted: int) -> None:
+    assert ready(bundle, TokenPrompt(token_ids=(1,) * 5), max_tokens=asked).sequences[0].max_tokens == granted
 
 
-def test_choices_share_the_prompt_and_count_up_the_seed(side: TokenizerBundle) -> None:
-    prepared = ready(side, HELLO, choices=3, sampling=SamplingParams(seed=2**63 - 2))
+def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle) -> None:
+    prepared = ready(bundle, HELLO, choices=3, sampling=SamplingParams(seed=2**63 - 2))
     assert [sequence.sampling.seed for sequence in prepared.sequences] == [2**63 - 2, 2**63 - 1, 0]
     assert [sequence.request_id for sequence in prepared.sequences] == ["r/0", "r/1", "r/2"]
     assert prepared.sequences[0].prompt_token_ids is prepared.sequences[2].prompt_token_ids
 
 
-def test_without_a_seed_every_request_draws_its_own(side: TokenizerBundle) -> None:
-    seeds = {ready(side, HELLO).sequences[0].sampling.seed for _ in range(8)}
+def test_without_a_seed_every_request_draws_its_own(bundle: TokenizerBundle) -> None:
+    seeds = {ready(bundle, HELLO).sequences[0].sampling.seed for _ in range(8)}
     assert len(seeds) == 8
 
 
-def test_the_models_recommendations_fill_open_fields(side: TokenizerBundle) -> None:
-    sampling = ready(side, HELLO, unset_sampling=("temperature",)).sequences[0].sampling
+def test_the_models_recommendations_fill_open_fields(bundle: TokenizerBundle) -> None:
+    sampling = ready(bundle, HELLO, unset_sampling=("temperature",)).sequences[0].sampling
     assert (sampling.temperature, sampling.top_k) == (0.6, 0)
 
 
-def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(side: TokenizerBundle) -> None:
-    ending = replace(side, turn_end_token_ids=(7,))
+def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(bundle: TokenizerBundle) -> None:
+    ending = replace(bundle, turn_end_token_ids=(7,))
     assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
     assert 7 not in ready(ending, TextPrompt(text="hello")).sequences[0].stop_token_ids
 
 
-def test_nothing_ends_a_text_when_eos_is_ignored(side: TokenizerBundle) -> None:
-    assert ready(side, HELLO, ignore_eos=True).sequences[0].stop_token_ids == ()
+def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> None:
+    assert ready(bundle, HELLO, ignore_eos=True).sequences[0].stop_token_ids == ()
 
 
 def test_stop_tokens_that_the_model_does_not_have_are_not_sent(base_side: TokenizerBundle) -> None:

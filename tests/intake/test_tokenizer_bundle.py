@@ -1,4 +1,4 @@
-"""A model folder's text side is read whole or refused."""
+"""A model folder's text bundle is read whole or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.intake.tokenizer_bundle import load_text_side
+from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from tests.fakes import toy_tokenizers
 
 
@@ -19,11 +19,11 @@ def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}"}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9}))
-    side = load_text_side(tmp_path)
-    assert side.context_tokens == 4096
-    assert side.generation_defaults == {"top_p": 0.9}
-    assert side.template is not None
-    assert side.tokenizer.eos_token_ids == (side.tokenizer.backend.token_to_id("<|im_end|>"),)
+    bundle = load_tokenizer_bundle(tmp_path)
+    assert bundle.context_tokens == 4096
+    assert bundle.generation_defaults == {"top_p": 0.9}
+    assert bundle.template is not None
+    assert bundle.tokenizer.eos_token_ids == (bundle.tokenizer.backend.token_to_id("<|im_end|>"),)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
 def test_the_token_that_the_template_writes_behind_an_answer_ends_one(tmp_path: Path, template: str, token: str) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
-    side = load_text_side(tmp_path)
-    assert side.turn_end_token_ids == ((side.tokenizer.backend.token_to_id(token),) if token else ())
+    bundle = load_tokenizer_bundle(tmp_path)
+    assert bundle.turn_end_token_ids == ((bundle.tokenizer.backend.token_to_id(token),) if token else ())
 
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     toy_tokenizers.word_pieces().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelLoadError, match="came back as"):
-        load_text_side(tmp_path)
+        load_tokenizer_bundle(tmp_path)

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import Brake, EventRouter, EventStream
+from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.messages.commands import ControlAction
 from holdfast.messages.events import (
     Accepted,
     Event,
@@ -27,18 +28,18 @@ def tokens(request_id: str = "a") -> TokensGenerated:
 
 
 class Front:
-    """A router and the cancels that its streams asked for."""
+    """A router of streams with room for ten plain tokens, and what the streams asked for."""
 
     def __init__(self) -> None:
         self.router = EventRouter()
-        self.cancelled: list[str] = []
+        self.asked: list[str] = []
 
     def open(self, request_id: str = "a") -> EventStream:
-        return self.router.open(request_id, prompt_tokens=1, cancel=self._cancel)
+        return self.router.open(request_id, prompt_tokens=1, control=self._steer, unread_bytes=10 * 256)
 
-    def _cancel(self, request_id: str) -> None:
-        if self.router.forget(request_id):
-            self.cancelled.append(request_id)
+    def _steer(self, request_id: str, action: ControlAction) -> None:
+        if action != "cancel" or self.router.forget(request_id):
+            self.asked.append(f"{action} {request_id}")
 
 
 async def test_each_event_goes_to_its_own_stream_in_order() -> None:
@@ -83,7 +84,7 @@ async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
     await stream.aclose()
     front.router.route([tokens(), finished()])  # what was under way is dropped
     assert [event async for event in stream] == []
-    assert front.cancelled == ["a"]
+    assert front.asked == ["cancel a"]
 
 
 async def test_closing_after_the_end_cancels_nothing() -> None:
@@ -92,7 +93,7 @@ async def test_closing_after_the_end_cancels_nothing() -> None:
     front.router.route([Accepted(request_id="a"), finished()])
     _ = [event async for event in stream]
     await stream.aclose()
-    assert front.cancelled == []
+    assert front.asked == []
 
 
 async def test_a_cancelled_reader_cancels_the_request() -> None:
@@ -103,7 +104,7 @@ async def test_a_cancelled_reader_cancels_the_request() -> None:
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    assert front.cancelled == ["a"]
+    assert front.asked == ["cancel a"]
 
 
 async def test_the_workers_death_ends_each_stream_with_what_it_had_and_one_failure() -> None:
@@ -126,67 +127,51 @@ async def test_an_id_in_use_cannot_be_opened_twice() -> None:
         front.open()
 
 
-class Braked(Front):
-    """A front with a bound of ten plain tokens per stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[str] = []
-        self.brake = Brake(
-            unread_bytes=10 * 256,
-            pause=lambda request_id: self.told.append(f"pause {request_id}"),
-            resume=lambda request_id: self.told.append(f"resume {request_id}"),
-        )
-
-    def open(self, request_id: str = "a") -> EventStream:
-        return self.router.open(request_id, prompt_tokens=1, cancel=self._cancel, brake=self.brake)
-
-
 async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
-    front = Braked()
+    front = Front()
     stream, other = front.open("a"), front.open("b")
     front.router.route([tokens("b"), *[tokens("a")] * 5])
-    assert front.told == []
+    assert front.asked == []
     front.router.route([tokens("a")] * 3)  # what was under way when it was told
-    assert front.told == ["pause a"]
+    assert front.asked == ["pause a"]
     for _ in range(5):
         await anext(stream)
-    assert front.told == ["pause a"]
+    assert front.asked == ["pause a"]
     await anext(stream)
-    assert front.told == ["pause a", "resume a"]
+    assert front.asked == ["pause a", "resume a"]
     await anext(other)
-    assert front.told == ["pause a", "resume a"]
+    assert front.asked == ["pause a", "resume a"]
 
 
 async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
-    front = Braked()
+    front = Front()
     stream = front.open()
     for _ in range(1000):
         front.router.route([tokens()])
         await anext(stream)
-    assert front.told == []
+    assert front.asked == []
 
 
 async def test_rivals_of_tokens_count() -> None:
-    front = Braked()
+    front = Front()
     front.open()
     scored = TokenLogprob(4, -1.0, tuple((token, -2.0) for token in range(20)))
     front.router.route([TokensGenerated(request_id="a", token_ids=(4,), logprobs=(scored,))] * 2)
-    assert front.told == ["pause a"]
+    assert front.asked == ["pause a"]
 
 
 async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -> None:
-    front = Braked()
+    front = Front()
     stream = front.open()
     front.router.route([tokens()] * 8)
     await stream.aclose()
-    assert (front.told, front.cancelled) == (["pause a"], ["a"])
+    assert front.asked == ["pause a", "cancel a"]
 
 
 async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
-    front = Braked()
+    front = Front()
     stream = front.open()
     front.router.route([*[tokens()] * 5, finished()])
     front.router.route([tokens()] * 50)
     _ = [event async for event in stream]
-    assert front.told == []
+    assert front.asked == []

@@ -9,31 +9,17 @@ import pytest
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.in_process import InProcessClient, QueueInbox
 from holdfast.messages.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
-from holdfast.worker.assignment import Assignment
 from holdfast.worker.lifecycle import live
 from holdfast.worker.pulse import Pulse
 from tests.fakes.fake_engine import expected_tokens
-from tests.fakes.fake_worker import a_request, fake_order
+from tests.fakes.fake_worker import a_request, fake_settings
 from tests.fakes.worker_main import fake_loop
 
 ENDLESS = 900_000
 
 
 def run_worker(inbox: QueueInbox, behaviour: str = "good") -> object:
-    order = fake_order(behaviour)
-    assignment = Assignment(
-        folder=order.folder,
-        hash_cache="",
-        endpoint="",
-        heartbeat_endpoint="",
-        heartbeat_seconds=1.0,
-        parent_pid=0,
-        model=order.model,
-        scheduler=order.scheduler,
-        store=order.store,
-        log=order.log,
-    )
-    return live(inbox, lambda inbox, progress: fake_loop(inbox, assignment, progress, Pulse()))
+    return live(inbox, lambda inbox, progress: fake_loop(inbox, fake_settings(behaviour), progress, Pulse()))
 
 
 @contextmanager
@@ -42,37 +28,29 @@ def client(behaviour: str = "good") -> Iterator[InProcessClient]:
     try:
         yield made
     finally:
-        made.close_blocking()
+        made.close()
         assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-device"]
 
 
 def test_a_plain_thread_reads_a_whole_answer() -> None:
     with client() as link:
         assert isinstance(link.wait_started(), WorkerReady)
-        events = list(link.submit_blocking(a_request()))
+        events = list(link.submit(a_request()))
         assert [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids] == expected_tokens(
             a_request()
         )
         assert isinstance(events[-1], Finished)
-        assert link.statistics_blocking().finished == 1
-
-
-async def test_an_asyncio_loop_reads_a_whole_answer() -> None:
-    with client() as link:
-        link.wait_started()
-        events = [event async for event in link.submit(a_request())]
-        assert isinstance(events[-1], Finished)
-        assert (await link.statistics()).finished == 1
+        assert link.statistics().finished == 1
 
 
 def test_closing_a_stream_early_stops_the_work() -> None:
     with client() as link:
         link.wait_started()
-        stream = link.submit_blocking(a_request(max_tokens=ENDLESS))
+        stream = link.submit(a_request(max_tokens=ENDLESS))
         next(stream)
         stream.close()
         assert list(stream) == []
-        assert link.statistics_blocking().cancelled == 1
+        assert link.statistics().cancelled == 1
 
 
 def test_several_threads_share_one_engine() -> None:
@@ -81,7 +59,7 @@ def test_several_threads_share_one_engine() -> None:
         answers: dict[int, list[int]] = {}
 
         def ask(number: int) -> None:
-            events = list(link.submit_blocking(a_request(str(number), prompt=(number, 2))))
+            events = list(link.submit(a_request(str(number), prompt=(number, 2))))
             answers[number] = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
@@ -102,22 +80,22 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
 def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
     with client() as link:
         link.wait_started()
-        stream = link.submit_blocking(a_request(max_tokens=ENDLESS))
+        stream = link.submit(a_request(max_tokens=ENDLESS))
         next(stream)
-        link.close_blocking()
+        link.close()
         *_, last = stream
         assert isinstance(last, Finished)
         assert last.reason is FinishReason.CANCELLED
         with pytest.raises(WorkerUnavailable):
-            link.submit_blocking(a_request("late"))
+            link.submit(a_request("late"))
         with pytest.raises(WorkerUnavailable):
-            link.statistics_blocking()
+            link.statistics()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_device_thread_that_fails_ends_its_streams() -> None:
     with client("broken-device") as link:
         link.wait_started()
-        *_, last = link.submit_blocking(a_request())
+        *_, last = link.submit(a_request())
         assert isinstance(last, Finished)
         assert last.reason is FinishReason.FAILED

@@ -14,11 +14,12 @@ import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
 from holdfast.messages.events import Accepted, Event, Finished, FinishReason, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
+from tests.fakes.script_inbox import cancel
 
 UNREAD_BYTES = 2048
 
@@ -82,7 +83,7 @@ async def test_closing_a_stream_early_sends_a_cancel() -> None:
     def accept(command: Command) -> list[Event]:
         if isinstance(command, SequenceRequest):
             return [Accepted(request_id=command.request_id), TokensGenerated(request_id=command.request_id, token_ids=(1,))]
-        return [finished(command.request_id)] if isinstance(command, CancelRequest) else answer_at_once(command)
+        return [finished(command.request_id)] if isinstance(command, SequenceControl) else answer_at_once(command)
 
     async with linked(accept) as (client, peer):
         stream = client.submit(a_request("x"))
@@ -90,7 +91,7 @@ async def test_closing_a_stream_early_sends_a_cancel() -> None:
         await stream.aclose()
         assert client.open_streams == 0
         await client.statistics()  # comes after the cancel
-    assert CancelRequest(request_id="x") in peer.commands
+    assert cancel("x") in peer.commands
 
 
 async def test_a_hundred_streams_at_once_get_their_own_events() -> None:

@@ -21,7 +21,7 @@ def expected(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(part_lists, stop_lists)
 def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[str]) -> None:
     scanner = StopScanner(stops)
-    shown = "".join(scanner.push(part).visible for part in parts)
+    shown = "".join(scanner.push(part) for part in parts)
     stopped = scanner.stopped
     assert (shown + scanner.flush(), stopped) == expected("".join(parts), stops)
 
@@ -30,7 +30,8 @@ def test_any_division_shows_what_the_whole_shows(parts: list[str], stops: list[s
 def test_nothing_is_held_back_that_cannot_become_a_stop_string(parts: list[str], stops: list[str]) -> None:
     scanner = StopScanner(stops)
     for part in parts:
-        if scanner.push(part).stopped:
+        scanner.push(part)
+        if scanner.stopped:
             break
         assert not scanner.held or any(stop.startswith(scanner.held) and stop != scanner.held for stop in stops)
 
@@ -39,9 +40,8 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string(parts: list[str],
 def test_nothing_is_shown_that_could_still_become_a_stop_string(parts: list[str], stops: list[str]) -> None:
     scanner, text, shown = StopScanner(stops), "", ""
     for part in parts:
-        step = scanner.push(part)
-        text, shown = text + part, shown + step.visible
-        if step.stopped:
+        text, shown = text + part, shown + scanner.push(part)
+        if scanner.stopped:
             break
         beginnings = [stop[:length] for stop in stops for length in range(1, len(stop))]
         longest = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
@@ -50,14 +50,13 @@ def test_nothing_is_shown_that_could_still_become_a_stop_string(parts: list[str]
 
 def test_after_a_stop_string_nothing_is_shown() -> None:
     scanner = StopScanner(["END"])
-    assert scanner.push("text EN").visible == "text "
-    step = scanner.push("D and more")
-    assert (step.visible, step.stopped) == ("", True)
-    assert scanner.push("more").visible == ""
+    assert scanner.push("text EN") == "text "
+    assert (scanner.push("D and more"), scanner.stopped) == ("", True)
+    assert scanner.push("more") == ""
     assert scanner.flush() == ""
 
 
 def test_a_beginning_that_leads_nowhere_is_shown_late_but_whole() -> None:
     scanner = StopScanner(["\n\nUser:"])
-    assert scanner.push("Hello\n\nUs").visible == "Hello"
-    assert scanner.push("ually").visible == "\n\nUsually"
+    assert scanner.push("Hello\n\nUs") == "Hello"
+    assert scanner.push("ually") == "\n\nUsually"

@@ -17,8 +17,7 @@ from holdfast.engine.plan import Span, StepPlan
 from holdfast.kv.codec import check_values, pack, run_to_bytes
 from holdfast.kv.form import ArrayForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch
-from tests.equalities.test_batched_is_alone import probed
-from tests.equalities.test_restored_is_kept import KEEPABLE
+from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.poison import rewrite, with_meta
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.tiny_models import VOCAB_SIZE

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from holdfast.prefix.evicted import Evicted, EvictionCause, EvictionHistory
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.tree import Piece, Place, Standing
-from holdfast.store.keys import pack_tokens
 
 
 def lose(

@@ -5,9 +5,11 @@ from array import array
 from holdfast.prefix.addition import Addition, Outcome
 from holdfast.prefix.evicted import Evicted, EvictionCause
 from holdfast.prefix.index import PrefixIndex
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.ram import Residence
 from holdfast.prefix.reuse import NewTokens, NoBoundary, NothingStored, PlannedPiece, PlannedState, ReusePlan
 from holdfast.prefix.tree import Diverged
+from holdfast.store.block import Block
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
 
@@ -18,7 +20,7 @@ def library(*, budget: int = 1000, disk: FakeDisk | None = None) -> PrefixIndex:
     return PrefixIndex(fingerprint="model", ram_budget_bytes=budget, disk=disk)
 
 
-def read(
+def added(
     library: PrefixIndex, chain: list[int], *, run_tokens: int = 4, tenant: str = "", disk: FakeDisk | None = None
 ) -> list[Addition]:
     """What a sequence does that reads a chain: keeps what is missing, a byte for each token."""
@@ -26,11 +28,24 @@ def read(
     for begin in range(library.missing(chain, tenant=tenant), len(chain), run_tokens):
         run = chain[: begin + run_tokens]
         addition = library.add_run(run, start=begin, payload=Weight(len(run) - begin), tenant=tenant)
-        if addition.is_new and disk is not None:
-            disk.put(addition)
+        if addition.new_block is not None and disk is not None:
+            disk.put(addition.new_block)
         added.append(addition)
     library.check_invariants()
     return added
+
+
+def read(
+    library: PrefixIndex, chain: list[int], *, run_tokens: int = 4, tenant: str = "", disk: FakeDisk | None = None
+) -> list[Block]:
+    """The blocks of what was added."""
+    additions = added(library, chain, run_tokens=run_tokens, tenant=tenant, disk=disk)
+    return [addition.block for addition in additions if addition.block is not None]
+
+
+def given(addition: Addition) -> Block:
+    assert addition.block is not None
+    return addition.block
 
 
 def plan(library: PrefixIndex, chain: list[int], *, tenant: str = "", anywhere: bool = True, limit: int = 10**6) -> ReusePlan:
@@ -66,9 +81,9 @@ def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() 
     memory = library()
     first, _ = read(memory, CHAIN)
     assert plan(memory, CHAIN, anywhere=False).shortfall == NoBoundary(8, 0)
-    state = memory.add_state(CHAIN[:3], payload=Weight(5))
+    state = given(memory.add_state(CHAIN[:3], payload=Weight(5)))
     assert (state.parent_key, state.parent_tokens, state.start, state.kind) == (first.key, 3, 3, "state")
-    last = memory.add_state(CHAIN, payload=Weight(5))
+    last = given(memory.add_state(CHAIN, payload=Weight(5)))
     exact = plan(memory, CHAIN, anywhere=False)
     assert (exact.tokens, exact.state, exact.shortfall) == (8, PlannedState(last.key, 8, Residence.RAM), None)
     repeated = plan(memory, CHAIN, anywhere=False, limit=7)
@@ -87,8 +102,8 @@ def test_what_is_stored_is_not_stored_again_and_what_has_no_parent_is_refused() 
     assert memory.add_state([], payload=Weight(1)).outcome is Outcome.NO_PARENT
     memory.add_state(CHAIN[:4], payload=Weight(1))
     assert memory.add_state(CHAIN[:4], payload=Weight(1)).outcome is Outcome.STORED
-    overlapping = memory.add_run([1, 2, 3, 9, 9], start=0, payload=Weight(5))
-    assert overlapping.is_new
+    overlapping = memory.add_run([1, 2, 3, 9, 9], start=0, payload=Weight(5)).new_block
+    assert overlapping is not None
     assert plan(memory, [1, 2, 3, 9, 9]).pieces == (
         PlannedPiece(first.key, 0, 3, 0, Residence.RAM),
         PlannedPiece(overlapping.key, 3, 2, 3, Residence.RAM),
@@ -130,7 +145,7 @@ def test_a_lost_state_is_named_as_the_reason() -> None:
 
 def test_a_block_never_pushes_out_what_stands_before_it() -> None:
     memory = library(budget=8)
-    outcomes = [addition.outcome for addition in read(memory, [*range(20)])]
+    outcomes = [addition.outcome for addition in added(memory, [*range(20)])]
     assert outcomes == [Outcome.NEW] * 2 + [Outcome.NO_ROOM] + [Outcome.NO_PARENT] * 2
     assert plan(memory, [*range(20)]).tokens == 8
 
@@ -139,9 +154,9 @@ def test_what_is_held_is_not_evicted() -> None:
     memory = library(budget=8)
     read(memory, CHAIN)
     with memory.hold([plan(memory, CHAIN).keys[-1]]):
-        assert [addition.outcome for addition in read(memory, [9, 9, 9])] == [Outcome.NO_ROOM]
+        assert [addition.outcome for addition in added(memory, [9, 9, 9])] == [Outcome.NO_ROOM]
         assert plan(memory, CHAIN).tokens == 8
-    assert [addition.outcome for addition in read(memory, [9, 9, 9])] == [Outcome.NEW]
+    assert [addition.outcome for addition in added(memory, [9, 9, 9])] == [Outcome.NEW]
     assert plan(memory, CHAIN).tokens == 4
 
 
@@ -177,11 +192,11 @@ def test_a_new_library_finds_what_another_one_stored() -> None:
     disk = FakeDisk()
     memory = library(disk=disk)
     read(memory, CHAIN, disk=disk)
-    disk.put(memory.add_state(CHAIN[:6], payload=Weight(1)))
+    disk.put(given(memory.add_state(CHAIN[:6], payload=Weight(1))))
     disk.write()
-    lonely = memory.add_run([*CHAIN, 9], start=8, payload=Weight(1))
+    lonely = given(memory.add_run([*CHAIN, 9], start=8, payload=Weight(1)))
     disk.put(lonely)
-    disk.put(memory.add_run([*CHAIN, 9, 9], start=9, payload=Weight(1)))
+    disk.put(given(memory.add_run([*CHAIN, 9, 9], start=9, payload=Weight(1))))
     disk.write()
     del disk.kept[lonely.key]
     after = library(disk=disk)
@@ -201,7 +216,7 @@ def test_what_the_disk_loses_stays_in_ram_and_is_offered_again() -> None:
     memory.disk_changed(stored=disk.write().stored)
     assert memory.residence(first.key) is Residence.RAM
     (unsaved,) = memory.unsaved()
-    assert (unsaved.key, unsaved.token_ids, unsaved.parent_tokens) == (first.key, (1, 2, 3, 4), 0)
+    assert (unsaved.key, unsaved.packed_tokens, unsaved.parent_tokens) == (first.key, pack_tokens([1, 2, 3, 4]), 0)
     disk.put(unsaved)
     memory.save_again(unsaved)
     memory.disk_changed(stored=disk.write().stored)
@@ -320,4 +335,4 @@ def test_arrays_of_tokens_are_as_good_as_lists() -> None:
     memory = library()
     read(memory, CHAIN)
     assert memory.plan(array("I", CHAIN), resumable_anywhere=True, limit=8).tokens == 8
-    assert memory.add_run(array("I", [*CHAIN, 9]), start=8, payload=Weight(1)).is_new
+    assert memory.add_run(array("I", [*CHAIN, 9]), start=8, payload=Weight(1)).new_block is not None

@@ -8,9 +8,10 @@ from pathlib import Path
 from holdfast.prefix.addition import Addition
 from holdfast.prefix.evicted import Evicted, EvictionCause
 from holdfast.prefix.index import PrefixIndex
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.tree import BLOCK_TOKENS
-from holdfast.store.block import BadBlock, Block
-from holdfast.store.keys import fingerprint_id, pack_tokens
+from holdfast.store.block import BadBlock, StoredBlock
+from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
 from tests.fakes.payloads import Weight
 
@@ -25,19 +26,8 @@ def read_chain(library: PrefixIndex, store: BlockStore, chain: list[int], tenant
 
 
 def put(store: BlockStore, addition: Addition, payload: bytes) -> None:
-    assert addition.is_new
-    store.put(
-        Block(
-            key=addition.key,
-            parent_key=addition.parent_key,
-            parent_tokens=addition.parent_tokens,
-            kind=addition.kind,
-            start=addition.start,
-            token_ids=addition.token_ids,
-            meta=b"",
-            parts=(payload,),
-        )
-    )
+    assert addition.new_block is not None
+    store.put(StoredBlock(block=addition.new_block, meta=b"", parts=(payload,)))
 
 
 def restored_tokens(library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str) -> bytes:

@@ -14,7 +14,7 @@ from holdfast.prefix.hold import Hold
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.ram import Residence
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 from tests.fakes.disk_side import FakeDisk
 from tests.fakes.payloads import Weight
 
@@ -79,19 +79,21 @@ class LibraryStates(RuleBasedStateMachine):
             if addition.outcome in (Outcome.NO_ROOM, Outcome.NO_PARENT):
                 assert self.disk is None
                 return
-            assert addition.is_new
-            self.given[addition.key] = Given(addition.parent_key, tenant, tuple(run), start, is_state=False)
+            block = addition.new_block
+            assert block is not None
+            self.given[block.key] = Given(block.parent_key, tenant, tuple(run), start, is_state=False)
             if self.disk is not None:
-                self.disk.put(addition)
+                self.disk.put(block)
 
     @rule(chain=chains, tenant=salts, nbytes=st.integers(0, 9))
     def keep_a_state(self, chain: list[int], tenant: str, nbytes: int) -> None:
         chain = chain[: self.library.missing(chain, tenant=tenant)]
         addition = self.library.add_state(chain, payload=Weight(nbytes, (tenant, tuple(chain))), tenant=tenant)
-        if addition.is_new:
-            self.given[addition.key] = Given(addition.parent_key, tenant, tuple(chain), len(chain), is_state=True)
+        block = addition.new_block
+        if block is not None:
+            self.given[block.key] = Given(block.parent_key, tenant, tuple(chain), len(chain), is_state=True)
             if self.disk is not None:
-                self.disk.put(addition)
+                self.disk.put(block)
 
     @rule(chain=chains, tenant=salts, anywhere=st.booleans(), limit=st.integers(0, 13), is_accepted=st.booleans())
     def plan(self, chain: list[int], tenant: str, anywhere: bool, limit: int, is_accepted: bool) -> None:
@@ -217,10 +219,10 @@ class LibraryStates(RuleBasedStateMachine):
 
     @rule()
     def offer_again(self) -> None:
-        for addition in self.library.unsaved():
+        for block in self.library.unsaved():
             assert self.disk is not None
-            self.disk.put(addition)
-            self.library.save_again(addition)
+            self.disk.put(block)
+            self.library.save_again(block)
 
     @precondition(lambda self: self.given)
     @rule(pick=picks)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.packed import common_tokens, token_at
-from holdfast.store.keys import pack_tokens
 
 token_ids = st.integers(0, 2**32 - 1)
 

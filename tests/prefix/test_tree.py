@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.prefix.tree import BLOCK_TOKENS, Diverged, Insertion, Piece, Place, PrefixTree, StateAt, StillNeeded, UnknownParent
-from holdfast.store.keys import BlockKey, child_key, root_key
+from holdfast.store.block import BlockKey
 from tests.fakes.chains import store_chain
 
 ROOT = root_key("model")
@@ -101,7 +102,7 @@ def chain_cut_at(chain: list[int], cuts: list[int]) -> list[tuple[BlockKey, Bloc
     blocks = []
     parent, parent_tokens = ROOT, 0
     for begin, end in zip([0, *cuts], [*cuts, len(chain)], strict=True):
-        key = child_key(parent, parent_tokens, chain[begin:end], "kv")
+        key = child_key(parent, parent_tokens, pack_tokens(chain[begin:end]), "kv")
         blocks.append((key, parent, parent_tokens, chain[begin:end]))
         parent, parent_tokens = key, end - begin
     return blocks

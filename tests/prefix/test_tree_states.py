@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.prefix.tree import Insertion, PrefixTree, StillNeeded
-from holdfast.store.keys import BlockKey, child_key, root_key
+from holdfast.store.block import BlockKey
 from tests.fakes.chains import store_chain
 
 ROOTS = (root_key("model"), root_key("model", "tenant"))
@@ -53,7 +54,7 @@ class TreeStates(RuleBasedStateMachine):
         ends = sorted({cut for cut in cuts if cut < len(chain)} | {len(chain)} - {0})
         for begin, end in zip([0, *ends], ends, strict=False):
             run = chain[begin:end]
-            key = child_key(parent, parent_tokens, run, "kv")
+            key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
             is_stored = self.stored_tokens(root, tuple(chain[:end])) == end
             insertion = self.tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
             assert (insertion is Insertion.NEW) == (not is_stored)
@@ -72,7 +73,7 @@ class TreeStates(RuleBasedStateMachine):
         parent_tokens = 1 + cut % (len(chain) - start)
         begin = start + parent_tokens
         chain = (*chain[:begin], *run)
-        key = child_key(parent, parent_tokens, run, "kv")
+        key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
         is_stored = self.stored_tokens(root, chain) == len(chain)
         insertion = self.tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
         assert (insertion is Insertion.NEW) == (not is_stored)
@@ -87,7 +88,7 @@ class TreeStates(RuleBasedStateMachine):
         chain = chain[: 1 + cut % len(chain)]
         end = self.tree.match(chain, root=root).end
         assert end.position == len(chain)
-        key = child_key(end.parent_key, end.parent_tokens, (), "state")
+        key = child_key(end.parent_key, end.parent_tokens, b"", "state")
         is_stored = (root, chain) in self.states.values()
         insertion = self.tree.insert_state(key, parent_key=end.parent_key, position=len(chain))
         assert (insertion is Insertion.NEW) == (not is_stored)

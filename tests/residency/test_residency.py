@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -11,15 +10,13 @@ import pytest
 from holdfast.config import ResidencySettings
 from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.messages.events import Finished
-from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
-from tests.fakes.fake_worker import SETTINGS, a_request, fake_order
+from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
 
 
 @asynccontextmanager
 async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[Residency]:
-    catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"), created=5)])
-    made = Residency(catalog, {"m": fake_order(behaviour, residency=settings)}, startup_seconds=30)
+    made = Residency({"m": fake_settings(behaviour, residency=settings)})
     await made.start()
     try:
         yield made
@@ -29,23 +26,23 @@ async def residency(behaviour: str = "good", *, settings: ResidencySettings | No
         assert (status.state, status.pid) == ("stopped", None)
 
 
-async def test_a_model_is_loading_then_ready_then_leased() -> None:
+async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
     async with residency() as made:
         (loading,) = made.statuses()
         assert loading.state == "loading"
         assert loading.pid is not None
         await made.wait_ready()
         (ready,) = made.statuses()
-        assert (ready.state, ready.layout, ready.created) == ("ready", "rows", 5)
-        events = [event async for event in (await made.lease("m")).submit(a_request())]
+        assert (ready.state, ready.layout, ready.created) == ("ready", "rows", loading.created)
+        events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert (await made.statistics())["m"].finished == 1
 
 
-async def test_an_unknown_model_cannot_be_leased() -> None:
+async def test_an_unknown_model_has_no_client() -> None:
     async with residency() as made:
         with pytest.raises(UnknownModel, match="available: m"):
-            await made.lease("other")
+            await made.client("other")
 
 
 async def test_a_dead_worker_is_replaced_at_once() -> None:
@@ -53,7 +50,7 @@ async def test_a_dead_worker_is_replaced_at_once() -> None:
         await made.wait_ready()
         first = made.statuses()[0].pid
         assert first is not None
-        stream = (await made.lease("m")).submit(a_request(max_tokens=900_000))
+        stream = (await made.client("m")).submit(a_request(max_tokens=900_000))
         await anext(stream)
         psutil.Process(first).kill()
         async for _ in stream:
@@ -61,7 +58,7 @@ async def test_a_dead_worker_is_replaced_at_once() -> None:
         async with asyncio.timeout(30):
             while made.statuses()[0].state != "ready" or made.statuses()[0].pid == first:
                 await asyncio.sleep(0.005)
-        events = [event async for event in (await made.lease("m")).submit(a_request())]
+        events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
 
 
@@ -79,24 +76,24 @@ async def test_a_worker_that_never_came_up_is_given_up(monkeypatch: pytest.Monke
             await made.wait_ready()
 
 
-async def test_a_lease_waits_until_the_model_serves() -> None:
+async def test_a_client_is_waited_for_until_the_model_serves() -> None:
     async with residency() as made:
-        leases = await asyncio.gather(*(made.lease("m") for _ in range(20)))
+        clients = await asyncio.gather(*(made.client("m") for _ in range(20)))
         assert made.statuses()[0].state == "ready"
-        events = [event async for event in leases[7].submit(a_request())]
+        events = [event async for event in clients[7].submit(a_request())]
         assert isinstance(events[-1], Finished)
 
 
-async def test_a_lease_waits_while_a_dead_worker_is_replaced() -> None:
+async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
     async with residency() as made:
-        first = await made.lease("m")
+        first = await made.client("m")
         pid = made.statuses()[0].pid
         assert pid is not None
         psutil.Process(pid).kill()
         async with asyncio.timeout(30):
             while made.statuses()[0].state == "ready":
                 await asyncio.sleep(0.001)
-        second = await made.lease("m")
+        second = await made.client("m")
         assert second is not first
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
 
@@ -105,17 +102,17 @@ async def test_a_lease_waits_while_a_dead_worker_is_replaced() -> None:
 async def test_nobody_waits_longer_than_the_settings_say(seconds: float) -> None:
     async with residency("hangs", settings=ResidencySettings(load_seconds=seconds)) as made:
         with pytest.raises(WorkerUnavailable, match="still loading"):
-            await made.lease("m")
+            await made.client("m")
         assert made.statuses()[0].state == "loading"
 
 
 async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> None:
     async with residency("bad") as made:
-        outcomes = await asyncio.gather(*(made.lease("m") for _ in range(5)), return_exceptions=True)
+        outcomes = await asyncio.gather(*(made.client("m") for _ in range(5)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 5
         assert all("the folder is bad" in str(outcome) for outcome in outcomes)
         with pytest.raises(WorkerUnavailable, match="has failed"):
-            await made.lease("m")
+            await made.client("m")
         with pytest.raises(ModelLoadError):
             await made.wait_ready()
 
@@ -123,15 +120,15 @@ async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> 
 async def test_no_more_wait_than_the_worker_can_take() -> None:
     async with residency("hangs") as made:
         places = SETTINGS.max_queued + SETTINGS.max_running
-        many = asyncio.create_task(made.lease("m", sequences=places - 1))
-        one = asyncio.create_task(made.lease("m"))
+        many = asyncio.create_task(made.client("m", places - 1))
+        one = asyncio.create_task(made.client("m"))
         await asyncio.sleep(0)
         with pytest.raises(QueueFull) as refused:
-            await made.lease("m")
+            await made.client("m")
         assert (refused.value.queued, refused.value.limit) == (places, places)
         one.cancel()  # who leaves makes room
         await asyncio.wait([one])
-        another = asyncio.create_task(made.lease("m"))
+        another = asyncio.create_task(made.client("m"))
         await asyncio.sleep(0)
         assert not another.done()
     for waiting in (many, another):

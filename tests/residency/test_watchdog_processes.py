@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,11 +18,10 @@ import pytest
 from holdfast.config import ResidencySettings
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import Finished, FinishReason, TokensGenerated, WorkerFailed, WorkerReady
-from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerProcess
 from tests.fakes.fake_engine import HANGS, expected_tokens
-from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_order
+from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
 
 LIMIT_SECONDS = 60.0
 ENDLESS = 900_000
@@ -31,8 +29,7 @@ ENDLESS = 900_000
 
 @asynccontextmanager
 async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[Residency]:
-    catalog = Catalog([CatalogEntry(id="m", folder=Path("/nowhere"))])
-    made = Residency(catalog, {"m": fake_order(behaviour, residency=settings)}, startup_seconds=30)
+    made = Residency({"m": fake_settings(behaviour, residency=settings)})
     await made.start()
     try:
         yield made
@@ -62,7 +59,7 @@ async def last_of(stream: EventStream) -> Finished:
 
 
 async def assert_answers(made: Residency) -> None:
-    events = [event async for event in (await made.lease("m")).submit(a_request("next"))]
+    events = [event async for event in (await made.client("m")).submit(a_request("next"))]
     tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
     assert tokens == expected_tokens(a_request("next"))
 
@@ -83,12 +80,12 @@ async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        streams = [(await made.lease("m")).submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+        streams = [(await made.client("m")).submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
         for stream in streams:
             while not isinstance(await anext(stream), TokensGenerated):
                 continue
         os.kill(old, signal.SIGSTOP)
-        streams.append((await made.lease("m")).submit(a_request("never accepted")))
+        streams.append((await made.client("m")).submit(a_request("never accepted")))
         for end in await asyncio.gather(*map(last_of, streams)):
             assert end.reason is FinishReason.FAILED
             assert "no sign of life" in end.error
@@ -98,7 +95,7 @@ async def test_all_who_wait_for_a_stopped_worker_get_one_error_each() -> None:
 
 
 async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
-    worker = await WorkerProcess.start(fake_order("hangs", residency=IMPATIENT), on_progress=lambda event: None)
+    worker = await WorkerProcess.start(fake_settings("hangs", residency=IMPATIENT), on_progress=lambda event: None)
     async with asyncio.timeout(LIMIT_SECONDS):
         while not worker.watchdog.expects_heartbeats:
             await asyncio.sleep(0.005)
@@ -112,7 +109,7 @@ async def test_a_worker_that_is_stopped_while_it_loads_is_killed() -> None:
 
 async def test_a_worker_that_serves_but_never_was_heard_to_beat_is_killed() -> None:
     """As one that is stopped in the moment in which it gets ready, its first heartbeat still on the way."""
-    worker = await WorkerProcess.start(fake_order(residency=IMPATIENT), on_progress=lambda event: None)
+    worker = await WorkerProcess.start(fake_settings(residency=IMPATIENT), on_progress=lambda event: None)
     worker.client.heartbeats.close()
     assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -128,10 +125,10 @@ async def test_a_call_of_the_device_that_never_returns_is_seen_and_the_worker_re
         await made.wait_ready()
         old = pid_of(made)
         await assert_answers(made)  # such steps are measured from now on
-        bystander = (await made.lease("m")).submit(a_request("bystander", max_tokens=ENDLESS))
+        bystander = (await made.client("m")).submit(a_request("bystander", max_tokens=ENDLESS))
         while not isinstance(await anext(bystander), TokensGenerated):
             continue
-        hanging = (await made.lease("m")).submit(a_request("hanging", prompt=(1, HANGS)))
+        hanging = (await made.client("m")).submit(a_request("hanging", prompt=(1, HANGS)))
         for end in await asyncio.gather(last_of(bystander), last_of(hanging)):
             assert end.reason is FinishReason.FAILED
             assert "in one and the same step" in end.error
@@ -145,7 +142,7 @@ async def test_a_worker_that_only_works_is_left_alone() -> None:
     async with residency() as made:
         await made.wait_ready()
         old = pid_of(made)
-        stream = (await made.lease("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
+        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))  # many beats long, made of short steps
         assert (await last_of(stream)).reason is FinishReason.LENGTH
         assert pid_of(made) == old
 

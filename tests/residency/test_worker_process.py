@@ -16,7 +16,7 @@ from holdfast.link import zmq_client
 from holdfast.messages.events import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from tests.fakes.fake_engine import expected_tokens
-from tests.fakes.fake_worker import a_request, fake_order
+from tests.fakes.fake_worker import a_request, fake_settings
 
 ENDLESS = 900_000
 
@@ -25,7 +25,7 @@ ENDLESS = 900_000
 async def worker(
     behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
 ) -> AsyncIterator[WorkerProcess]:
-    process = await WorkerProcess.start(fake_order(behaviour), on_progress=on_progress)
+    process = await WorkerProcess.start(fake_settings(behaviour), on_progress=on_progress)
     try:
         yield process
     finally:
@@ -41,7 +41,7 @@ async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
     monkeypatch.setattr(tempfile, "tempdir", str(too_long))
     monkeypatch.setattr(zmq_client, "SHORT_FOLDER", tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
-        await WorkerProcess.start(fake_order("good"), on_progress=lambda event: None)
+        await WorkerProcess.start(fake_settings("good"), on_progress=lambda event: None)
     assert list(too_long.iterdir()) == []
 
 

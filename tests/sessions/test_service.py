@@ -10,48 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
-from holdfast.messages.sessions import (
-    PinState,
-    SessionAnswer,
-    SessionCommand,
-    SessionFailure,
-    SessionInfo,
-)
-from holdfast.sessions.portable import Frame, Header, SessionFile, write_session
-from tests.equalities.test_batched_is_alone import probed
+from holdfast.messages.sessions import PinState, SessionFailure
+from holdfast.sessions.portable import Frame, write_session
 from tests.fakes.remembering_worker import RememberingWorker, greedy
-from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.tiny_models import VOCAB_SIZE
-
-
-def worker(name: str = "llama", folder: Path | None = None, **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
-
-
-def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
-def serve(subject: RememberingWorker, *commands: Command) -> ScriptInbox:
-    """One command after the other, each when the one before it has come to its end."""
-    return subject.serve([[command] for command in commands], in_turn=True)
-
-
-def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
-    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
-    return found
-
-
-def info(inbox: ScriptInbox, call_id: str) -> SessionInfo:
-    found = answer(inbox, call_id)
-    assert found.failure is None, found.message
-    (session,) = found.sessions
-    return session
-
-
-def get(call_id: str, session_id: str = "s", tenant: str = "") -> SessionCommand:
-    return SessionCommand(operation="get", call_id=call_id, tenant=tenant, session_id=session_id)
+from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, worker
 
 
 def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
@@ -60,7 +22,7 @@ def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
     turn = first + tuple(inbox.tokens("1")) + prompt("turn", 20)
     inbox = serve(
         worker(), greedy("1", first, session_id="s"), greedy("2", turn, session_id="s"),
-        greedy("side", prompt("side", 50), session_id="s"), get("a"), SessionCommand(operation="list", call_id="b", tenant=""),
+        greedy("side", prompt("side", 50), session_id="s"), ask("get", "a"), ask("list", "b"),
     )  # fmt: skip
     session = info(inbox, "a")
     assert (session.requests, session.branches, session.tokens) == (3, 2, 55)
@@ -68,8 +30,10 @@ def test_a_request_opens_its_session_and_the_next_turn_goes_on_in_it() -> None:
     assert answer(inbox, "b").sessions == (session,)
 
 
-def test_what_a_session_keeps_is_told_to_the_token() -> None:
-    inbox = serve(worker(), greedy("1", prompt("first"), session_id="s", max_tokens=6), get("a"), get("b", tenant="other"))
+def test_what_a_session_keeps_is_shown_to_the_token() -> None:
+    inbox = serve(
+        worker(), greedy("1", prompt("first"), session_id="s", max_tokens=6), ask("get", "a"), ask("get", "b", tenant="other")
+    )
     session = info(inbox, "a")
     assert session.tokens == session.kept_tokens == 305  # the last token of an answer is never read
     assert session.kept_bytes > 0
@@ -79,12 +43,10 @@ def test_what_a_session_keeps_is_told_to_the_token() -> None:
 def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> None:
     serve(
         worker(folder=tmp_path),
-        SessionCommand(
-            operation="open", call_id="o", tenant="t", session_id="s", pinned=True, metadata={"task": "x"}, ttl_seconds=None
-        ),
+        ask("open", "o", tenant="t", pinned=True, metadata={"task": "x"}, ttl_seconds=None),
         greedy("1", prompt("first"), session_id="s", tenant="t"),
     )
-    session = info(serve(worker(folder=tmp_path), get("a", tenant="t")), "a")
+    session = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
     assert (session.requests, session.kept_tokens, session.disk_tokens) == (1, 305, 305)
     assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (True, PinState.KEPT, {"task": "x"}, None)
 
@@ -98,8 +60,8 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     inbox = serve(
         worker(ram_bytes=budget),
-        SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=is_pinned),
-        greedy("1", one, session_id="s"), *others, get("a"), greedy("again", one),
+        ask("open", "o", pinned=is_pinned),
+        greedy("1", one, session_id="s"), *others, ask("get", "a"), greedy("again", one),
     )  # fmt: skip
     assert info(inbox, "a").kept_tokens == (305 if is_pinned else 0)
     assert inbox.finished("again").cached_tokens == (299 if is_pinned else 0)
@@ -111,11 +73,11 @@ def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
     whole = alone.library.statistics().ram.resident_bytes
     inbox = serve(
         worker(ram_bytes=int(whole * 1.9)),
-        SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=True),
-        greedy("1", prompt("first"), session_id="s"), get("a"),
-        SessionCommand(operation="fork", call_id="f", tenant="", session_id="s", new_session_id="loose"),
-        SessionCommand(operation="update", call_id="u", tenant="", session_id="s", pinned=False), get("b"),
-        SessionCommand(operation="update", call_id="again", tenant="", session_id="s", pinned=True),
+        ask("open", "o", pinned=True),
+        greedy("1", prompt("first"), session_id="s"), ask("get", "a"),
+        ask("fork", "f", new_session_id="loose"),
+        ask("update", "u", pinned=False), ask("get", "b"),
+        ask("update", "again", pinned=True),
     )  # fmt: skip
     assert info(inbox, "a").pin_state is PinState.OVER_QUOTA
     assert info(inbox, "b").pin_state is PinState.NONE
@@ -126,11 +88,11 @@ def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> N
     one = prompt("first")
     inbox = serve(
         worker(), greedy("1", one, session_id="s"),
-        SessionCommand(operation="fork", call_id="f", tenant="", session_id="s", new_session_id="fork"),
-        SessionCommand(operation="fork", call_id="taken", tenant="", session_id="s", new_session_id="fork"),
+        ask("fork", "f", new_session_id="fork"),
+        ask("fork", "taken", new_session_id="fork"),
         greedy("2", (*one, 1, 2, 3), session_id="fork"),
-        SessionCommand(operation="close", call_id="c", tenant="", session_id="s", forget=True), get("gone"), get("fork", "fork"),
-        SessionCommand(operation="close", call_id="d", tenant="", session_id="fork", forget=True), greedy("again", one),
+        ask("close", "c", forget=True), ask("get", "gone"), ask("get", "fork", "fork"),
+        ask("close", "d", "fork", forget=True), greedy("again", one),
     )  # fmt: skip
     assert info(inbox, "f").forked_from == "s"
     assert answer(inbox, "taken").failure is SessionFailure.EXISTS
@@ -142,16 +104,16 @@ def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> N
 def test_sessions_end_when_their_time_is_over() -> None:
     now = [1000.0]
     subject = worker(clock=lambda: now[0])
-    subject.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
+    subject.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
     now[0] += 4.9
-    assert subject.sessions.carry_out(get("a")).failure is None  # type: ignore[union-attr]
+    assert subject.sessions.carry_out(ask("get", "a")).failure is None  # type: ignore[union-attr]
     now[0] += 0.2
-    assert subject.sessions.carry_out(get("b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
+    assert subject.sessions.carry_out(ask("get", "b")).failure is SessionFailure.NOT_FOUND  # type: ignore[union-attr]
 
 
 def test_the_session_used_longest_ago_makes_room() -> None:
-    opens = [SessionCommand(operation="open", call_id=str(number), tenant="", session_id=str(number)) for number in range(5)]
-    inbox = serve(worker(), *opens, SessionCommand(operation="list", call_id="l", tenant=""))
+    opens = [ask("open", str(number), str(number)) for number in range(5)]
+    inbox = serve(worker(), *opens, ask("list", "l"))
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["4", "3", "2", "1"]
 
 
@@ -162,15 +124,15 @@ def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(name: str, 
     before = serve(
         worker(name, tmp_path / "store"), greedy("1", one, session_id="s"), greedy("side", prompt("side", 40), session_id="s")
     )
-    commands = [SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=file)]
+    commands = [ask("export", "e", path=file)]
     if not was_on_disk:
         commands = [greedy("1", one), *commands]  # type: ignore[list-item]
     exported = serve(worker(name, tmp_path / "store"), *commands)
     assert info(exported, "e").branches == 2
     turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
     inbox = serve(
-        worker(name), SessionCommand(operation="import", call_id="i", tenant="somebody", path=file),
-        SessionCommand(operation="import", call_id="twice", tenant="somebody", path=file),
+        worker(name), ask("import", "i", "", tenant="somebody", path=file),
+        ask("import", "twice", "", tenant="somebody", path=file),
         greedy("turn", turn, tenant="somebody"), greedy("stranger", turn, tenant="stranger"),
     )  # fmt: skip
     assert info(inbox, "i").session_id == "s"
@@ -185,7 +147,7 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     serve(
         worker(),
         greedy("1", prompt("first"), session_id="s"),
-        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(path)),
+        ask("export", "e", path=str(path)),
     )
     whole = path.read_bytes()
     rng = random.Random("damage")
@@ -196,33 +158,21 @@ def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) 
     imports: list[Command] = []
     for number, content in enumerate(damaged):
         (tmp_path / str(number)).write_bytes(content)
-        imports.append(SessionCommand(operation="import", call_id=str(number), tenant="", path=str(tmp_path / str(number))))
-    inbox = serve(worker(), *imports, SessionCommand(operation="list", call_id="l", tenant=""), greedy("1", prompt("first")))
+        imports.append(ask("import", str(number), "", path=str(tmp_path / str(number))))
+    inbox = serve(worker(), *imports, ask("list", "l"), greedy("1", prompt("first")))
     assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {SessionFailure.BAD_FILE}
     assert answer(inbox, "l").sessions == ()
     assert inbox.finished("1").cached_tokens == 0
-    other = serve(worker(fingerprint="other weights"), SessionCommand(operation="import", call_id="i", tenant="", path=str(path)))
+    other = serve(worker(fingerprint="other weights"), ask("import", "i", "", path=str(path)))
     assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
-    missing = serve(worker(), SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "nowhere")))
+    missing = serve(worker(), ask("import", "i", "", path=str(tmp_path / "nowhere")))
     assert answer(missing, "i").failure is SessionFailure.FAILED
-
-
-def written(folder: Path, name: str = "llama") -> tuple[Header, list[Frame]]:
-    """An exported session, taken apart."""
-    serve(
-        worker(name), greedy("1", prompt("first"), session_id="s"),
-        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(folder / "whole")),
-    )  # fmt: skip
-    file = SessionFile(folder / "whole")
-    frames = [file.frame(number) for number in range(file.header.frames)]
-    file.close()
-    return file.header, frames
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) -> None:
     """The checksum is right, the contents are not: what a hostile or broken writer would send."""
-    header, frames = written(tmp_path, name)
+    header, frames = exported(tmp_path, name)
 
     def with_meta(meta: bytes) -> list[Frame]:
         return [Frame(replace(frame.head, meta=meta), frame.parts) for frame in frames]
@@ -245,13 +195,11 @@ def test_a_made_up_file_harms_nobody_and_is_answered(name: str, tmp_path: Path) 
     for number, each in enumerate(made_up):
         path = tmp_path / f"{number}"
         write_session(path, header, each)
-        imports.append(
-            SessionCommand(operation="import", call_id=f"{number}", tenant="", path=str(path), session_id=f"made up {number}")
-        )
+        imports.append(ask("import", f"{number}", f"made up {number}", path=str(path)))
     inbox = serve(
         worker(name), greedy("busy", prompt("busy"), max_tokens=30), *imports,
-        SessionCommand(operation="import", call_id="whole", tenant="", path=str(tmp_path / "whole")),
-        greedy("after", prompt("first")), SessionCommand(operation="list", call_id="l", tenant=""),
+        ask("import", "whole", "", path=str(tmp_path / "whole")),
+        greedy("after", prompt("first")), ask("list", "l"),
     )  # fmt: skip
     failures = [answer(inbox, str(number)).failure for number in range(len(made_up))]
     assert set(failures) <= {SessionFailure.BAD_FILE, SessionFailure.FAILED}, failures
@@ -269,8 +217,8 @@ def test_forgetting_leaves_nothing_behind_that_nobody_needs(name: str, tmp_path:
     inbox = serve(
         subject, greedy("1", (*common, *prompt("a", 40)), session_id="a", branch_points=branch_points),
         greedy("2", (*common, *prompt("b", 40)), session_id="b", branch_points=branch_points),
-        SessionCommand(operation="close", call_id="c", tenant="", session_id="a", forget=True), get("b", "b"),
-        SessionCommand(operation="close", call_id="d", tenant="", session_id="b", forget=True), greedy("again", common),
+        ask("close", "c", "a", forget=True), ask("get", "b", "b"),
+        ask("close", "d", "b", forget=True), greedy("again", common),
     )  # fmt: skip
     assert info(inbox, "b").kept_tokens == info(inbox, "b").tokens
     assert inbox.finished("again").cached_tokens == 0
@@ -287,14 +235,12 @@ def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     path = str(tmp_path / "file")
     inbox = serve(
-        worker("qwen3_next", ram_bytes=budget), SessionCommand(operation="open", call_id="o", tenant="", session_id="s", pinned=True),
+        worker("qwen3_next", ram_bytes=budget), ask("open", "o", pinned=True),
         greedy("1", one, session_id="s", branch_points=(branch_point,)), *others, greedy("turn", turn),
-        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=path),
+        ask("export", "e", path=path),
     )  # fmt: skip
     assert inbox.finished("turn").cached_tokens == branch_point
-    there = serve(
-        worker("qwen3_next"), SessionCommand(operation="import", call_id="i", tenant="", path=path), greedy("turn", turn)
-    )
+    there = serve(worker("qwen3_next"), ask("import", "i", "", path=path), greedy("turn", turn))
     assert there.finished("turn").cached_tokens == branch_point
     assert there.tokens("turn") == inbox.tokens("turn")
 
@@ -303,9 +249,9 @@ def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Pa
     requests = [greedy(str(number), prompt(str(number), 40), session_id=f"s{number}") for number in range(4)]
     serve(worker(folder=tmp_path), *requests)
     inbox = serve(
-        worker(folder=tmp_path, most_sessions=2), SessionCommand(operation="list", call_id="l", tenant=""),
+        worker(folder=tmp_path, most_sessions=2), ask("list", "l"),
         greedy("new", prompt("new", 40), session_id="n"),
-        SessionCommand(operation="open", call_id="o", tenant="", session_id="o"), SessionCommand(operation="list", call_id="m", tenant="", limit=1),
+        ask("open", "o", "o"), ask("list", "m", limit=1),
     )  # fmt: skip
     assert [session.session_id for session in answer(inbox, "l").sessions] == ["s3", "s2"]
     assert info(inbox, "o").tokens == 0
@@ -315,7 +261,7 @@ def test_fewer_sessions_than_there_are_records_of_can_be_lived_with(tmp_path: Pa
 def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: Path) -> None:
     now = [1000.0]
     idle = worker(folder=tmp_path, clock=lambda: now[0])
-    idle.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s", ttl_seconds=5.0))
+    idle.sessions.carry_out(ask("open", "o", ttl_seconds=5.0))
     idle.sessions.tend()
     assert idle.store is not None
     idle.store.flush()
@@ -323,19 +269,19 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     serve(worker(folder=tmp_path, clock=lambda: now[0]), greedy("1", prompt("first"), session_id="s"))
     now[0] += 4
     tend(idle)
-    found = idle.sessions.carry_out(get("a"))
+    found = idle.sessions.carry_out(ask("get", "a"))
     assert found is not None
     assert found.failure is None
     now[0] += 2
     tend(idle)
-    gone = idle.sessions.carry_out(get("b"))
+    gone = idle.sessions.carry_out(ask("get", "b"))
     assert gone is not None
     assert gone.failure is SessionFailure.NOT_FOUND
     idle.memory.close()
 
 
 def tend(subject: RememberingWorker) -> None:
-    """Until the store has told what it was asked."""
+    """Until the store has said what it was asked."""
     for _ in range(20):
         subject.sessions.tend()
         assert subject.store is not None
@@ -343,16 +289,16 @@ def tend(subject: RememberingWorker) -> None:
 
 
 def test_what_cannot_be_kept_is_refused() -> None:
-    desk = worker().sessions
+    subject = worker().sessions
     for command in (
-        SessionCommand(operation="open", call_id="a", tenant="", session_id=""),
-        SessionCommand(operation="open", call_id="a", tenant="", session_id="a/b"),
-        SessionCommand(operation="open", call_id="a", tenant="", session_id="a", metadata={"k": "\ud800"}),
-        SessionCommand(operation="open", call_id="a", tenant="", session_id="a", ttl_seconds=-1.0),
-        SessionCommand(operation="import", call_id="a", tenant="", path="/nowhere", session_id="a/b"),
-        SessionCommand(operation="fork", call_id="a", tenant="", session_id="a", new_session_id=""),
+        ask("open", "a", ""),
+        ask("open", "a", "a/b"),
+        ask("open", "a", "a", metadata={"k": "\ud800"}),
+        ask("open", "a", "a", ttl_seconds=-1.0),
+        ask("import", "a", "a/b", path="/nowhere"),
+        ask("fork", "a", "a", new_session_id=""),
     ):
-        found = desk.carry_out(command)
+        found = subject.carry_out(command)
         assert found is not None
         assert found.failure is SessionFailure.INVALID
 
@@ -362,13 +308,13 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
     subject = worker()
     serve(
         subject, greedy("1", prompt("first", 1000), session_id="s"),
-        SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=path),
+        ask("export", "e", path=path),
     )  # fmt: skip
     small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
     inbox = serve(
         small,
-        SessionCommand(operation="import", call_id="i", tenant="", path=path),
-        SessionCommand(operation="list", call_id="l", tenant=""),
+        ask("import", "i", "", path=path),
+        ask("list", "l"),
     )
     assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
     assert answer(inbox, "l").sessions == ()
@@ -377,9 +323,9 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
 def test_a_request_that_was_preempted_counts_once() -> None:
     requests = [greedy(str(number), prompt(str(number), 60), max_tokens=60, session_id="s") for number in range(3)]
     subject = worker(budget_tokens=240)
-    inbox = subject.serve([requests, [], [], [get("a")]])
+    inbox = subject.serve([requests, [], [], [ask("get", "a")]])
     assert subject.scheduler.statistics().preemptions > 0
-    after = subject.sessions.carry_out(get("b"))
+    after = subject.sessions.carry_out(ask("get", "b"))
     assert after is not None
     assert after.sessions[0].requests == 3
     assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
@@ -387,11 +333,7 @@ def test_a_request_that_was_preempted_counts_once() -> None:
 
 def test_more_transfers_than_may_be_are_put_off() -> None:
     subject = worker()
-    subject.sessions.carry_out(SessionCommand(operation="open", call_id="o", tenant="", session_id="s"))
-    answers = [
-        subject.sessions.carry_out(SessionCommand(operation="import", call_id=str(number), tenant="", path="/nowhere"))
-        for number in range(6)
-    ]
+    subject.sessions.carry_out(ask("open", "o"))
+    answers = [subject.sessions.carry_out(ask("import", str(number), "", path="/nowhere")) for number in range(6)]
     assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
-    while subject.sessions.is_busy:
-        subject.sessions.tend()
+    assert len(ended(subject)) == 4

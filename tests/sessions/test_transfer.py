@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,49 +14,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
-from holdfast.messages.sessions import (
-    SessionAnswer,
-    SessionCommand,
-    SessionFailure,
-)
-from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, SessionFile, write_session
-from tests.equalities.test_batched_is_alone import probed
+from holdfast.messages.sessions import SessionAnswer, SessionFailure
+from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, write_session
 from tests.fakes.remembering_worker import CONTEXT_TOKENS, RememberingWorker, greedy
-from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.tiny_models import VOCAB_SIZE
+from tests.fakes.session_worker import answer, ask, ended, exported, prompt, worker
 
 KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
 Forger = Callable[[dict[str, Any]], None]
-
-
-def worker(name: str = "llama", **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, **more)
-
-
-def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
-def exported(folder: Path, name: str, *, tokens: int = 300) -> tuple[Header, list[Frame]]:
-    """A session's file, taken apart."""
-    path = folder / "whole"
-    worker(name).serve(
-        [
-            [greedy("1", prompt("first", tokens), session_id="s")],
-            [SessionCommand(operation="export", call_id="e", tenant="", session_id="s", path=str(path))],
-        ],
-        in_turn=True,
-    )
-    file = SessionFile(path)
-    frames = [file.frame(number) for number in range(file.header.frames)]
-    file.close()
-    return file.header, frames
-
-
-def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
-    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
-    return found
 
 
 def described(frame: Frame, forge: Forger) -> Frame:
@@ -113,15 +76,13 @@ def refused(subject: RememberingWorker, folder: Path, files: Sequence[tuple[Head
     """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
     commands: list[list[Command]] = [
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
-        [SessionCommand(operation="get", call_id="before", tenant="t", session_id="theirs")],
+        [ask("get", "before", "theirs", tenant="t")],
     ]
     for number, (header, frames) in enumerate(files):
         write_session(folder / str(number), header, frames)
         path = str(folder / str(number))
-        commands.append(
-            [SessionCommand(operation="import", call_id=str(number), tenant="", path=path, session_id=f"made up {number}")]
-        )
-    commands.append([SessionCommand(operation="get", call_id="after", tenant="t", session_id="theirs")])
+        commands.append([ask("import", str(number), f"made up {number}", path=path)])
+    commands.append([ask("get", "after", "theirs", tenant="t")])
     commands.append([greedy("mine", prompt("first"))])
     inbox = subject.serve(commands, in_turn=True)
     before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
@@ -189,10 +150,10 @@ def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) ->
     subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
     inbox = subject.serve(
         [
-            [SessionCommand(operation="open", call_id="o", tenant="t", session_id="p", pinned=True)],
+            [ask("open", "o", "p", tenant="t", pinned=True)],
             [greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t")],
-            [SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "file"))],
-            [SessionCommand(operation="get", call_id="g", tenant="t", session_id="p")],
+            [ask("import", "i", "", path=str(tmp_path / "file"))],
+            [ask("get", "g", "p", tenant="t")],
         ],
         in_turn=True,
     )
@@ -206,8 +167,8 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     write_session(tmp_path / "file", header, frames)
     inbox = worker().serve(
         [
-            [SessionCommand(operation="open", call_id="o", tenant="", session_id="s")],
-            [SessionCommand(operation="import", call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [ask("open", "o")],
+            [ask("import", "i", "", path=str(tmp_path / "file"))],
             [greedy("mine", prompt("first"))],
         ],
         in_turn=True,
@@ -235,10 +196,9 @@ def target() -> RememberingWorker:
 
 def taken_in(subject: RememberingWorker, path: Path) -> SessionAnswer:
     """Import a file without a loop around it."""
-    assert subject.sessions.carry_out(SessionCommand(operation="import", call_id="i", tenant="", path=str(path))) is None
-    while not (answers := subject.sessions.tend()):
-        pass
-    subject.sessions.carry_out(SessionCommand(operation="close", call_id="c", tenant="", session_id="s", forget=True))
+    assert subject.sessions.carry_out(ask("import", "i", "", path=str(path))) is None
+    answers = ended(subject)
+    subject.sessions.carry_out(ask("close", "c", forget=True))
     return answers[0]
 
 

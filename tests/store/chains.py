@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from holdfast.store.block import Block
+from msgspec.structs import replace
+
+from holdfast.prefix.keys import child_key, pack_tokens, root_key
+from holdfast.store.block import Block, BlockKey, BlockKind, StoredBlock
 from holdfast.store.block_file import encode_block, write_buffers
-from holdfast.store.folder import StoreFolder
-from holdfast.store.keys import BlockKey, BlockKind, child_key, fingerprint_id, root_key
+from holdfast.store.folder import StoreFolder, fingerprint_id
 
 FINGERPRINT = "model one"
 
@@ -21,30 +22,33 @@ def payload(key: BlockKey, size: int) -> bytes:
 
 
 def make_block(
-    token_ids: Sequence[int], *, after: Block | None = None, cut: int | None = None, kind: BlockKind = "kv",
+    token_ids: Sequence[int], *, after: StoredBlock | None = None, cut: int | None = None, kind: BlockKind = "kv",
     fingerprint: str = FINGERPRINT, tenant: str = "", part_bytes: Sequence[int] = (1000, 64, 0),
-) -> Block:  # fmt: skip
+) -> StoredBlock:  # fmt: skip
     """The block of `token_ids` behind the first `cut` tokens of `after` (all of them if not said), or behind the root."""
     parent = root_key(fingerprint, tenant) if after is None else after.key
-    parent_tokens = 0 if after is None else len(after.token_ids) if cut is None else cut
-    key = child_key(parent, parent_tokens, token_ids, kind)
-    return Block(
-        key=key,
-        parent_key=parent,
-        parent_tokens=parent_tokens,
-        kind=kind,
-        start=0 if after is None else after.start + parent_tokens,
-        token_ids=tuple(token_ids),
+    parent_tokens = 0 if after is None else after.block.tokens if cut is None else cut
+    packed_tokens = pack_tokens(token_ids)
+    key = child_key(parent, parent_tokens, packed_tokens, kind)
+    return StoredBlock(
+        block=Block(
+            key=key,
+            parent_key=parent,
+            parent_tokens=parent_tokens,
+            kind=kind,
+            start=0 if after is None else after.block.start + parent_tokens,
+            packed_tokens=packed_tokens,
+        ),
         meta=b"layout",
         parts=tuple(payload(key + bytes([number % 256]), size) for number, size in enumerate(part_bytes)),
     )
 
 
 def make_chain(
-    length: int, *, tokens: int = 4, first: int = 0, after: Block | None = None, fingerprint: str = FINGERPRINT,
+    length: int, *, tokens: int = 4, first: int = 0, after: StoredBlock | None = None, fingerprint: str = FINGERPRINT,
     part_bytes: Sequence[int] = (1000, 64, 0),
-) -> list[Block]:  # fmt: skip
-    blocks: list[Block] = []
+) -> list[StoredBlock]:  # fmt: skip
+    blocks: list[StoredBlock] = []
     for number in range(length):
         ids = range(first + number * tokens, first + (number + 1) * tokens)
         after = make_block(ids, after=after, fingerprint=fingerprint, part_bytes=part_bytes)
@@ -52,29 +56,29 @@ def make_chain(
     return blocks
 
 
-def bytes_of(block: Block) -> Block:
+def bytes_of(block: StoredBlock) -> StoredBlock:
     """The block with its parts as bytes, for comparing."""
     return replace(block, parts=tuple(bytes(part) for part in block.parts))
 
 
-def is_right(block: Block) -> bool:
+def is_right(block: StoredBlock) -> bool:
     """Whether the contents are those that were made for the key."""
     return all(
         bytes(part) == payload(block.key + bytes([n % 256]), memoryview(part).nbytes) for n, part in enumerate(block.parts)
     )
 
 
-def write_file(path: Path, block: Block, *, fingerprint: str = FINGERPRINT) -> None:
+def write_file(path: Path, block: StoredBlock, *, fingerprint: str = FINGERPRINT) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    write_buffers(file, encode_block(block, fingerprint=fingerprint, created=12.5).buffers)
+    write_buffers(file, encode_block(block, fingerprint=fingerprint, created=12.5))
     os.close(file)
 
 
-def file_bytes(block: Block) -> bytes:
-    return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5).buffers)
+def file_bytes(block: StoredBlock) -> bytes:
+    return b"".join(bytes(buffer) for buffer in encode_block(block, fingerprint=FINGERPRINT, created=12.5))
 
 
-def filled(path: Path, blocks: Sequence[Block]) -> StoreFolder:
+def filled(path: Path, blocks: Sequence[StoredBlock]) -> StoreFolder:
     """A store's folder with the files of these blocks and no index."""
     folder = StoreFolder(path)
     folder.prepare()

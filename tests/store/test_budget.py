@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from holdfast.store.block import Block, Entry
 from holdfast.store.budget import (
     UNLIMITED,
-    Holding,
     StoreLimits,
     VolumeSpace,
     allowed_bytes,
@@ -27,97 +26,102 @@ ROOT = key(10**6)
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[Holding]:
+def forests(draw: st.DrawFn) -> list[Entry]:
     """Trees of blocks and states, some without their parents, in any order."""
-    holdings: list[Holding] = []
+    entries: list[Entry] = []
     for number in range(draw(st.integers(0, 25))):
         place = draw(st.integers(0, number))  # 0: a first block
-        parents = [holding for holding in holdings if not holding.is_state]
+        parents = [entry.block for entry in entries if entry.block.kind == "kv"]
         parent = parents[place % len(parents)] if place and parents else None
-        holdings.append(
-            Holding(
-                key=key(number),
-                parent_key=ROOT if parent is None else parent.key,
-                start=0 if parent is None else parent.start + draw(st.integers(1, 4)),
+        cut = 0 if parent is None else draw(st.integers(1, 4))
+        entries.append(
+            Entry(
+                block=Block(
+                    key=key(number),
+                    parent_key=ROOT if parent is None else parent.key,
+                    parent_tokens=cut,
+                    kind=draw(st.sampled_from(["kv", "state"])),
+                    start=0 if parent is None else parent.start + cut,
+                    packed_tokens=b"",
+                ),
+                model="",
                 file_bytes=draw(st.integers(1, 10)),
                 last_used=float(draw(st.integers(0, 5))),
                 pinned=draw(st.integers(0, 9)) == 0,
-                is_state=draw(st.booleans()),
             )
         )
-    gone = draw(st.sets(st.sampled_from([holding.key for holding in holdings]), max_size=3)) if holdings else set()
-    return draw(st.permutations([holding for holding in holdings if holding.key not in gone]))
+    gone = draw(st.sets(st.sampled_from([entry.block.key for entry in entries]), max_size=3)) if entries else set()
+    return draw(st.permutations([entry for entry in entries if entry.block.key not in gone]))
 
 
-def ancestors(holding: Holding, by_key: dict[bytes, Holding]) -> list[Holding]:
+def ancestors(entry: Entry, by_key: dict[bytes, Entry]) -> list[Entry]:
     found = []
-    while holding.parent_key in by_key:
-        holding = by_key[holding.parent_key]
-        found.append(holding)
+    while entry.block.parent_key in by_key:
+        entry = by_key[entry.block.parent_key]
+        found.append(entry)
     return found
 
 
 @given(forest=forests())
-def test_children_go_before_their_parents(forest: list[Holding]) -> None:
-    order = [holding.key for holding in eviction_order(forest)]
-    by_key = {holding.key: holding for holding in forest}
+def test_children_go_before_their_parents(forest: list[Entry]) -> None:
+    order = [entry.block.key for entry in eviction_order(forest)]
+    by_key = {entry.block.key: entry for entry in forest}
     assert len(order) == len(set(order))
-    for holding in forest:
-        for ancestor in ancestors(holding, by_key):
-            if ancestor.key in order:
-                assert order.index(holding.key) < order.index(ancestor.key)
+    for entry in forest:
+        for ancestor in ancestors(entry, by_key):
+            if ancestor.block.key in order:
+                assert order.index(entry.block.key) < order.index(ancestor.block.key)
 
 
 @given(forest=forests())
-def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(forest: list[Holding]) -> None:
-    by_key = {holding.key: holding for holding in forest}
-    kept = {holding.key for holding in forest if holding.pinned}
-    kept |= {ancestor.key for holding in forest if holding.pinned for ancestor in ancestors(holding, by_key)}
-    assert {holding.key for holding in eviction_order(forest)} == by_key.keys() - kept
+def test_pinned_blocks_and_their_ancestors_stay_and_everything_else_may_go(forest: list[Entry]) -> None:
+    by_key = {entry.block.key: entry for entry in forest}
+    kept = {entry.block.key for entry in forest if entry.pinned}
+    kept |= {ancestor.block.key for entry in forest if entry.pinned for ancestor in ancestors(entry, by_key)}
+    assert {entry.block.key for entry in eviction_order(forest)} == by_key.keys() - kept
 
 
 @given(forest=forests(), excess=st.integers(-5, 200))
-def test_no_more_goes_than_must(forest: list[Holding], excess: int) -> None:
-    eviction = choose_victims(forest, excess_bytes=excess)
-    by_key = {holding.key: holding for holding in forest}
-    freed = [by_key[victim].file_bytes for victim in eviction.keys]
-    assert sum(freed) == eviction.freed_bytes
+def test_no_more_goes_than_must(forest: list[Entry], excess: int) -> None:
+    freed = [victim.file_bytes for victim in choose_victims(forest, excess_bytes=excess)]
     assert sum(freed[:-1]) < max(1, excess)
     assert sum(freed) >= excess or len(freed) == len(eviction_order(forest))
 
 
 @given(forest=forests())
-def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(forest: list[Holding]) -> None:
-    by_key = {holding.key: holding for holding in forest}
-    reachable = {holding.key for holding in forest if [holding, *ancestors(holding, by_key)][-1].start == 0}
+def test_what_cannot_be_reached_goes_first_then_the_least_recently_used(forest: list[Entry]) -> None:
+    by_key = {entry.block.key: entry for entry in forest}
+    reachable = {entry.block.key for entry in forest if [entry, *ancestors(entry, by_key)][-1].block.start == 0}
     order = eviction_order(forest)
     newest = {
-        holding.key: max(
-            [other.last_used for other in forest if holding in ancestors(other, by_key)], default=0.0
+        entry.block.key: max(
+            [other.last_used for other in forest if entry in ancestors(other, by_key)], default=0.0
         )
-        for holding in forest
+        for entry in forest
     }  # fmt: skip
-    ranks = [(holding.key in reachable, max(newest[holding.key], holding.last_used)) for holding in order]
+    ranks = [(entry.block.key in reachable, max(newest[entry.block.key], entry.last_used)) for entry in order]
     assert ranks == sorted(ranks)
-    in_depth_order = sorted(forest, key=lambda holding: holding.start)
-    assert reachable == reachable_keys((holding.key, holding.parent_key, holding.start) for holding in in_depth_order)
+    in_depth_order = sorted(forest, key=lambda entry: entry.block.start)
+    assert reachable == reachable_keys(in_depth_order)
 
 
 @given(forest=forests())
-def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Holding]) -> None:
-    by_key = {holding.key: holding for holding in forest}
+def test_the_ancestors_of_a_block_that_is_being_written_stay(forest: list[Entry]) -> None:
+    by_key = {entry.block.key: entry for entry in forest}
     for parent in forest:
-        order = eviction_order(forest, in_use={parent.key})
-        assert not {parent.key, *(ancestor.key for ancestor in ancestors(parent, by_key))} & {victim.key for victim in order}
+        order = eviction_order(forest, in_use={parent.block.key})
+        kept = {parent.block.key, *(ancestor.block.key for ancestor in ancestors(parent, by_key))}
+        assert not kept & {victim.block.key for victim in order}
 
 
 def test_a_prefix_that_one_branch_still_uses_outlives_the_other_branch() -> None:
-    shared = Holding(key(1), ROOT, 0, 10, 1.0, False, False)
-    old, new = replace(shared, key=key(2), start=4, parent_key=key(1), last_used=2.0), replace(
-        shared, key=key(3), start=4, parent_key=key(1), last_used=9.0
-    )  # fmt: skip
-    other = replace(shared, key=key(4), last_used=5.0)
-    assert [holding.key for holding in eviction_order([shared, old, new, other])] == [key(2), key(4), key(3), key(1)]
+    root = Block(key=key(1), parent_key=ROOT, parent_tokens=0, kind="kv", start=0, packed_tokens=b"")
+    shared = Entry(block=root, model="", file_bytes=10, last_used=1.0)
+    behind = replace(root, parent_key=key(1), parent_tokens=4, start=4)
+    old = replace(shared, block=replace(behind, key=key(2)), last_used=2.0)
+    new = replace(shared, block=replace(behind, key=key(3)), last_used=9.0)
+    other = replace(shared, block=replace(root, key=key(4)), last_used=5.0)
+    assert [entry.block.key for entry in eviction_order([shared, old, new, other])] == [key(2), key(4), key(3), key(1)]
 
 
 @given(budget=sizes, percent=st.floats(0, 100), spare=sizes, total=sizes, free=sizes, stored=sizes)

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.block import StoreRefused
-from holdfast.store.folder import MARKER, FolderBusy, FolderMoved, StoreFolder
-from holdfast.store.keys import fingerprint_id
+from holdfast.store.folder import MARKER, FolderBusy, FolderMoved, StoreFolder, fingerprint_id
 from tests.store.chains import FINGERPRINT, make_block, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)
@@ -146,3 +145,7 @@ def test_an_incoming_folder_that_is_gone_is_made_anew(tmp_path: Path) -> None:
     assert folder.incoming().is_dir()
     assert folder.incoming() != first
     folder.release()
+
+
+def test_the_short_name_of_a_fingerprint_does_not_change_between_versions() -> None:
+    assert fingerprint_id("fingerprint") == "899c2000b4172447"

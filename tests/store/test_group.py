@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import Block
+from holdfast.store.block import StoredBlock
 from holdfast.store.block_file import encode_block, read_block
-from holdfast.store.folder import StoreFolder
+from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.group import WriteAhead
-from holdfast.store.keys import fingerprint_id
 from holdfast.store.statistics import WriteCounters
 from tests.store.chains import FINGERPRINT, bytes_of, make_chain
 
@@ -22,8 +21,8 @@ def new_ahead(path: Path) -> tuple[WriteAhead, StoreFolder, WriteCounters]:
     return WriteAhead(folder, fingerprint=FINGERPRINT, counters=counters), folder, counters
 
 
-def write(ahead: WriteAhead, block: Block) -> None:
-    ahead.write(block, encode_block(block, fingerprint=FINGERPRINT, created=3.0), now=3.0, steady_now=7.0)
+def write(ahead: WriteAhead, block: StoredBlock) -> None:
+    ahead.write(block.block, encode_block(block, fingerprint=FINGERPRINT, created=3.0), now=3.0, steady_now=7.0)
 
 
 def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> None:
@@ -35,17 +34,17 @@ def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> No
     assert len(list(folder.incoming().glob("*.part"))) == 4
     group = ahead.group(most_bytes=10**6, most_blocks=10)
     ahead.publish(group, between=lambda: between.append(1))
-    rows = [written.row for written in group]
-    assert [row.entry.key for row in rows] == [block.key for block in CHAIN]
-    for row, block in zip(rows, CHAIN, strict=True):
+    entries = [written.entry for written in group]
+    assert [entry.block for entry in entries] == [block.block for block in CHAIN]
+    for entry, block in zip(entries, CHAIN, strict=True):
         path = folder.block_path(block.key, model=fingerprint_id(FINGERPRINT))
-        assert bytes_of(read_block(path, block.key).block) == block
-        assert row.entry.file_bytes == path.stat().st_size
+        assert bytes_of(read_block(path, block.key, model=entry.model)) == block
+        assert entry.file_bytes == path.stat().st_size
         assert path.stat().st_mode & 0o777 == 0o600
     assert len(between) == 4
     assert list(folder.incoming().glob("*.part")) == []
     assert (counters.written_blocks, counters.written_bytes) == (4, ahead.file_bytes)
-    assert ahead.parent_keys == {block.parent_key for block in CHAIN}
+    assert ahead.parent_keys == {block.block.parent_key for block in CHAIN}
     ahead.settle(group)
     assert (len(ahead), ahead.file_bytes) == (0, 0)
     folder.release()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,9 +8,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
-from holdfast.store.index import BlockIndex, IndexDamaged, IndexRow, Totals, row_of
-from holdfast.store.keys import fingerprint_id
+from holdfast.store.block import Entry
+from holdfast.store.folder import fingerprint_id
+from holdfast.store.index import BlockIndex, IndexDamaged, Totals
 from tests.store.chains import make_block, make_chain
 
 BLOCKS = [
@@ -19,12 +20,13 @@ BLOCKS = [
     *make_chain(3, fingerprint="model two"),
 ]  # fmt: skip
 MODEL_OF = {block.key: "model two" if number >= 7 else "model one" for number, block in enumerate(BLOCKS)}
+FINGERPRINTS = {fingerprint_id(name): name for name in ("model one", "model two")}
 numbers = st.integers(0, len(BLOCKS) - 1)
 
 
-def row(number: int, *, file_bytes: int = 100, used: float = 1.0) -> IndexRow:
-    block = BLOCKS[number]
-    return row_of(block, fingerprint=MODEL_OF[block.key], created=0.5, file_bytes=file_bytes, last_used=used)
+def entry(number: int, *, file_bytes: int = 100, used: float = 1.0) -> Entry:
+    block = BLOCKS[number].block
+    return Entry(block=block, model=fingerprint_id(MODEL_OF[block.key]), file_bytes=file_bytes, last_used=used)
 
 
 class IndexAgainstADictionary(RuleBasedStateMachine):
@@ -35,8 +37,7 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         self.path = Path(self.folder.name) / "index.sqlite"
         self.index = BlockIndex(self.path)
-        self.rows: dict[bytes, IndexRow] = {}
-        self.used: dict[bytes, float] = {}
+        self.rows: dict[bytes, Entry] = {}
         self.pins: dict[tuple[bytes, str], float] = {}
         self.written: dict[str, int] = {}
 
@@ -46,12 +47,12 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
 
     @rule(chosen=st.lists(numbers, max_size=4), size=st.integers(1, 1000), used=st.floats(0, 100), day=st.sampled_from("ab"))
     def add(self, chosen: list[int], size: int, used: float, day: str) -> None:
-        rows = [row(number, file_bytes=size, used=used) for number in chosen]
-        self.index.add(rows, written_bytes=size, day=day)
+        entries = [entry(number, file_bytes=size, used=used) for number in chosen]
+        self.index.add(entries, fingerprints=FINGERPRINTS)
+        self.index.count_written(size, day=day)
         self.written[day] = self.written.get(day, 0) + size
-        for added in rows:
-            if added.entry.key not in self.rows:
-                self.rows[added.entry.key], self.used[added.entry.key] = added, used
+        for added in entries:
+            self.rows.setdefault(added.block.key, added)
 
     @rule(chosen=st.lists(numbers, max_size=4))
     def remove(self, chosen: list[int]) -> None:
@@ -62,7 +63,7 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
             self.pins = {pin: until for pin, until in self.pins.items() if pin[0] != key}
 
     @rule(chosen=st.lists(numbers, max_size=4))
-    def forget_rows(self, chosen: list[int]) -> None:
+    def remove_rows(self, chosen: list[int]) -> None:
         keys = {BLOCKS[number].key for number in chosen}
         self.index.remove_rows(keys)
         self.rows = {key: kept for key, kept in self.rows.items() if key not in keys}
@@ -72,7 +73,7 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
         key = BLOCKS[number].key
         self.index.touch({key: at})
         if key in self.rows:
-            self.used[key] = max(self.used[key], at)
+            self.rows[key] = replace(self.rows[key], last_used=max(self.rows[key].last_used, at))
 
     @rule(number=numbers, holder=st.sampled_from(["", "session"]), until=st.floats(0, 100))
     def pin(self, number: int, holder: str, until: float) -> None:
@@ -98,23 +99,17 @@ class IndexAgainstADictionary(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.index.check_invariants()
         assert self.index.totals() == Totals(
-            blocks=len(self.rows), file_bytes=sum(kept.entry.file_bytes for kept in self.rows.values())
+            blocks=len(self.rows), file_bytes=sum(kept.file_bytes for kept in self.rows.values())
         )
-        for fingerprint in ("model one", "model two"):
-            entries, damaged = self.index.entries(fingerprint)
-            expected = [replace(kept.entry, last_used=self.used[key]) for key, kept in self.rows.items()
-                        if MODEL_OF[key] == fingerprint]  # fmt: skip
-            assert damaged == []
-            assert sorted(entries, key=lambda entry: entry.key) == sorted(expected, key=lambda entry: entry.key)
-            assert [entry.start for entry in entries] == sorted(entry.start for entry in entries)
         for now in (0.0, 50.0):
             pinned = {key for (key, _), until in self.pins.items() if until > now}
-            assert {holding.key for holding in self.index.holdings(now) if holding.pinned} == pinned & self.rows.keys()
-            assert self.index.pins(now) == len(pinned)
+            for model in (None, *FINGERPRINTS):
+                found = self.index.entries(now, model=model)
+                expected = [replace(kept, pinned=key in pinned) for key, kept in self.rows.items() if model in (None, kept.model)]
+                assert {kept.block.key: kept for kept in found} == {kept.block.key: kept for kept in expected}
+                assert [kept.block.start for kept in found] == sorted(kept.block.start for kept in found)
         assert all(self.index.written_bytes(day) == self.written.get(day, 0) for day in "abc")
-        assert self.index.places() == {
-            key: (fingerprint_id(MODEL_OF[key]), kept.entry.file_bytes) for key, kept in self.rows.items()
-        }
+        assert self.index.places() == {key: (kept.model, kept.file_bytes) for key, kept in self.rows.items()}
 
 
 TestIndexAgainstADictionary = IndexAgainstADictionary.TestCase
@@ -122,35 +117,33 @@ TestIndexAgainstADictionary.settings = settings(max_examples=30, stateful_step_c
 
 
 def test_an_index_in_memory_does_the_same() -> None:
-    index = BlockIndex(None)
-    index.add([row(0)])
+    index = BlockIndex(Path(":memory:"))
+    index.add([entry(0)], fingerprints=FINGERPRINTS)
     assert index.totals().blocks == 1
     index.check_invariants()
 
 
+def test_models_are_known_by_their_fingerprints_until_they_are_taken_out(tmp_path: Path) -> None:
+    index = BlockIndex(tmp_path / "i.sqlite")
+    index.add([entry(0), entry(7)], fingerprints=FINGERPRINTS)
+    assert index.fingerprints() == FINGERPRINTS
+    index.remove_models([fingerprint_id("model one")])
+    assert list(index.fingerprints().values()) == ["model two"]
+
+
 @pytest.mark.parametrize(
     "damage",
-    ["start = start + 1", "parent_tokens = 7", "file_bytes = 0", "kind = 1", "kind = 99", "parent = zeroblob(32)", "seal = 0",
-     "created = 'yesterday'", "start = -1", "parent = 'text'"],
+    ["start = start + 1", "parent_tokens = 7", "file_bytes = 0", "kind = 'state'", "kind = 'other'", "parent = zeroblob(32)",
+     "seal = 0", "last_used = 'yesterday'", "start = -1", "parent = 'text'", "packed_tokens = x'00112233'", "model = 'other'"],
 )  # fmt: skip
-def test_a_row_that_was_changed_behind_our_back_is_told_and_not_used(tmp_path: Path, damage: str) -> None:
+def test_a_row_that_was_changed_behind_our_back_is_damage(tmp_path: Path, damage: str) -> None:
     index = BlockIndex(tmp_path / "i.sqlite")
-    index.add([row(0), row(1)])
+    index.add([entry(0), entry(1)], fingerprints=FINGERPRINTS)
+    assert [kept.block for kept in index.entries(0.0)] == [BLOCKS[0].block, BLOCKS[1].block]
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute(f"UPDATE blocks SET {damage} WHERE key = ?", (BLOCKS[1].key,))
-    entries, damaged = index.entries("model one")
-    assert [entry.key for entry in entries] == [BLOCKS[0].key]
-    assert damaged == [BLOCKS[1].key]
-    index.holdings(0.0)
-
-
-@pytest.mark.parametrize("damage", ["UPDATE tokens SET packed = x'00112233'", "DELETE FROM tokens"])
-def test_tokens_that_were_changed_are_told(tmp_path: Path, damage: str) -> None:
-    index = BlockIndex(tmp_path / "i.sqlite")
-    index.add([row(0)])
-    with sqlite3.connect(tmp_path / "i.sqlite") as other:
-        other.execute(damage)
-    assert index.entries("model one") == ([], [BLOCKS[0].key])
+    with pytest.raises(IndexDamaged, match="a row"):
+        index.entries(0.0)
 
 
 def test_lost_totals_are_damage(tmp_path: Path) -> None:

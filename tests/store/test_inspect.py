@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.store.block import StoreRefused
 from holdfast.store.budget import StoreLimits
+from holdfast.store.folder import fingerprint_id
 from holdfast.store.inspect import clear_store, list_store, prune_store, summarize_store, verify_store
-from holdfast.store.keys import fingerprint_id
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, make_block, make_chain
 from tests.store.volumes import read_only

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.block import Block, StoreChanges
+from holdfast.store.block import StoreChanges, StoredBlock
 from holdfast.store.mailbox import Mailbox, Question
 from tests.store.chains import make_chain
 
@@ -27,7 +27,7 @@ def test_things_come_out_in_the_order_in_which_they_went_in() -> None:
     assert mailbox.take_block() is None
     task = mailbox.take(0)
     assert task is not None
-    assert not isinstance(task, Block)
+    assert not isinstance(task, StoredBlock)
     task()
     assert order == ["task"]
     assert mailbox.take(0) is BLOCKS[1]

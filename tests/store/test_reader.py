@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.block import BadBlock, BlockMissing
-from holdfast.store.keys import fingerprint_id
+from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
 from tests.store.chains import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.folder import StoreFolder
+from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
-from holdfast.store.keys import fingerprint_id
-from holdfast.store.reconcile import reconcile, salvage
+from holdfast.store.reconcile import Differences, reconcile, salvage
 from tests.store.chains import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)
@@ -19,17 +18,15 @@ CHAIN = make_chain(6)
 
 
 def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None:
-    folder, index = filled(tmp_path, CHAIN), BlockIndex(None)
+    folder, index = filled(tmp_path, CHAIN), BlockIndex(Path(":memory:"))
     os.utime(folder.block_path(CHAIN[0].key, model=MODEL), (0, 1234.0))
-    assert reconcile(index, folder).added == len(CHAIN)
-    entries, _ = index.entries(FINGERPRINT)
-    assert [(entry.key, entry.parent_key, entry.token_ids) for entry in entries] == [
-        (block.key, block.parent_key, block.token_ids) for block in CHAIN
-    ]
-    assert (entries[0].created, entries[0].last_used) == (12.5, 1234.0)
+    assert reconcile(index, folder) == Differences()
+    entries = index.entries(0.0)
+    assert [entry.block for entry in entries] == [block.block for block in CHAIN]
+    assert entries[0].last_used == 1234.0
+    assert index.fingerprints() == {MODEL: FINGERPRINT}
     index.check_invariants()
-    again = reconcile(index, folder)
-    assert (again.added, again.removed, again.damaged) == (0, [], [])
+    assert reconcile(index, folder) == Differences()
 
 
 @given(deleted=st.sets(st.integers(0, 5)), cut=st.sets(st.integers(0, 5)), forgotten=st.sets(st.integers(0, 5)))
@@ -37,7 +34,7 @@ def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None
 def test_index_and_files_agree_afterwards(
     deleted: set[int], cut: set[int], forgotten: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, index = filled(tmp_path_factory.mktemp("store"), CHAIN), BlockIndex(None)
+    folder, index = filled(tmp_path_factory.mktemp("store"), CHAIN), BlockIndex(Path(":memory:"))
     reconcile(index, folder)
     index.pin([block.key for block in CHAIN], holder="", until=9.0)
     for number in deleted:
@@ -48,14 +45,14 @@ def test_index_and_files_agree_afterwards(
     differences = reconcile(index, folder)
     assert {found.key for found, _ in differences.damaged} == {CHAIN[number].key for number in cut - deleted}
     assert set(differences.removed) == {CHAIN[number].key for number in (deleted | cut) - forgotten}
-    entries, _ = index.entries(FINGERPRINT)
-    assert {entry.key for entry in entries} == {CHAIN[n].key for n in range(6) if n not in deleted | cut}
-    assert all(holding.pinned for holding in index.holdings(1.0))
+    entries = index.entries(1.0)
+    assert {entry.block.key for entry in entries} == {CHAIN[n].key for n in range(6) if n not in deleted | cut}
+    assert all(entry.pinned for entry in entries)
     index.check_invariants()
 
 
 def test_a_file_in_another_models_folder_is_damage(tmp_path: Path) -> None:
-    folder, index = filled(tmp_path, CHAIN), BlockIndex(None)
+    folder, index = filled(tmp_path, CHAIN), BlockIndex(Path(":memory:"))
     other = folder.make_model_folder("model two")
     block = make_block([77])
     write_file(other / f"{block.key.hex()}.block", block)
@@ -84,7 +81,6 @@ def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(tmp_
     reconcile(index, folder)
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute(f"UPDATE blocks SET {damage} WHERE key = ?", (CHAIN[2].key,))
-    differences = reconcile(index, folder)
-    assert (differences.added, differences.removed, differences.damaged) == (1, [], [])
-    assert {entry.key for entry in index.entries(FINGERPRINT)[0]} == {block.key for block in CHAIN}
+    assert reconcile(index, folder) == Differences()
+    assert {entry.block.key for entry in index.entries(0.0)} == {block.key for block in CHAIN}
     index.check_invariants()

@@ -6,14 +6,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.store.block import BadBlock, Block, BlockMissing, StoreRefused
+from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused
 from holdfast.store.budget import StoreLimits
-from holdfast.store.keys import fingerprint_id
+from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
 from tests.store.clock import MovedClock
@@ -55,10 +55,9 @@ def test_another_store_finds_everything_parents_first(store: BlockStore, tmp_pat
     store.close()
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as again:
         entries = again.entries()
-        assert {entry.key for entry in entries} == {block.key for block in [*CHAIN, state]}
-        assert [entry.start for entry in entries] == sorted(block.start for block in [*CHAIN, state])
-        (found,) = [entry for entry in entries if entry.kind == "state"]
-        assert (found.parent_key, found.parent_tokens, found.tokens) == (CHAIN[2].key, 4, 0)
+        assert {entry.block.key for entry in entries} == {block.key for block in [*CHAIN, state]}
+        assert [entry.block.start for entry in entries] == sorted(block.block.start for block in [*CHAIN, state])
+        assert [entry.block for entry in entries if entry.block.kind == "state"] == [state.block]
         assert all(bytes_of(again.read(block.key).result()) == block for block in CHAIN)
         again.check_invariants()
 
@@ -113,8 +112,8 @@ def test_models_share_a_folder_but_no_block(tmp_path: Path) -> None:
         second.put(other[0])
         assert first.flush()
         assert second.flush()
-        assert [entry.key for entry in first.entries()] == [CHAIN[0].key]
-        assert [entry.key for entry in second.entries()] == [other[0].key]
+        assert [entry.block.key for entry in first.entries()] == [CHAIN[0].key]
+        assert [entry.block.key for entry in second.entries()] == [other[0].key]
         with pytest.raises(BlockMissing):
             first.read(other[0].key).result()
 
@@ -132,9 +131,9 @@ def test_a_block_that_is_removed_is_missing_even_if_it_was_still_queued(store: B
 def test_a_block_without_its_parent_is_not_listed_until_the_parent_comes(store: BlockStore) -> None:
     store.put(CHAIN[0])
     store.put(CHAIN[2])
-    assert [entry.key for entry in store.entries()] == [CHAIN[0].key]
+    assert [entry.block.key for entry in store.entries()] == [CHAIN[0].key]
     store.put(CHAIN[1])
-    assert [entry.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
+    assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
 
 
 def test_a_damaged_block_is_a_miss_is_counted_and_set_aside(store: BlockStore, tmp_path: Path) -> None:
@@ -184,12 +183,9 @@ def test_rows_of_the_index_that_were_changed_on_disk_are_made_anew_from_the_file
     store.flush()
     (path,) = (tmp_path / "store" / "index").glob("*.sqlite")
     with sqlite3.connect(path) as other:
-        other.execute("UPDATE tokens SET packed = x'0000000011111111' WHERE id = (SELECT min(id) FROM tokens)")
+        other.execute("UPDATE blocks SET packed_tokens = x'0000000011111111' WHERE key = ?", (CHAIN[0].key,))
         other.execute("UPDATE blocks SET start = start + 1 WHERE key = ?", (CHAIN[3].key,))
-    entries = store.entries()
-    assert [(entry.key, entry.token_ids, entry.start) for entry in entries] == [
-        (block.key, block.token_ids, block.start) for block in CHAIN
-    ]
+    assert [entry.block for entry in store.entries()] == [block.block for block in CHAIN]
     store.check_invariants()
 
 
@@ -202,7 +198,7 @@ def test_a_row_with_another_size_costs_no_block(store: BlockStore, tmp_path: Pat
     with sqlite3.connect(index) as database:
         database.execute("UPDATE blocks SET file_bytes = 7 WHERE key = ?", (chain[1].key,))
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as opened:
-        assert [entry.key for entry in opened.entries()] == [block.key for block in chain]
+        assert [entry.block.key for entry in opened.entries()] == [block.key for block in chain]
         opened.flush()
         assert opened.changes().lost == ()
         opened.check_invariants()
@@ -221,8 +217,8 @@ def test_the_least_recently_used_blocks_make_room_and_are_told(tmp_path: Path) -
             store.touch([branches[0].key])
             assert store.statistics().stored_bytes <= limits.budget_bytes
             if number > 7:
-                assert branches[0].key in {entry.key for entry in store.entries()}
-        kept = {entry.key for entry in store.entries()}
+                assert branches[0].key in {entry.block.key for entry in store.entries()}
+        kept = {entry.block.key for entry in store.entries()}
         assert branches[0].key in kept
         assert branches[19].key in kept
         changes = store.changes()
@@ -239,13 +235,13 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     chain = make_chain(2, part_bytes=(1000,))
     others = [make_block([number], part_bytes=(1000,)) for number in range(100, 120)]
 
-    def fill(blocks: list[Block]) -> set[bytes]:
+    def fill(blocks: list[StoredBlock]) -> set[bytes]:
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
             for block in blocks:
                 clock.moved_seconds += 1
                 store.put(block)
                 store.flush()
-            return {entry.key for entry in store.entries()}
+            return {entry.block.key for entry in store.entries()}
 
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits, clocks=clock.clocks()) as store:
         store.pin([chain[1].key], holder="session", until=clock.clocks().wall() + 1000)
@@ -262,7 +258,7 @@ def test_tighter_limits_are_kept_from_the_next_opening_on(store: BlockStore, tmp
     store.close()
     limits = StoreLimits(budget_bytes=4 * 1500, volume_percent=100, spare_bytes=0)
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT, limits=limits) as again:
-        kept = [entry.key for entry in again.entries()]
+        kept = [entry.block.key for entry in again.entries()]
         assert kept == [block.key for block in CHAIN[: len(kept)]]
         assert 0 < again.statistics().stored_bytes <= limits.budget_bytes
         assert set(again.changes().lost) == {block.key for block in CHAIN[len(kept) :]}
@@ -275,7 +271,7 @@ def test_a_block_that_fits_nowhere_is_dropped_and_costs_nothing_that_is_stored(t
         store.put(make_block([9], part_bytes=(20_000,)))
         store.flush()
         assert store.statistics().dropped_no_room == 1
-        assert [entry.key for entry in store.entries()] == [CHAIN[0].key]
+        assert [entry.block.key for entry in store.entries()] == [CHAIN[0].key]
 
 
 def test_no_more_is_written_a_day_than_allowed_by_all_processes_together(tmp_path: Path) -> None:
@@ -315,7 +311,7 @@ def test_verify_finds_what_is_damaged_and_prune_and_clear_do_what_they_say(store
     report = store.verify()
     assert report.files == len(CHAIN)
     assert [bad.path.stem for bad in report.bad] == [CHAIN[3].key.hex()]
-    assert [entry.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
+    assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
     store.prune()
     store.changes()
     assert set(store.clear().keys) == {CHAIN[n].key for n in (0, 1, 2, 4, 5)}

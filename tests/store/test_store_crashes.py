@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.store.block import BadBlock
 from holdfast.store.block_file import read_block
+from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, is_right
 from tests.store.writers import Told, kill_after, start_writer
@@ -16,7 +17,7 @@ from tests.store.writers import Told, kill_after, start_writer
 
 def check_after_a_kill(folder: Path, told: Told) -> None:
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
-        found = {entry.key for entry in store.entries()}
+        found = {entry.block.key for entry in store.entries()}
         assert told.stored <= found, "a block that was said to be durable is gone"
         old = {key for key, at in told.put.items() if at < told.killed_at - 1.0}
         assert len(old & found) >= 0.9 * len(old)
@@ -42,7 +43,7 @@ def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_p
         assert told.put
         left = {bytes.fromhex(path.stem) for path in (tmp_path / "s" / "incoming").glob("*/*.part") if is_whole(path)}
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
-            found = {entry.key for entry in store.entries()}
+            found = {entry.block.key for entry in store.entries()}
             assert left <= found
             assert store.statistics().salvaged_blocks == len(left)
             if left:
@@ -52,7 +53,7 @@ def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_p
 
 def is_whole(path: Path) -> bool:
     try:
-        read_block(path, bytes.fromhex(path.stem))
+        read_block(path, bytes.fromhex(path.stem), model=fingerprint_id(FINGERPRINT))
     except BadBlock:
         return False
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.block import BadBlock, Block, BlockMissing
+from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
 
@@ -68,12 +68,9 @@ def read_all(store: BlockStore) -> set[bytes]:
 
 
 def entries_are_right(store: BlockStore) -> None:
-    known: dict[bytes, Block] = {block.key: block for block in [*TREE, NEW]}
+    known = {stored.key: stored.block for stored in [*TREE, NEW]}
     for entry in store.entries():
-        block = known[entry.key]
-        assert (entry.token_ids, entry.start, entry.parent_key, entry.parent_tokens, entry.kind) == (
-            block.token_ids, block.start, block.parent_key, block.parent_tokens, block.kind
-        )  # fmt: skip
+        assert entry.block == known[entry.block.key]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +107,7 @@ def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
         assert store.flush()
         assert read_all(store) == {block.key for block in TREE}
         entries_are_right(store)
-        assert {entry.key for entry in store.entries()} >= {block.key for block in TREE}
+        assert {entry.block.key for entry in store.entries()} >= {block.key for block in TREE}
         store.check_invariants()
     shutil.rmtree(folder)
 

@@ -27,7 +27,7 @@ def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) 
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
         entries = store.entries()
         assert len(entries) == 120
-        assert all(is_right(store.read(entry.key).result()) for entry in entries)
+        assert all(is_right(store.read(entry.block.key).result()) for entry in entries)
         assert store.statistics().bad_blocks == 0
         store.check_invariants()
     assert list((folder / "incoming").iterdir()) == []
@@ -41,7 +41,7 @@ def test_a_budget_holds_over_all_processes(tmp_path: Path) -> None:
         while any(writer.poll() is None for writer in writers):
             for entry in reader.entries()[-5:]:
                 try:
-                    assert is_right(reader.read(entry.key).result())
+                    assert is_right(reader.read(entry.block.key).result())
                 except BlockMissing:
                     continue  # evicted by a writer since it was listed
                 except BadBlock as bad:
@@ -58,7 +58,7 @@ def test_what_one_store_writes_the_other_lists_and_reads(tmp_path: Path) -> None
         for block in chain:
             first.put(block)
         first.flush()
-        assert [entry.key for entry in second.entries()] == [block.key for block in chain]
+        assert [entry.block.key for entry in second.entries()] == [block.key for block in chain]
         assert bytes_of(second.read(chain[3].key).result()) == chain[3]
         for block in chain:
             second.put(block)
@@ -121,5 +121,5 @@ def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_distu
     assert [opener.returncode for opener in openers] == [0] * many
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
         assert len(store.entries()) == many * rounds
-        assert all(is_right(store.read(entry.key).result()) for entry in store.entries())
+        assert all(is_right(store.read(entry.block.key).result()) for entry in store.entries())
     assert list((folder / "incoming").iterdir()) == []

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.store.block import Block
+from holdfast.store.block import StoredBlock
 from holdfast.store.budget import StoreLimits
 from holdfast.store.store import BlockStore
 from tests.store.chains import FINGERPRINT, make_block
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--budget-bytes", type=int, default=1 << 40)
     wanted = parser.parse_args()
     limits = StoreLimits(budget_bytes=wanted.budget_bytes, volume_percent=100.0, spare_bytes=0)
-    after: Block | None = None
+    after: StoredBlock | None = None
     with BlockStore(wanted.folder, fingerprint=FINGERPRINT, limits=limits) as store:
         for number in range(wanted.first, wanted.first + wanted.count):
             after = make_block([number], after=after, part_bytes=(wanted.part_bytes,))

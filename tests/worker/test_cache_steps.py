@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from holdfast.messages.commands import CancelRequest, Command, StatisticsRequest
+from holdfast.messages.commands import Command, StatisticsRequest
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.remembering_worker import RememberingWorker, greedy
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
@@ -128,5 +128,5 @@ def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path)
 
 
 def test_a_cancelled_request_that_never_began_has_reused_nothing() -> None:
-    inbox = worker().serve([[greedy("a", prompt(90)), CancelRequest(request_id="a")]])
+    inbox = worker().serve([[greedy("a", prompt(90)), cancel("a")]])
     assert inbox.finished("a").memory == CacheReport()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.messages.commands import CancelRequest, Command
+from holdfast.messages.commands import Command
 from holdfast.messages.events import FinishReason
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.script_inbox import cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 from tests.worker.test_cache_steps_poison import prompt
 
@@ -45,7 +46,7 @@ def test_nor_does_a_request_that_is_cancelled_while_it_fails(failing: int, engin
     subject.engine.fails_at = subject.engine.collected + failing
     script: list[list[Command]] = [[greedy("a", prompt(300), max_tokens=40)]]
     script += [[]] * (failing - 1)
-    script += [[CancelRequest(request_id="a"), greedy("b", prompt(300))]]
+    script += [[cancel("a"), greedy("b", prompt(300))]]
     inbox = subject.serve(script)
     alone = RememberingWorker(probed("llama").runner, vocab_size=VOCAB_SIZE).serve([[greedy("b", prompt(300))]])
     assert inbox.tokens("b") == alone.tokens("b")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages.commands import Command, PauseRequest, ResumeRequest, SequenceRequest
+from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.messages.events import Finished
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.remembering_worker import greedy
+from tests.fakes.script_inbox import pause, resume
 from tests.worker.test_cache_steps import prompt, worker
 
 NOTHING: list[Command] = []
@@ -35,9 +36,9 @@ def test_paused_and_preempted_and_resumed_answers_are_the_same(name: str, seed: 
     dice = random.Random(seed)
     script: list[list[Command]] = [[each] for each in asked]
     for _ in range(60):
-        kind = dice.choice([PauseRequest, ResumeRequest])
-        script.append([kind(request_id=dice.choice(asked).request_id)])
-    script.append([ResumeRequest(request_id=each.request_id) for each in asked])
+        action: ControlAction = dice.choice(["pause", "resume"])
+        script.append([SequenceControl(action=action, request_id=dice.choice(asked).request_id)])
+    script.append([resume(each.request_id) for each in asked])
     inbox = worker(tmp_path, name=name, budget_tokens=300).serve(script)
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == alone
 
@@ -45,8 +46,7 @@ def test_paused_and_preempted_and_resumed_answers_are_the_same(name: str, seed: 
 def test_nobody_waits_for_what_a_paused_request_would_read() -> None:
     long = prompt(600)
     first, second = greedy("first", long), greedy("second", (*long, 1, 2, 3))
-    pause: list[Command] = [PauseRequest(request_id="first")]
-    script = [[first], [second], NOTHING, pause, *[NOTHING] * 200, [ResumeRequest(request_id="first")]]
+    script = [[first], [second], NOTHING, [pause("first")], *[NOTHING] * 200, [resume("first")]]
     inbox = worker().serve(script)
     ends = [event.request_id for event in inbox.events if isinstance(event, Finished)]
     assert ends == ["second", "first"]

@@ -17,14 +17,14 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.kv.codec import PackedBlock
-from holdfast.messages.commands import CancelRequest, Command, PauseRequest, ResumeRequest, SequenceRequest, Shutdown
+from holdfast.messages.commands import Command, SequenceRequest, Shutdown
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
-from tests.equalities.test_batched_is_alone import probed
+from tests.fakes.architectures import probed
 from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.running_ahead import RunningAhead
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 NAN, INFINITY = math.nan, math.inf
@@ -208,14 +208,14 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
     model, runner = untied("llama")
     model.lm_head.weight[0] = NAN  # the state is sound, and the row fails all the same
     subject = RememberingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
-    inbox = subject.serve([[greedy("a", (*prompt(300), BAD))], *[[]] * steps, [CancelRequest(request_id="a")]])
+    inbox = subject.serve([[greedy("a", (*prompt(300), BAD))], *[[]] * steps, [cancel("a")]])
     if inbox.finished("a").reason is FinishReason.FAILED:
         assert tokens_kept(subject) == set()
     else:
         assert BAD not in tokens_kept(subject)
 
 
-@pytest.mark.parametrize("end", [CancelRequest(request_id="a"), Shutdown()])
+@pytest.mark.parametrize("end", [cancel("a"), Shutdown()])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, end: Command, tmp_path: Path) -> None:
     subject, steps = worker(tmp_path, name=name), [0]
@@ -301,8 +301,8 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
                     array[...] = NAN
                     mx.eval(array)
 
-    pause, resume = PauseRequest(request_id="paused"), ResumeRequest(request_id="paused")
-    script: list[list[Command]] = [[greedy("first", shared)], *[[]] * 20, [paused], [], [*asked], [pause], *[[]] * 40, [resume]]
+    script: list[list[Command]] = [[greedy("first", shared)], *[[]] * 20, [paused], [], [*asked]]
+    script += [[pause("paused")], *[[]] * 40, [resume("paused")]]
     inbox = subject.serve(script, on_receive=spoil_what_is_kept)
     assert spoiled == [1]
     assert {request_id: inbox.tokens(request_id) for request_id in right} == right

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 import zmq
 
-from holdfast.messages.commands import CancelRequest, Command, Shutdown, StatisticsRequest
+from holdfast.messages.commands import Command, Shutdown, StatisticsRequest
 from holdfast.messages.events import Accepted, Event
 from holdfast.worker.inbox import ZmqInbox
+from tests.fakes.script_inbox import cancel
 
 
 class Front:
@@ -61,7 +62,11 @@ def test_a_poll_without_news_returns_nothing(inbox: ZmqInbox) -> None:
 
 
 def test_all_commands_of_several_messages_come_at_once(front: Front, inbox: ZmqInbox) -> None:
-    commands: list[Command] = [CancelRequest(request_id="a"), StatisticsRequest(), CancelRequest(request_id="b")]
+    commands: list[Command] = [
+        cancel("a"),
+        StatisticsRequest(),
+        cancel("b"),
+    ]
     front.send(commands[0], commands[1])
     front.send(commands[2])
     got: list[Command] = []

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
-from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
 from holdfast.messages.events import FinishReason, PromptScored, Rejected, RejectionKind
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import SamplingParams
@@ -14,7 +14,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.loop import DeviceBroken, WorkerLoop
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import ScriptInbox, cancel
 
 SETTINGS = SchedulerSettings(max_running=4, max_queued=8, step_tokens=16, min_chunk_tokens=2, expected_output_tokens=4)
 
@@ -63,7 +63,7 @@ def test_a_stop_token_ends_the_request_and_is_told() -> None:
 
 def test_nothing_of_a_cancelled_request_runs_in_the_next_step() -> None:
     engine = FakeEngine()
-    inbox = serve([request("a", max_tokens=500)], [], [], [CancelRequest(request_id="a")], [request("b")], engine=engine)
+    inbox = serve([request("a", max_tokens=500)], [], [], [cancel("a")], [request("b")], engine=engine)
     assert inbox.finished("a").reason is FinishReason.CANCELLED
     steps_of_a = [index for index, plan in enumerate(engine.plans) if any(span.request_id == "a" for span in plan.spans)]
     assert len(steps_of_a) == 3
@@ -71,12 +71,12 @@ def test_nothing_of_a_cancelled_request_runs_in_the_next_step() -> None:
 
 
 def test_an_unknown_id_can_be_cancelled_without_harm() -> None:
-    assert serve([CancelRequest(request_id="nobody"), request("a")]).finished("a").reason is FinishReason.LENGTH
+    assert serve([cancel("nobody"), request("a")]).finished("a").reason is FinishReason.LENGTH
 
 
 def test_an_id_may_be_used_again_in_the_step_after_its_end() -> None:
     first, second = request("a", 9, max_tokens=400), request("a", 4, max_tokens=3)
-    inbox = ScriptInbox([[first], [], [CancelRequest(request_id="a"), second]])
+    inbox = ScriptInbox([[first], [], [cancel("a"), second]])
     make_loop(FakeEngine(), inbox).run()
     answers = [event.reason for event in inbox.of("a") if hasattr(event, "reason")]
     assert answers == [FinishReason.CANCELLED, FinishReason.LENGTH]
@@ -194,7 +194,7 @@ commands = st.one_of(
         st.lists(st.integers(0, 600), max_size=60),
         st.booleans(),
     ),
-    st.builds(lambda index: CancelRequest(request_id=f"r{index}"), st.integers(0, 12)),
+    st.builds(lambda index: cancel(f"r{index}"), st.integers(0, 12)),
     st.just(StatisticsRequest()),
 )
 
@@ -231,7 +231,14 @@ def test_each_accepted_request_gets_exactly_one_finished(
 
 def test_a_cancel_stops_the_reading_of_a_prompt_with_the_step_that_runs() -> None:
     engine = FakeEngine(runs_ahead=False)
-    script: list[list[Command]] = [[request("a", *range(1, 200))], [], [], [CancelRequest(request_id="a")], [], []]
+    script: list[list[Command]] = [
+        [request("a", *range(1, 200))],
+        [],
+        [],
+        [cancel("a")],
+        [],
+        [],
+    ]
     serve(*script, engine=engine)
     assert len(engine.plans) == 3
 
@@ -247,8 +254,8 @@ def _with_ids_of_their_own(script: list[list[Command]]) -> list[list[Command]]:
                 count += 1
                 latest[command.request_id] = f"{command.request_id}-{count}"
                 made.append(SequenceRequest(**{**_fields(command), "request_id": latest[command.request_id]}))
-            elif isinstance(command, CancelRequest):
-                made.append(CancelRequest(request_id=latest.get(command.request_id, "nobody")))
+            elif isinstance(command, SequenceControl):
+                made.append(cancel(latest.get(command.request_id, "nobody")))
             else:
                 made.append(command)
         numbered.append(made)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages.commands import CancelRequest, Command, PauseRequest, ResumeRequest
+from holdfast.messages.commands import Command, ControlAction, SequenceControl
 from holdfast.messages.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
-from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.worker.test_loop import make_loop, request, serve
 
 NAMES = "abcde"
@@ -17,8 +17,8 @@ NAMES = "abcde"
 def test_nothing_is_drawn_for_a_paused_sequence_until_it_is_resumed() -> None:
     engine = FakeEngine()
     nothing: list[Command] = []
-    script = [[request("a", max_tokens=30)], nothing, nothing, [PauseRequest(request_id="a")], *[nothing] * 20]
-    inbox = serve(*script, [ResumeRequest(request_id="a")], engine=engine)
+    script = [[request("a", max_tokens=30)], nothing, nothing, [pause("a")], *[nothing] * 20]
+    inbox = serve(*script, [resume("a")], engine=engine)
     assert inbox.tokens("a") == expected_tokens(request("a", max_tokens=30))
     assert len(engine.plans) == 30  # a step for each token; the pause made none
 
@@ -27,8 +27,8 @@ def test_a_paused_sequence_makes_room_for_those_that_wait_and_goes_on_afterwards
     first = [request(name, index, max_tokens=40) for index, name in enumerate("abcd", start=1)]  # as many as may run
     second = [request(name, index, max_tokens=6) for index, name in enumerate("efgh", start=5)]
     nothing: list[Command] = []
-    pauses: list[Command] = [PauseRequest(request_id=asked.request_id) for asked in first]
-    resumes: list[Command] = [ResumeRequest(request_id=asked.request_id) for asked in first]
+    pauses: list[Command] = [pause(asked.request_id) for asked in first]
+    resumes: list[Command] = [resume(asked.request_id) for asked in first]
     inbox = serve(first, nothing, nothing, [*pauses, *second], *[nothing] * 30, resumes)
     for asked in (*first, *second):
         assert inbox.tokens(asked.request_id) == expected_tokens(asked)
@@ -38,7 +38,15 @@ def test_a_paused_sequence_makes_room_for_those_that_wait_and_goes_on_afterwards
 
 def test_a_paused_sequence_that_is_cancelled_leaves_nothing_behind() -> None:
     engine = FakeEngine()
-    inbox = ScriptInbox([[request("a", max_tokens=500)], [], [PauseRequest(request_id="a")], [], [CancelRequest(request_id="a")]])
+    inbox = ScriptInbox(
+        [
+            [request("a", max_tokens=500)],
+            [],
+            [pause("a")],
+            [],
+            [cancel("a")],
+        ]
+    )
     loop = make_loop(engine, inbox)
     loop.run()
     assert inbox.finished("a").reason is FinishReason.CANCELLED
@@ -47,16 +55,14 @@ def test_a_paused_sequence_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 @given(
-    commands=st.lists(st.tuples(st.sampled_from([PauseRequest, ResumeRequest]), st.sampled_from(NAMES)), max_size=60),
+    commands=st.lists(st.tuples(st.sampled_from(["pause", "resume"]), st.sampled_from(NAMES)), max_size=60),
     budget_tokens=st.sampled_from([80, 120, 10_000]),
 )
-def test_whoever_is_paused_when_the_answers_are_the_same(
-    commands: list[tuple[type[PauseRequest | ResumeRequest], str]], budget_tokens: int
-) -> None:
+def test_whoever_is_paused_when_the_answers_are_the_same(commands: list[tuple[ControlAction, str]], budget_tokens: int) -> None:
     asked = [request(name, index, 2, 3, max_tokens=20 + index) for index, name in enumerate(NAMES)]
     script: list[list[Command]] = [[*asked], []]
-    script += [[kind(request_id=name)] for kind, name in commands]
-    script.append([ResumeRequest(request_id=name) for name in NAMES])
+    script += [[SequenceControl(action=action, request_id=name)] for action, name in commands]
+    script.append([resume(name) for name in NAMES])
     inbox = serve(*script, budget_tokens=budget_tokens)
     for each in asked:
         assert inbox.tokens(each.request_id) == expected_tokens(each)

@@ -12,6 +12,7 @@ import pytest
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
 from holdfast.worker import serving
+from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.pulse import Pulse
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import write_tiny
@@ -43,11 +44,9 @@ def build(folder: Path) -> None:
     loop, _ = serving.build_loop(
         ScriptInbox([]),
         lambda stage, fraction: None,
-        folder=str(folder),
-        hash_cache="",
-        model=ModelSettings(),
-        scheduler=SchedulerSettings(),
-        store=StoreSettings(folder=""),
+        settings=WorkerSettings(
+            folder=str(folder), model=ModelSettings(), scheduler=SchedulerSettings(), store=StoreSettings(folder="")
+        ),
         pulse=Pulse(),
     )
     del loop

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from holdfast.intake.history import AnswerNotes
+from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
@@ -36,9 +36,9 @@ class AnswerReader:
     """Reads the events of one sequence as text deltas. One consumer."""
 
     def __init__(
-        self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, notes: AnswerNotes | None = None
+        self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, recorder: AnswerRecorder | None = None
     ) -> None:
-        self._events, self._choice, self._notes = events, choice, notes
+        self._events, self._choice, self._recorder = events, choice, recorder
         self._prompt_tokens = prompt_tokens
         self._deltas: list[TextDelta] = []
         self._finished: ChoiceFinished | None = None
@@ -48,14 +48,14 @@ class AnswerReader:
         for event in self._events:
             if isinstance(event, Rejected):
                 raise refusal(event)
-            for told in self._choice.feed(event):
-                if self._notes is not None:
-                    self._notes.see(told)
-                if isinstance(told, TextDelta):
-                    self._deltas.append(told)
-                    yield told
+            for output in self._choice.feed(event):
+                if self._recorder is not None:
+                    self._recorder.observe(output)
+                if isinstance(output, TextDelta):
+                    self._deltas.append(output)
+                    yield output
                 else:
-                    self._finished = told
+                    self._finished = output
             if self._choice.done:
                 self.close()
                 return

@@ -9,7 +9,7 @@ from typing import Protocol
 class Closeable(Protocol):
     """What ends threads of its own."""
 
-    def close_blocking(self) -> None:
+    def close(self) -> None:
         """End, and wait for the end."""
         ...
 
@@ -35,7 +35,7 @@ def close_before_exit(engine: Closeable) -> None:
 
 def closed(engine: Closeable) -> None:
     """Close the engine now; nothing is left to be done at the end."""
-    engine.close_blocking()
+    engine.close()
     with _lock:
         _open.discard(engine)
 
@@ -43,4 +43,4 @@ def closed(engine: Closeable) -> None:
 def _close_all_at_the_end() -> None:
     threading.main_thread().join()
     for engine in tuple(_open):
-        engine.close_blocking()
+        engine.close()

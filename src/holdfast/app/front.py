@@ -20,18 +20,16 @@ from types import FrameType
 import uvloop
 
 from holdfast.app.addresses import lan_addresses
-from holdfast.app.model_folder import local_folder
 from holdfast.app.ready import ReadyServer, announce
 from holdfast.app.run_folder import run_folder
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
-from holdfast.models.download import served_id
-from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.models.download import resolve_model, served_id
 from holdfast.residency.residency import Residency
-from holdfast.residency.worker_process import WorkerOrder
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
 from holdfast.user_folders import compiled_code_folder, hash_cache_file
+from holdfast.worker.assignment import WorkerSettings
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
@@ -52,7 +50,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     configure_logging(settings.log)
     signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
-    folder = local_folder(settings.model, progress=progress)
+    folder = resolve_model(settings.model, progress=progress)
     try:
         with run_folder(os.environ), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(Front(settings, folder, progress=progress, started_at=started_at).serve())
@@ -70,7 +68,7 @@ class Front:
         self._model = served_id(settings.model)
         self._was_ready = False
         self._folder = folder
-        order = WorkerOrder(
+        worker = WorkerSettings(
             folder=str(folder),
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
@@ -81,9 +79,7 @@ class Front:
             residency=settings.residency,
         )
         self._residency = Residency(
-            Catalog([CatalogEntry(id=self._model, folder=folder)]),
-            {self._model: order},
-            startup_seconds=settings.model.startup_seconds,
+            {self._model: worker},
             on_progress=lambda model, event: progress(event.stage, event.fraction),
         )
 
@@ -107,7 +103,7 @@ class Front:
 
     async def _serve_http(self, signals: _EarlySignals) -> None:
         from holdfast.app.web import build_application
-        from holdfast.http import serve as http
+        from holdfast.http.server import run as http
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
@@ -136,7 +132,7 @@ class Front:
     async def _announce(self, listening: asyncio.Event, url: str, listens_on: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
-        from holdfast.http.host_header import is_loopback
+        from holdfast.http.server.host_header import is_loopback
 
         figures = (await self._residency.statistics()).get(self._model)
         gc.collect()
@@ -144,7 +140,7 @@ class Front:
         ready = ReadyServer(
             url=url,
             model=self._model,
-            info=(await self._residency.lease(self._model)).info,
+            info=(await self._residency.client(self._model)).info,
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=bool(self._settings.server.api_key),
             store_folder=self._settings.store.folder,
@@ -189,7 +185,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
-    from holdfast.http.host_header import is_wildcard
+    from holdfast.http.server.host_header import is_wildcard
 
     if not is_wildcard(listens_on):
         return ()

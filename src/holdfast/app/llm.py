@@ -13,20 +13,20 @@ from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 from holdfast.app.answers import AnswerReader, Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
-from holdfast.app.model_folder import local_folder
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
-from holdfast.intake.prepare import answer_notes, prepare
+from holdfast.intake.prepare import answer_recorder, prepare
 from holdfast.intake.tenant import tenant_of
-from holdfast.intake.tokenizer_bundle import load_text_side
-from holdfast.link.in_process import InProcessClient, QueueInbox
+from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
+from holdfast.link.in_process import InProcessClient
 from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
-from holdfast.models.download import served_id
+from holdfast.models.download import resolve_model, served_id
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file
+from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
@@ -64,12 +64,12 @@ class LLM:
     def __init__(self, model: str | Path | None = None, *, settings: Mapping[str, object] | None = None) -> None:
         flags = {**(settings or {}), **({} if model is None else {"model.path": str(model)})}
         self._settings = load_settings(file=None, environ={}, flags=flags).settings
-        folder = local_folder(self._settings.model)
+        folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
         self._client = _start(self._settings, folder)
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            self._text_side = load_text_side(folder)
+            self._bundle = load_tokenizer_bundle(folder)
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)
@@ -138,7 +138,7 @@ class LLM:
 
     def statistics(self) -> WorkerStatistics:
         """Counters of the engine since its start, and gauges of now."""
-        return self._client.statistics_blocking()
+        return self._client.statistics()
 
     def close(self) -> None:
         """Cancel what runs, let go of the model and of the device. May be called twice."""
@@ -162,32 +162,26 @@ class LLM:
 
     def _start_answer(self, prompt: Prompt, options: GenerationOptions) -> AnswerReader:
         request = _request(prompt, options)
-        prepared = prepare(request, self._text_side, info=self._client.info, limits=self._settings.limits)
+        prepared = prepare(request, self._bundle, info=self._client.info, limits=self._settings.limits)
         (sequence,) = prepared.sequences
         return AnswerReader(
-            self._client.submit_blocking(sequence),
+            self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
-            notes=answer_notes(request, self._text_side),
+            recorder=answer_recorder(request, self._bundle),
         )
 
 
 def _start(settings: Settings, folder: Path) -> InProcessClient:
     store = replace(settings.store, folder=library_folder(settings.store, os.environ))
-    model = replace(settings.model, name=served_id(settings.model))
-    hash_cache = hash_cache_file(os.environ) if store.folder else ""  # nothing is written that was not asked for
-
-    def run_worker(inbox: QueueInbox) -> object:
-        return serve_model(
-            inbox,
-            folder=str(folder),
-            hash_cache=hash_cache,
-            model=model,
-            scheduler=settings.scheduler,
-            store=store,
-        )
-
-    return InProcessClient(run_worker, on_progress=lambda event: None)
+    worker = WorkerSettings(
+        folder=str(folder),
+        hash_cache=hash_cache_file(os.environ) if store.folder else "",  # nothing is written that was not asked for
+        model=replace(settings.model, name=served_id(settings.model)),
+        scheduler=settings.scheduler,
+        store=store,
+    )
+    return InProcessClient(lambda inbox: serve_model(inbox, worker), on_progress=lambda event: None)
 
 
 def _raw_prompt(prompt: TextOrTokens) -> Prompt:

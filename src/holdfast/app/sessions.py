@@ -89,4 +89,4 @@ class Sessions:
         return info
 
     def _ask(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        return sessions_of(self._client.ask_session_blocking(command))
+        return sessions_of(self._client.ask_session(command))

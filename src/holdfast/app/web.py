@@ -5,25 +5,25 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import create_application
-from holdfast.http.services import Services
+from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.tokenizer_bundle import load_text_side
+from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
 
 
-def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> FastAPI:
+def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
-    text_sides = {model: load_text_side(folder) for model, folder in folders.items()}
+    bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(
-        gateway=Gateway(residency, text_sides, settings.limits),
-        sessions=partial(session_commands.carry_out, residency),
+        gateway=Gateway(residency.client, bundles, settings.limits),
+        sessions=partial(session_commands.carry_out, residency.client),
         models=residency,
         server=settings.server,
         limits=settings.limits,

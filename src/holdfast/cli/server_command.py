@@ -60,7 +60,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         from holdfast.cli.server_client import ServerClient
-        from holdfast.http.extensions import TENANT_HEADER
+        from holdfast.http.server.extensions import TENANT_HEADER
 
         named = {name: given.pop(name) for name in _OPTIONS}
         with plain_errors():

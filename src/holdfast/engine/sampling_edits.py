@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from holdfast.errors import InvalidRequest
-from holdfast.messages.requests import SamplingParams
+from holdfast.messages.requests import SAMPLING_RANGES, SamplingParams
 
-BANNED_AT = -100.0  # a bias this low means "never", not "rarely"
+BANNED_AT = SAMPLING_RANGES["logit_bias"][0]  # a bias this low means "never", not "rarely"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,118 +1,67 @@
-"""The HTTP application: its paths and what stands in front of them."""
+"""The HTTP application: the table of dialects, and what stands in front of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import Route
 
-from holdfast.http import errors, openapi, sessions_api, start_page, status_api
-from holdfast.http.body import parse, read_body
-from holdfast.http.extensions import extended
-from holdfast.http.generation import GenerationResponse
-from holdfast.http.guard import Guard
-from holdfast.http.openai_chat import ChatCompletionRequest
-from holdfast.http.openai_completions import CompletionRequest
-from holdfast.http.openai_shapes import ChatCompletion, ChatCompletionChunk, Completion, Health, ModelCard, ModelList
-from holdfast.http.request_lines import RequestLines
-from holdfast.http.services import Services, first_model
-from holdfast.telemetry.requests import RequestWatch
+from holdfast.http.admin.dialect import ADMIN
+from holdfast.http.anthropic.dialect import ANTHROPIC
+from holdfast.http.ollama.dialect import OLLAMA
+from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS, RESPONSES
+from holdfast.http.server.dialect import Dialect, DialectTable, Operation
+from holdfast.http.server.errors import HANDLERS, handle
+from holdfast.http.server.guard import Guard
+from holdfast.http.server.request_lines import RequestLines
+from holdfast.http.server.services import Services
 
-Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+# None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
+# without a word.
+DIALECTS = (
+    OPENAI,
+    ADMIN,
+    RESPONSES,
+    EMBEDDINGS,
+    OTHER_PARTS,
+    ANTHROPIC,
+    OLLAMA,
+)
 
 
-@asynccontextmanager
-async def _nothing_to_start(_: FastAPI) -> AsyncIterator[None]:
-    yield
-
-
-def create_application(services: Services, *, lifespan: Lifespan = _nothing_to_start) -> FastAPI:
-    """The application over these services. `lifespan` starts and stops what the services need, in the server's own loop."""
-    app = FastAPI(
-        title="Holdfast",
-        summary="Language models with MLX, for agents; OpenAI-compatible.",
-        version=services.version,
-        lifespan=lifespan,
-        docs_url=None,  # its pages load scripts from elsewhere
-        redoc_url=None,
-        redirect_slashes=False,
+def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
+    """The application over these services. Paths that no dialect claims are the first one's."""
+    table = DialectTable(dialects)
+    middleware = [
+        Middleware(RequestLines, metrics=services.metrics),
+        *_cors(services.server.cors_origins),
+        Middleware(Guard, server=services.server, dialects=table),
+        Middleware(ExceptionMiddleware, handlers=HANDLERS),
+    ]
+    app = Starlette(
+        routes=[_route(operation) for operation in table.operations],
+        middleware=middleware,
+        exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
     )
-    _add_generating_paths(app, services)
-    sessions_api.install(app, services)
-    _add_status_paths(app, services)
-    errors.install(app)
-    openapi.install(app)
-    app.add_middleware(Guard, server=services.server)
-    if services.server.cors_origins:
-        origins = list(services.server.cors_origins)
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
-    app.add_middleware(RequestLines, metrics=services.metrics)
+    app.router.redirect_slashes = False
+    app.state.services, app.state.dialects = services, table
     return app
 
 
-def _add_generating_paths(app: FastAPI, services: Services) -> None:
-    @app.post(
-        "/v1/chat/completions",
-        openapi_extra=openapi.request_of(ChatCompletionRequest),
-        responses=openapi.answers_of(ChatCompletion, chunk=ChatCompletionChunk),
-    )
-    async def create_chat_completion(request: Request) -> Response:
-        """Answer a conversation."""
-        return await _generation(request, services, ChatCompletionRequest)
-
-    @app.post(
-        "/v1/completions",
-        openapi_extra=openapi.request_of(CompletionRequest),
-        responses=openapi.answers_of(Completion, chunk=Completion),
-    )
-    async def create_completion(request: Request) -> Response:
-        """Continue a text."""
-        return await _generation(request, services, CompletionRequest)
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    if not origins:
+        return []
+    methods = ["GET", "POST", "PATCH", "DELETE"]
+    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+    return [Middleware(CORSMiddleware, allow_origins=list(origins), **options)]  # type: ignore[arg-type]
 
 
-async def _generation(
-    request: Request, services: Services, kind: type[ChatCompletionRequest] | type[CompletionRequest]
-) -> Response:
-    watch = RequestWatch(services.metrics)
-    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
-    fields = parse(kind, body)
-    plan = fields.plan(services.limits, default_model=first_model(services), version=services.version)
-    plan = extended(plan, request.headers, fields, api_key=services.server.api_key)
-    return GenerationResponse(services, plan, watch)
-
-
-def _add_status_paths(app: FastAPI, services: Services) -> None:
-    @app.get("/v1/models", responses=openapi.answers_of(ModelList))
-    async def list_models() -> Response:
-        """The served models."""
-        return status_api.list_models(services)
-
-    @app.get("/v1/models/{model_id:path}", responses=openapi.answers_of(ModelCard))
-    async def get_model(model_id: str) -> Response:
-        """One served model; its id may contain slashes."""
-        return status_api.one_model(services, model_id)
-
-    @app.get("/", response_class=Response, responses=openapi.text_answer("text/html", "text/plain"))
-    async def front_page(request: Request) -> Response:
-        """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
-        return start_page.front_page(request, services)
-
-    @app.get("/health", responses=openapi.answers_of(Health, further_statuses=(503,)))
-    async def health() -> Response:
-        """How the server and its models are doing. Needs no key."""
-        return status_api.health(services)
-
-    @app.get("/metrics", response_class=Response, responses=openapi.text_answer("text/plain"))
-    async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return await status_api.metrics(services)
+def _route(operation: Operation) -> Route:
+    route = Route(operation.path, operation, methods=[operation.method])
+    route.methods = {operation.method}  # without the HEAD that it adds
+    return route

@@ -10,16 +10,9 @@ from typing import Any
 import msgspec
 
 from holdfast.intake.tokenize import read_json
-from holdfast.messages.requests import SamplingParams
+from holdfast.messages.requests import SAMPLING_RANGES, SamplingParams
 
-# Name there → lowest and highest value that makes sense, for SamplingParams' field of the same name.
-_FIELDS = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (0.0, 2.0**31),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-}
+_RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # named there as in SamplingParams
 
 
 def generation_defaults(folder: Path) -> dict[str, float]:
@@ -30,8 +23,8 @@ def generation_defaults(folder: Path) -> dict[str, float]:
 def usable_defaults(recommended: Mapping[str, Any]) -> dict[str, float]:
     """The usable sampling parameters of a generation_config. `do_sample: false` is temperature 0."""
     usable: dict[str, float] = {}
-    for name, (lowest, highest) in _FIELDS.items():
-        value = recommended.get(name)
+    for name in _RECOMMENDED:
+        value, (lowest, highest) = recommended.get(name), SAMPLING_RANGES[name]
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and lowest <= value <= highest:
             usable[name] = int(value) if name == "top_k" else float(value)
     if recommended.get("do_sample") is False:

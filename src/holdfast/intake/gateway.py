@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
-from holdfast.intake.history import AnswerNotes
-from holdfast.intake.leases import Leases
-from holdfast.intake.prepare import Prepared, answer_notes, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.known_answers import AnswerRecorder
+from holdfast.intake.prepare import Prepared, answer_recorder, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.link.client import EngineClient
+from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
@@ -26,12 +25,12 @@ _MANY_MESSAGES = 300  # about 4 ms of rendering
 class Gateway:
     """Makes requests servable and submits them. One for all protocols, on the loop's thread.
 
-    text_sides: by served id, the same ids that `leases` knows.
+    bundles: by served id, the same ids that `client_of` knows.
     """
 
-    def __init__(self, leases: Leases, text_sides: Mapping[str, TokenizerBundle], limits: LimitsSettings) -> None:
-        self._leases = leases
-        self._text_sides = text_sides
+    def __init__(self, client_of: ClientOf, bundles: Mapping[str, TokenizerBundle], limits: LimitsSettings) -> None:
+        self._client_of = client_of
+        self._bundles = bundles
         self._limits = limits
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
@@ -39,33 +38,33 @@ class Gateway:
 
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
         """
-        client = await self._leases.lease(request.model, sequences=request.choices)
+        client = await self._client_of(request.model, request.choices)
         started = time.perf_counter()
-        side = self._text_sides.get(request.model)
-        if side is None:
-            raise UnknownModel(model=request.model, available=tuple(self._text_sides))
-        prepared = await self._prepare(request, side, client.info)
-        notes = answer_notes(request, side)
-        return await self._submit(request, client, prepared, notes, intake_seconds=time.perf_counter() - started)
+        bundle = self._bundles.get(request.model)
+        if bundle is None:
+            raise UnknownModel(model=request.model, available=tuple(self._bundles))
+        prepared = await self._prepare(request, bundle, client.info)
+        recorder = answer_recorder(request, bundle)
+        return await self._submit(request, client, prepared, recorder, intake_seconds=time.perf_counter() - started)
 
-    async def _prepare(self, request: GenerationRequest, side: TokenizerBundle, info: ModelInfo) -> Prepared:
-        request = with_defaults(request, side, info=info, limits=self._limits)
+    async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
+        request = with_defaults(request, bundle, info=info, limits=self._limits)
         if isinstance(request.prompt, ChatPrompt) and len(request.prompt.messages) > _MANY_MESSAGES:
-            prompt = await asyncio.to_thread(prompt_text, request, side, info=info)
+            prompt = await asyncio.to_thread(prompt_text, request, bundle, info=info)
         else:
-            prompt = prompt_text(request, side, info=info)
+            prompt = prompt_text(request, bundle, info=info)
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
-            tokens = encode_prompt(request, side, prompt, info=info)
+            tokens = encode_prompt(request, bundle, prompt, info=info)
         else:
-            tokens = await asyncio.to_thread(encode_prompt, request, side, prompt, info=info)
-        return assemble(request, side, prompt, tokens, info=info)
+            tokens = await asyncio.to_thread(encode_prompt, request, bundle, prompt, info=info)
+        return assemble(request, bundle, prompt, tokens, info=info)
 
     async def _submit(
         self,
         request: GenerationRequest,
         client: EngineClient,
         prepared: Prepared,
-        notes: AnswerNotes | None,
+        recorder: AnswerRecorder | None,
         *,
         intake_seconds: float,
     ) -> GenerationStream:
@@ -80,7 +79,7 @@ class Gateway:
                 sources=sources,
                 prompt_tokens=prepared.prompt_tokens,
                 intake_seconds=intake_seconds,
-                notes=notes,
+                recorder=recorder,
                 dropped_tokens=prepared.dropped_tokens,
             )
             await stream.accepted()

@@ -6,7 +6,7 @@ import math
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.messages.requests import GenerationRequest, SamplingParams
+from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
 
@@ -39,17 +39,13 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    _between("temperature", sampling.temperature, 0, 100)
-    _between("top_p", sampling.top_p, 0, 1)
-    _between("top_k", sampling.top_k, 0, math.inf)
-    _between("min_p", sampling.min_p, 0, 1)
-    _between("presence_penalty", sampling.presence_penalty, -2, 2)
-    _between("frequency_penalty", sampling.frequency_penalty, -2, 2)
-    _between("repetition_penalty", sampling.repetition_penalty, 1e-3, 100)
+    for field, (lowest, highest) in SAMPLING_RANGES.items():
+        if field != "logit_bias":
+            _between(field, getattr(sampling, field), lowest, highest)
     for token_id, bias in sampling.logit_bias.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}", field="logit_bias")
-        _between("logit_bias", bias, -100, 100)
+        _between("logit_bias", bias, *SAMPLING_RANGES["logit_bias"])
 
 
 def _between(field: str, value: float, lowest: float, highest: float) -> None:

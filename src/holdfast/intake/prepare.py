@@ -13,8 +13,9 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.history import AnswerNotes, Said, Spliced
+from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.intake.limits import check_limits, check_token_ids
+from holdfast.intake.prompt import PromptText, PromptTokens, Turn
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
@@ -27,26 +28,6 @@ from holdfast.parsing.pieces import TokenPieces
 # body of many megabytes costs neither minutes nor gigabytes.
 _MOST_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptText:
-    """A prompt before tokenization. `token_ids` is set when the client sent ids; then `text` is empty."""
-
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    add_special_tokens: bool = False
-    said: tuple[Said, ...] = ()  # the messages of a chat
-    branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    """A prompt after tokenization."""
-
-    token_ids: tuple[int, ...]
-    branch_points: tuple[int, ...] = ()  # the same as tokens
-    dropped_tokens: int = 0  # of earlier answers, which the template left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +49,24 @@ class Prepared:
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
-def prepare(request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+def prepare(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
-    request = with_defaults(request, side, info=info, limits=limits)
-    prompt = prompt_text(request, side, info=info)
-    return assemble(request, side, prompt, encode_prompt(request, side, prompt, info=info), info=info)
+    request = with_defaults(request, bundle, info=info, limits=limits)
+    prompt = prompt_text(request, bundle, info=info)
+    return assemble(request, bundle, prompt, encode_prompt(request, bundle, prompt, info=info), info=info)
 
 
 def with_defaults(
-    request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings
+    request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings
 ) -> GenerationRequest:
     """The request with all sampling fields as they will be used, checked. Raises InvalidRequest."""
-    sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=side.generation_defaults)
+    sampling = with_model_defaults(request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults)
     request = msgspec.structs.replace(request, sampling=sampling)
     check_limits(request, limits=limits, vocab_size=info.vocab_size)
     return request
 
 
-def prompt_text(request: GenerationRequest, side: TokenizerBundle, *, info: ModelInfo) -> PromptText:
+def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
     prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
@@ -94,19 +75,19 @@ def prompt_text(request: GenerationRequest, side: TokenizerBundle, *, info: Mode
         return PromptText(text=well_formed(prompt.text), add_special_tokens=True)
     if not prompt.messages:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
-    if side.template is None:
+    if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    prompt = canonical(prompt, side.tool_orders, tenant=request.tenant)
+    prompt = canonical(prompt, bundle.tool_orders, tenant=request.tenant)
     # The template writes the special tokens itself, BOS included.
-    text = well_formed(side.template.render(prompt, field=request.prompt_field))
-    branch_points = side.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
-    return PromptText(text=text, said=_said(prompt), branch_points=branch_points)
+    text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
+    branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
+    return PromptText(text=text, turns=_turns(prompt), branch_points=branch_points)
 
 
-def _said(prompt: ChatPrompt) -> tuple[Said, ...]:
+def _turns(prompt: ChatPrompt) -> tuple[Turn, ...]:
     """The texts of a conversation that the template writes as they are."""
     return tuple(
-        Said(text, is_answer=message.get("role") == "assistant")
+        Turn(text, is_answer=message.get("role") == "assistant")
         for message in prompt.messages
         for text in _texts(message.get("content"))
         if text
@@ -121,14 +102,14 @@ def _texts(content: Any) -> Iterator[str]:
             yield text
 
 
-def encode_prompt(request: GenerationRequest, side: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
+def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
     """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
-    field, tokenizer = request.prompt_field, side.tokenizer
+    field, tokenizer = request.prompt_field, bundle.tokenizer
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
         _refuse_by_beginning(tokenizer, prompt, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, side, tenant=request.tenant)
+        tokens = _encoded(prompt, bundle, tenant=request.tenant)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
@@ -142,18 +123,15 @@ def encode_prompt(request: GenerationRequest, side: TokenizerBundle, prompt: Pro
     return tokens
 
 
-def _encoded(prompt: PromptText, side: TokenizerBundle, *, tenant: str) -> PromptTokens:
+def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    history, said = side.history, prompt.said
-    dropped = history.dropped(prompt.text, said, tenant=tenant) if any(each.is_answer for each in said) else 0
-    has_answers = history.knows_any(said, tenant=tenant)
-    if not has_answers and not prompt.branch_points:
-        token_ids = side.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+    known = bundle.known_answers
+    dropped = known.count_dropped(prompt, tenant=tenant)
+    if not prompt.branch_points and not known.has_any_of(prompt, tenant=tenant):
+        token_ids = bundle.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
         return PromptTokens(token_ids=tuple(token_ids), dropped_tokens=dropped)
-    tokenized = side.tokenizer.encode_in_place(prompt.text)
-    spliced = history.splice(prompt.text, tokenized, said, tenant=tenant) if has_answers else Spliced(tokenized.token_ids, [])
-    branch_points = tuple(spliced.place(tokenized.tokens_before(at)) for at in prompt.branch_points)
-    return PromptTokens(token_ids=tuple(spliced.token_ids), branch_points=branch_points, dropped_tokens=dropped)
+    tokens = known.put_back(prompt, bundle.tokenizer.encode_in_place(prompt.text), tenant=tenant)
+    return replace(tokens, dropped_tokens=dropped)
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
@@ -166,7 +144,7 @@ def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_to
 
 
 def assemble(
-    request: GenerationRequest, side: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
+    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, info: ModelInfo
 ) -> Prepared:
     """The sequences of a request whose prompt is tokenized.
 
@@ -175,7 +153,7 @@ def assemble(
     token_ids = tokens.token_ids
     room = info.context_tokens - len(token_ids)
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
-    stop_token_ids = _stop_token_ids(request, side, vocab_size=info.vocab_size)
+    stop_token_ids = _stop_token_ids(request, bundle, vocab_size=info.vocab_size)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
     sequences = tuple(
         SequenceRequest(
@@ -198,20 +176,21 @@ def assemble(
         stop_token_ids=frozenset(stop_token_ids),
         max_tokens=max_tokens,
         stops=request.stop,
+        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
         want_logprobs=request.want_logprobs,
-        at_start=_opens_a_text(request, side.tokenizer, token_ids),
+        at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
         echo=request.echo,
-        echo_text=_echo_text(prompt, side.tokenizer) if request.echo else "",
+        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
     )
-    return Prepared(sequences=sequences, rules=rules, pieces=side.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
+    return Prepared(sequences=sequences, rules=rules, pieces=bundle.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
 
 
-def _stop_token_ids(request: GenerationRequest, side: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:
+def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:
     if request.ignore_eos:
         return ()
-    ends = side.tokenizer.eos_token_ids
+    ends = bundle.tokenizer.eos_token_ids
     if isinstance(request.prompt, ChatPrompt):
-        ends += side.turn_end_token_ids
+        ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
 
 
@@ -225,11 +204,11 @@ def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
     return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
-def answer_notes(request: GenerationRequest, side: TokenizerBundle) -> AnswerNotes | None:
+def answer_recorder(request: GenerationRequest, bundle: TokenizerBundle) -> AnswerRecorder | None:
     """Takes down the answers of a chat, which come back in its next turn; None where nothing comes back.
 
     Whoever continues a message gets back more than what is generated now.
     """
     if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
         return None
-    return AnswerNotes(side.history, side.tokenizer, tenant=request.tenant)
+    return AnswerRecorder(bundle.known_answers, bundle.tokenizer, tenant=request.tenant)

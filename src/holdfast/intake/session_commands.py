@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from holdfast.errors import SessionRefused
-from holdfast.intake.leases import Leases
+from holdfast.link.client import ClientOf
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 
-async def carry_out(leases: Leases, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+async def carry_out(client_of: ClientOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
     """Have a command carried out; returns the session that it was about, or all. Loop's thread.
 
     Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when the worker is not there or dies meanwhile.
     """
-    client = await leases.lease(model)
+    client = await client_of(model, 1)
     return sessions_of(await client.ask_session(command))
 
 

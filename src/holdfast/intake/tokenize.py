@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from holdfast.errors import ModelLoadError
-from holdfast.intake.history import Tokenized
+from holdfast.intake.prompt import Tokenized
 from holdfast.parsing.pieces import TokenPieces
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")

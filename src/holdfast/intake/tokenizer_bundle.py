@@ -1,4 +1,4 @@
-"""Everything about a model that the front process knows: its text side. No weights, no MLX."""
+"""Everything about a model that the front process knows: its tokenizer and templates. No weights, no MLX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.intake.canonical import ToolOrders
 from holdfast.intake.defaults import generation_defaults
-from holdfast.intake.history import AnswerHistory
+from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
@@ -16,18 +16,18 @@ from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerBundle:
-    """Tokenizer, chat template and recommendations of one model. All its requests share it; only its notes change."""
+    """Tokenizer, chat template and recommendations of one model. All its requests share it."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
     context_tokens: int  # according to config.json; 0 when it does not say
-    history: AnswerHistory = field(default_factory=AnswerHistory)
+    known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
 
-def load_text_side(folder: Path) -> TokenizerBundle:
+def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
 
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.commands import SequenceRequest
@@ -37,3 +38,10 @@ class EngineClient(Protocol):
     async def close(self) -> None:
         """Ask the worker to end in order and let go of the link."""
         ...
+
+
+ClientOf: TypeAlias = Callable[[str, int], Awaitable[EngineClient]]
+"""The client of the running worker of a model, for so many sequences; waits for a while when the model is being loaded.
+
+Raises UnknownModel, WorkerUnavailable and QueueFull.
+"""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from holdfast.errors import WorkerUnavailable
+from holdfast.messages.commands import ControlAction
 from holdfast.messages.events import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
@@ -18,28 +19,20 @@ _TOKEN_BYTES = 256  # of an event as a chunk of JSON or as objects here, about t
 _RIVAL_BYTES = 100  # for each log-probability beside it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Brake:
-    """What stops a sequence whose events nobody reads, and lets it go on when half of them are read."""
-
-    unread_bytes: int
-    pause: Callable[[RequestId], None]
-    resume: Callable[[RequestId], None]
+Control = Callable[[RequestId, ControlAction], None]
 
 
 class EventStream:
     """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request.
 
-    brake: None for a stream that may grow without bound, in a test for instance.
+    A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them are read; `control` is told.
     """
 
-    def __init__(self, request_id: RequestId, *, cancel: Callable[[RequestId], None], brake: Brake | None = None) -> None:
+    def __init__(self, request_id: RequestId, *, control: Control, unread_bytes: float = math.inf) -> None:
         self.request_id = request_id
         self.completion_tokens = 0
         self.was_accepted = False
-        self._cancel = cancel
-        self._brake = brake
-        self._unread_bytes = 0
+        self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
         self._is_paused = False
         self._events: deque[RequestEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -69,7 +62,7 @@ class EventStream:
         self._events.clear()
         if not self._over:
             self._over = True
-            self._cancel(self.request_id)
+            self._control(self.request_id, "cancel")
         self._wake()
 
     def push(self, event: RequestEvent) -> None:
@@ -87,21 +80,17 @@ class EventStream:
         self._hold_back(event)
 
     def _hold_back(self, event: RequestEvent) -> None:
-        if self._brake is None:
-            return
         self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._brake.unread_bytes and not self._is_paused and not self._over:
+        if self._unread_bytes > self._most_unread_bytes and not self._is_paused and not self._over:
             self._is_paused = True
-            self._brake.pause(self.request_id)
+            self._control(self.request_id, "pause")
 
     def _release(self, event: RequestEvent) -> None:
-        if self._brake is None:
-            return
         self._unread_bytes -= _size_of(event)
-        if self._is_paused and self._unread_bytes <= self._brake.unread_bytes // 2:
+        if self._is_paused and self._unread_bytes <= self._most_unread_bytes / 2:
             self._is_paused = False
             if not self._over:
-                self._brake.resume(self.request_id)
+                self._control(self.request_id, "resume")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -133,15 +122,13 @@ class EventRouter:
         """Whether the worker is gone and nothing can be opened any more."""
         return bool(self._death)
 
-    def open(
-        self, request_id: RequestId, *, prompt_tokens: int, cancel: Callable[[RequestId], None], brake: Brake | None = None
-    ) -> EventStream:
+    def open(self, request_id: RequestId, *, prompt_tokens: int, control: Control, unread_bytes: float = math.inf) -> EventStream:
         """Make the stream of a new request. Raises WorkerUnavailable after the worker's death, ValueError for an id in use."""
         if self._death:
             raise WorkerUnavailable(self._death)
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        stream = EventStream(request_id, cancel=cancel, brake=brake)
+        stream = EventStream(request_id, control=control, unread_bytes=unread_bytes)
         self._streams[request_id] = stream
         self._prompt_tokens[request_id] = prompt_tokens
         return stream

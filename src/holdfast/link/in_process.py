@@ -1,18 +1,16 @@
-"""Link to a worker that runs on a thread of this process: for the library and for tests."""
+"""Link to a worker that runs on a thread of this process: for the library."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventRouter, EventStream, RequestEvent
-from holdfast.messages.commands import CancelRequest, Command, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.link.event_stream import RequestEvent
+from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
 from holdfast.messages.events import Event, Finished, FinishReason, LoadProgress, ModelInfo, Rejected, WorkerFailed, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
@@ -82,7 +80,7 @@ class BlockingEventStream:
 
 
 class InProcessClient:
-    """Starts a worker on a non-daemon device thread and speaks to it, from asyncio loops and from plain threads alike.
+    """Starts a worker on a non-daemon device thread and speaks to it from plain threads: any of them may call any method.
 
     `run_worker` is the worker's whole life on its thread: load, serve the inbox until `Shutdown`, let go of the device.
     """
@@ -94,8 +92,7 @@ class InProcessClient:
         self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
         self._session_calls: dict[str, Future[SessionAnswer]] = {}
         self._lock = threading.Lock()
-        self._routers: dict[asyncio.AbstractEventLoop, EventRouter] = {}
-        self._readers: dict[RequestId, BlockingEventStream] = {}
+        self._streams: dict[RequestId, BlockingEventStream] = {}
         self._gone = ""
         self._thread = threading.Thread(target=self._run, args=(run_worker,), name="holdfast-device", daemon=False)
         self._thread.start()
@@ -113,47 +110,33 @@ class InProcessClient:
         """Block until the model serves or has failed to load."""
         return self._started.result()
 
-    def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence from a running asyncio loop; see `EngineClient`."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            self._check_alive(request.request_id)
-            router = self._routers.setdefault(loop, EventRouter())
-            stream = router.open(request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel)
+    def submit(self, request: SequenceRequest) -> BlockingEventStream:
+        """Send one sequence and iterate over its events."""
+        stream = BlockingEventStream(request.request_id, cancel=self._cancel)
+        with self._alive():
+            if request.request_id in self._streams:
+                raise ValueError(f"request id {request.request_id!r} is in use")
+            self._streams[request.request_id] = stream
             self._inbox.put(request)
         return stream
 
-    def submit_blocking(self, request: SequenceRequest) -> BlockingEventStream:
-        """Send one sequence and iterate over its events on a plain thread."""
-        stream = BlockingEventStream(request.request_id, cancel=self._cancel_blocking)
-        with self._lock:
-            self._check_alive(request.request_id)
-            self._readers[request.request_id] = stream
-            self._inbox.put(request)
-        return stream
-
-    async def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerStatistics:
         """The worker's counters of now."""
-        return await asyncio.wrap_future(self._ask_statistics())
+        answer: Future[WorkerStatistics] = Future()
+        with self._alive():
+            self._statistics.put(answer)
+            self._inbox.put(StatisticsRequest())
+        return answer.result()
 
-    def statistics_blocking(self) -> WorkerStatistics:
-        """The worker's counters of now, for callers without asyncio."""
-        return self._ask_statistics().result()
+    def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """Have a session command carried out. Raises WorkerUnavailable when the worker is gone, or dies meanwhile."""
+        answer: Future[SessionAnswer] = Future()
+        with self._alive():
+            self._session_calls[command.call_id] = answer
+            self._inbox.put(command)
+        return answer.result()
 
-    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out; see `EngineClient`."""
-        return await asyncio.wrap_future(self._ask_session(command))
-
-    def ask_session_blocking(self, command: SessionCommand) -> SessionAnswer:
-        """The same for callers without asyncio."""
-        return self._ask_session(command).result()
-
-    async def close(self) -> None:
-        """End the worker in order without blocking the loop."""
-        self._inbox.put(Shutdown())
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-
-    def close_blocking(self) -> None:
+    def close(self) -> None:
         """End the worker in order and wait until its thread has let go of the device."""
         self._inbox.put(Shutdown())
         self._thread.join()
@@ -169,94 +152,45 @@ class InProcessClient:
     def _end(self, gone: str) -> None:
         with self._lock:
             self._gone = gone
-            readers, self._readers = self._readers, {}
-            routers = dict(self._routers)
-            calls, self._session_calls = self._session_calls, {}
-            for call in calls.values():
-                if call.set_running_or_notify_cancel():
-                    call.set_exception(WorkerUnavailable(self._gone))
+            streams, self._streams = self._streams, {}
+            calls: list[Future[SessionAnswer] | Future[WorkerStatistics]] = [*self._session_calls.values()]
             while not self._statistics.empty():
-                asked = self._statistics.get()
-                if asked.set_running_or_notify_cancel():
-                    asked.set_exception(WorkerUnavailable(self._gone))
+                calls.append(self._statistics.get())
+        for call in calls:
+            call.set_exception(WorkerUnavailable(gone))
         if not self._started.done():
             self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
-        for request_id, reader in readers.items():
-            reader.push(
-                Finished(
-                    request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=self._gone
-                )
+        for request_id, stream in streams.items():
+            stream.push(
+                Finished(request_id=request_id, reason=FinishReason.FAILED, prompt_tokens=0, completion_tokens=0, error=gone)
             )
-        for loop, router in routers.items():
-            _call_on(loop, partial(router.fail_all, self._gone))
 
-    def _check_alive(self, request_id: RequestId) -> None:
-        if self._gone:
-            raise WorkerUnavailable(self._gone)
-        if request_id in self._readers:
-            raise ValueError(f"request id {request_id!r} is in use")
+    @contextlib.contextmanager
+    def _alive(self) -> Iterator[None]:
+        """While something is handed to the worker: it cannot end before it has it. Raises WorkerUnavailable if it has ended."""
+        with self._lock:
+            if self._gone:
+                raise WorkerUnavailable(self._gone)
+            yield
 
     def _cancel(self, request_id: RequestId) -> None:
-        with self._lock:
-            router = self._routers.get(asyncio.get_running_loop())
-        if router is not None and router.forget(request_id):
-            self._inbox.put(CancelRequest(request_id=request_id))
-
-    def _ask_statistics(self) -> Future[WorkerStatistics]:
-        answer: Future[WorkerStatistics] = Future()
-        with self._lock:
-            if self._gone:
-                raise WorkerUnavailable(self._gone)
-            self._statistics.put(answer)
-            self._inbox.put(StatisticsRequest())
-        return answer
-
-    def _ask_session(self, command: SessionCommand) -> Future[SessionAnswer]:
-        answer: Future[SessionAnswer] = Future()
-        with self._lock:
-            if self._gone:
-                raise WorkerUnavailable(self._gone)
-            self._session_calls[command.call_id] = answer
-            self._inbox.put(command)
-        return answer
-
-    def _cancel_blocking(self, request_id: RequestId) -> None:
-        self._readers.pop(request_id, None)
-        self._inbox.put(CancelRequest(request_id=request_id))
+        self._streams.pop(request_id, None)
+        self._inbox.put(SequenceControl(request_id=request_id, action="cancel"))
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        routed: list[RequestEvent] = []
         for event in events:
             if isinstance(event, RequestEvent):
                 is_last = isinstance(event, Finished | Rejected)
-                reader = self._readers.pop(event.request_id, None) if is_last else self._readers.get(event.request_id)
-                if reader is not None:
-                    reader.push(event)
-                else:
-                    routed.append(event)
+                stream = self._streams.pop(event.request_id, None) if is_last else self._streams.get(event.request_id)
+                if stream is not None:
+                    stream.push(event)
             elif isinstance(event, WorkerReady | WorkerFailed):
                 self._started.set_result(event)
             elif isinstance(event, WorkerStatistics):
                 if event.in_answer:
-                    asked = self._statistics.get_nowait()
-                    if asked.set_running_or_notify_cancel():
-                        asked.set_result(event)
+                    self._statistics.get_nowait().set_result(event)
             elif isinstance(event, SessionAnswer):
-                call = self._session_calls.pop(event.call_id, None)
-                if call is not None and call.set_running_or_notify_cancel():
+                if (call := self._session_calls.pop(event.call_id, None)) is not None:
                     call.set_result(event)
             else:
                 self._on_progress(event)
-        if routed:
-            with self._lock:
-                routers = dict(self._routers)
-            for loop, router in routers.items():
-                _call_on(loop, partial(router.route, routed))
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

@@ -15,17 +15,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import Brake, EventRouter, EventStream
+from holdfast.link.event_stream import EventRouter, EventStream
 from holdfast.link.heartbeats import Heartbeats
-from holdfast.messages.commands import (
-    CancelRequest,
-    Command,
-    PauseRequest,
-    ResumeRequest,
-    SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
-)
+from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
 from holdfast.messages.events import Event, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
@@ -54,7 +46,7 @@ class ZmqEngineClient:
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
         self._router = EventRouter()
-        self._brake = Brake(unread_bytes=unread_bytes, pause=self._pause, resume=self._resume)
+        self._unread_bytes = unread_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
         self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
@@ -97,7 +89,10 @@ class ZmqEngineClient:
     def submit(self, request: SequenceRequest) -> EventStream:
         """Send one sequence; see `EngineClient`."""
         stream = self._router.open(
-            request.request_id, prompt_tokens=len(request.prompt_token_ids), cancel=self._cancel, brake=self._brake
+            request.request_id,
+            prompt_tokens=len(request.prompt_token_ids),
+            control=self._steer,
+            unread_bytes=self._unread_bytes,
         )
         try:
             self._send(request)
@@ -129,11 +124,8 @@ class ZmqEngineClient:
 
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""
-        if not self._closed:
-            try:
-                self._send(Shutdown())
-            except WorkerUnavailable:
-                return  # it is gone already, which is what was asked for
+        with contextlib.suppress(WorkerUnavailable):  # it is gone already, which is what was asked for
+            self._send(Shutdown())
 
     def fail(self, message: str) -> None:
         """The worker is gone: end each open stream with FAILED and refuse new ones."""
@@ -166,23 +158,12 @@ class ZmqEngineClient:
         self._context.term()
         self._claim.give_back()
 
-    def _cancel(self, request_id: RequestId) -> None:
-        if self._router.forget(request_id):
-            self._tell(CancelRequest(request_id=request_id))
-
-    def _pause(self, request_id: RequestId) -> None:
-        self._tell(PauseRequest(request_id=request_id))
-
-    def _resume(self, request_id: RequestId) -> None:
-        self._tell(ResumeRequest(request_id=request_id))
-
-    def _tell(self, command: Command) -> None:
-        """Send what a worker that is gone need not know."""
-        if not self._closed:
-            try:
-                self._send(command)
-            except WorkerUnavailable:
-                return
+    def _steer(self, request_id: RequestId, action: ControlAction) -> None:
+        """Cancel, pause or resume a sequence; a worker that is gone need not know."""
+        if action == "cancel" and not self._router.forget(request_id):
+            return  # it has ended
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(SequenceControl(request_id=request_id, action=action))
 
     def _send(self, command: Command) -> None:
         if self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -26,22 +26,17 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
 
 
-class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Stop one sequence within a step. Command of the link; unknown ids are ignored (it may have just ended)."""
+ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
+
+
+class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What becomes of one sequence. Command of the link; unknown ids are ignored (it may have just ended).
+
+    cancel: it is stopped within a step. pause: nothing is drawn for it until it is resumed, since nobody reads what it says.
+    """
 
     request_id: RequestId
-
-
-class PauseRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Draw no more for one sequence until it is resumed, since nobody reads what it says. Command of the link."""
-
-    request_id: RequestId
-
-
-class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Go on with a paused sequence. Command of the link; unknown ids are ignored."""
-
-    request_id: RequestId
+    action: ControlAction
 
 
 class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -52,6 +47,4 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End the worker in order: running requests are finished as cancelled. Command of the link."""
 
 
-Command: TypeAlias = (
-    SequenceRequest | CancelRequest | PauseRequest | ResumeRequest | StatisticsRequest | SessionCommand | Shutdown
-)
+Command: TypeAlias = SequenceRequest | SequenceControl | StatisticsRequest | SessionCommand | Shutdown

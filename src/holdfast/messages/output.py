@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from holdfast.messages.events import CacheReport, FinishReason, Timings
 
+SegmentKind: TypeAlias = Literal["text", "reasoning", "call"]
+
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """New visible text of one choice. UTF-8 is never split and no part of a stop string is ever in it."""
+    """New text of one choice, all of one kind. UTF-8 is never split and no part of a stop string is ever in it."""
 
     index: int
     text: str
+    kind: SegmentKind = "text"  # as yet models' reasoning and calls are text, too
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenText, ...] = ()
 
@@ -46,6 +49,11 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     divergent: DivergentTexts | None = None  # for memory.divergence
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length"]:
+        """Why the answer ended, in the word that protocols have for it. Of answers that have ended by themselves."""
+        return "length" if self.reason is FinishReason.LENGTH else "stop"
 
     @property
     def cached_tokens(self) -> int:

@@ -5,7 +5,8 @@ Leaf module: no MLX, no web framework.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -29,6 +30,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken every time."""
         return self.temperature == 0.0
+
+
+SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),  # 0: the most likely token
+    "top_k": (0, 2**31 - 1),  # it is an int32 on the device
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (1e-3, 100),
+    "logit_bias": (-100, 100),  # of each token; the lowest bans it
+}
+"""Lowest and highest value of each field of `SamplingParams` that has a range, wherever the value comes from.
+
+A protocol may promise less: OpenAI's temperature ends at 2.
+"""
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):

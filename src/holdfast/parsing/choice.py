@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from holdfast.errors import GenerationFailed
 from holdfast.messages.events import (
@@ -20,8 +22,10 @@ from holdfast.messages.events import (
 )
 from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta, TokenText
 from holdfast.parsing.detokenize import IncrementalDetokenizer
+from holdfast.parsing.formats.families import segment_format
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.places import PlacedToken, spread
+from holdfast.parsing.segments import Segment
 from holdfast.parsing.stops import StopScanner
 
 _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
@@ -35,6 +39,7 @@ class ChoiceRules:
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
+    family: str = ""  # of the model whose format the text is in; empty: it is text throughout
     want_logprobs: bool = False
     at_start: bool = True  # the answer is a text of its own, not the continuation of one
     echo: bool = False
@@ -44,6 +49,7 @@ class ChoiceRules:
 class ChoiceText:
     """Turns the events of one sequence into text deltas and exactly one `ChoiceFinished`.
 
+    Tokens become text, the text segments, and stop strings are looked for in those that are visible text.
     Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are
     dropped with their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token
     that was drawn up to the one that ended the choice.
@@ -58,9 +64,10 @@ class ChoiceText:
         self._pieces = pieces
         self._rules = rules
         self._detokenizer = IncrementalDetokenizer(pieces, at_start=rules.at_start)
+        self._format = segment_format(rules.family)
         self._stops = StopScanner(rules.stops) if rules.stops else None
         self._tracks = bool(rules.stops) or rules.want_logprobs
-        self._held_ids: list[int] = []  # tokens without visible text so far, on the path that does not track
+        self._held_ids: tuple[int, ...] = ()  # tokens without visible text so far, on the path that does not track
         self._pending: deque[PlacedToken] = deque()
         self._uncertain: list[PlacedToken] = []  # those of them without certain text
         self._characters = 0  # of the answer that the detokenizer has given
@@ -69,7 +76,7 @@ class ChoiceText:
         self._owes_echo = rules.echo
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
-        """What a client is to be told about this event. Raises GenerationFailed when the sequence failed."""
+        """What a client sees of this event. Raises GenerationFailed when the sequence failed."""
         if self.done:
             return ()
         if isinstance(event, TokensGenerated):
@@ -87,11 +94,11 @@ class ChoiceText:
         echo = self._echo(()) if self._owes_echo else ()
         if self._rules.max_tokens == 0:
             return echo  # only the prompt was to be scored
-        delta = self._track(event) if self._tracks else self._pass_on(event.token_ids)
-        told = echo if delta is None else (*echo, delta)
-        return (*told, self._ending(FinishReason.STOP)) if self.done else told
+        deltas = self._track(event) if self._tracks else self._pass_on(event.token_ids)
+        events = (*echo, *deltas)
+        return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
-    def _pass_on(self, token_ids: tuple[int, ...]) -> TextDelta | None:
+    def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[TextDelta, ...]:
         """The short way, when nobody needs to know which token made which character."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
@@ -99,24 +106,22 @@ class ChoiceText:
         text = self._detokenizer.push(token_ids)
         if self._held_ids:
             token_ids = (*self._held_ids, *token_ids)
-        if not text:
-            self._held_ids = list(token_ids)
-            return None
-        self._held_ids = []
-        return TextDelta(index=self.index, text=text, token_ids=token_ids)
+        segments = self._format.push(text)
+        self._held_ids = () if segments else token_ids
+        return self._deltas(segments, token_ids) if segments else ()
 
-    def _track(self, event: TokensGenerated) -> TextDelta | None:
-        parts: list[str] = []
+    def _track(self, event: TokensGenerated) -> tuple[TextDelta, ...]:
+        segments: list[Segment] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
             if token_id in self._rules.stop_token_ids:
                 break
             text = self._detokenizer.push((token_id,))
             self._expect(token_id, text, event.logprobs[place] if event.logprobs else None)
-            parts.append(self._scan(text))
+            segments += self._before_stop(self._format.push(text))
             if self.done:
                 break
-        return self._release("".join(parts))
+        return self._release(segments)
 
     def _expect(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
         start = self._characters
@@ -126,9 +131,9 @@ class ChoiceText:
         if self._uncertain or not text:
             self._uncertain.append(token)
         if text and self._uncertain:
-            self._settle(text, start=start)
+            self._place(text, start=start)
 
-    def _settle(self, text: str, *, start: int) -> None:
+    def _place(self, text: str, *, start: int) -> None:
         """Place the tokens whose text was uncertain. Where bytes were replaced, all of it counts as made by the last of them."""
         if not spread(
             text, self._uncertain, [self._pieces.visible_bytes[token.token_id] for token in self._uncertain], start=start
@@ -137,41 +142,45 @@ class ChoiceText:
             last.start, last.end, last.emitted = start, start + len(text), text
         self._uncertain.clear()
 
-    def _scan(self, text: str) -> str:
-        if self._stops is None:
-            return text
-        step = self._stops.push(text)
-        self.done = step.stopped
-        return step.visible
+    def _before_stop(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """What may be shown of them. A stop string has to stand in visible text, and in one piece of it."""
+        for segment in segments:
+            if self._stops is None:
+                yield segment
+            elif segment.kind == "text":
+                yield Segment("text", self._stops.push(segment.text))
+                if self._stops.stopped:
+                    self.done = True
+                    return
+            else:
+                yield Segment("text", self._stops.flush())
+                yield segment
 
     def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
         self.done = True
         if event.reason is FinishReason.FAILED:
             raise GenerationFailed(event.error or "the generation failed")
         echo = self._echo(()) if self._owes_echo else ()
-        delta = self._flush() if self._rules.max_tokens else None
-        stopped = self._stops is not None and self._stops.stopped
+        deltas = self._flush() if self._rules.max_tokens else ()
         self.memory, self.timings = event.memory, event.timings
-        ending = self._ending(FinishReason.STOP if stopped else event.reason)
-        return (*echo, ending) if delta is None else (*echo, delta, ending)
+        return (*echo, *deltas, self._ending(event.reason))
 
-    def _flush(self) -> TextDelta | None:
+    def _flush(self) -> tuple[TextDelta, ...]:
         text = self._detokenizer.flush()
+        segments = [*self._format.push(text), *self._format.flush()]
         if not self._tracks:
-            if not text and not self._held_ids:
-                return None
-            return TextDelta(index=self.index, text=text, token_ids=tuple(self._held_ids))
+            return self._deltas(segments, self._held_ids)
         if text and self._uncertain:
-            self._settle(text, start=self._characters)
+            self._place(text, start=self._characters)
         self._characters += len(text)
+        shown = [*self._before_stop(segments)]
         if self._stops is not None:
-            step = self._stops.push(text)
-            text = step.visible if step.stopped else step.visible + self._stops.flush()
-        return self._release(text, all_of_it=True)
+            shown.append(Segment("text", self._stops.flush()))
+        return self._release(shown, all_of_it=True)
 
-    def _release(self, text: str, *, all_of_it: bool = False) -> TextDelta | None:
-        """The delta for newly visible text with the tokens that are wholly visible now."""
-        self._visible += len(text)
+    def _release(self, segments: Sequence[Segment], *, all_of_it: bool = False) -> tuple[TextDelta, ...]:
+        """Deltas for what may newly be shown, with the tokens that are wholly visible now."""
+        self._visible += sum(len(segment.text) for segment in segments)
         cut = self._stops is not None and self._stops.stopped
         token_ids: list[int] = []
         logprobs: list[TokenText] = []
@@ -186,9 +195,20 @@ class ChoiceText:
             token_ids.append(token.token_id)
             if token.logprob is not None:
                 logprobs.append(self._token_text(token, token.logprob))
-        if not text and not token_ids:
-            return None
-        return TextDelta(index=self.index, text=text, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
+        return self._deltas(segments, tuple(token_ids), tuple(logprobs))
+
+    def _deltas(
+        self, segments: Sequence[Segment], token_ids: tuple[int, ...], logprobs: tuple[TokenText, ...] = ()
+    ) -> tuple[TextDelta, ...]:
+        """One delta for each run of segments of a kind. All tokens stand with the last one, though it be empty."""
+        runs = segments if len(segments) == 1 else _runs(segments)
+        *before, last = runs or [Segment("text", "")]
+        if not last.text and not token_ids:
+            return ()
+        return (
+            *(TextDelta(index=self.index, text=run.text, kind=run.kind) for run in before),
+            TextDelta(index=self.index, text=last.text, kind=last.kind, token_ids=token_ids, logprobs=logprobs),
+        )
 
     def _token_text(self, token: PlacedToken, scored: TokenLogprob) -> TokenText:
         text, raw = self._shown(token.token_id)
@@ -229,10 +249,12 @@ class ChoiceText:
                 offset += len(detokenizer.push((token_id,)))
         return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=prompt, logprobs=tuple(logprobs)),)
 
-    def _ending(self, reason: FinishReason) -> ChoiceFinished:
+    def _ending(self, reported: FinishReason) -> ChoiceFinished:
+        """Why the answer ended is decided here: what the worker reports, unless a stop string ended it before."""
+        stopped = self._stops is not None and self._stops.stopped
         return ChoiceFinished(
             index=self.index,
-            reason=reason,
+            reason=FinishReason.STOP if stopped else reported,
             prompt_tokens=len(self._rules.prompt_token_ids),
             completion_tokens=self.completion_tokens,
             timings=self.timings,
@@ -250,3 +272,9 @@ class ChoiceText:
             stored=self._shown(found.stored_token_id)[0],
             prompt=self._shown(found.prompt_token_id)[0],
         )
+
+
+def _runs(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments of one kind that follow each other as one; none is empty."""
+    runs = [(kind, "".join([segment.text for segment in run])) for kind, run in groupby(segments, key=lambda each: each.kind)]
+    return [Segment(kind, text) for kind, text in runs if text]

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class StopStep:
-    """What a push made visible, and whether a stop string was found (nothing is visible after that)."""
-
-    visible: str
-    stopped: bool
-
-
-_NOTHING = StopStep("", False)
 
 
 class StopScanner:
@@ -43,20 +31,20 @@ class StopScanner:
         """Text that may be the beginning of a stop string."""
         return self._held
 
-    def push(self, text: str) -> StopStep:
-        """Add text; returns what may be shown now."""
+    def push(self, text: str) -> str:
+        """Add text; returns what may be shown now: nothing more once `stopped`."""
         if self._stopped or not text:
-            return StopStep("", True) if self._stopped else _NOTHING
+            return ""
         if not self._held and self._first.search(text) is None:
-            return StopStep(text, False)
+            return text
         window = self._held + text
         match = self._earliest_match(window)
         if match is not None:
             self._held, self._stopped = "", True
-            return StopStep(window[:match], True)
+            return window[:match]
         keep = self._start_of_possible_stop(window)
         self._held = window[keep:]
-        return StopStep(window[:keep], False)
+        return window[:keep]
 
     def flush(self) -> str:
         """What was held back, when the text ends without a stop string."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.prefix.tree import PrefixMatch
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 MOST_STATES = 3  # behind the last message, before the prompt's last token, at the end of the answer
 

@@ -42,8 +42,7 @@ from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.report import figures_of, report_of
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.prefix.tree import BLOCK_TOKENS
-from holdfast.store.block import Block, ReadFailed
-from holdfast.store.keys import BlockKey, BlockKind
+from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 
 KEPT_BLOCK_TOKENS = 256
@@ -66,7 +65,7 @@ class Lookup:
     plan: ReusePlan
     hold: Hold
     asked_at: float
-    awaited: dict[BlockKey, Future[Block]] = field(default_factory=dict)
+    awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     restored_seconds: float = 0.0
 
@@ -250,11 +249,11 @@ class PrefixCache:
 
     def _offer_again(self) -> None:
         """Give the store once more what it had no room or no disk for."""
-        for addition in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
-            payload = self._library.payload(addition.key)
+        for block in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
+            payload = self._library.payload(block.key)
             if isinstance(payload, PackedBlock | StateCheckpoint):
-                self._library.save_again(addition)
-                self._save(addition, payload)
+                self._library.save_again(block)
+                self._save(block, payload)
 
     def figures(self) -> CacheFigures:
         """What is kept."""
@@ -280,13 +279,13 @@ class PrefixCache:
         if self._store is not None:
             recall.awaited |= {key: self._store.read(key) for key in wanted if key not in recall.awaited}
 
-    def _payload_of(self, block: Block) -> Payload:
-        parts = tuple(memoryview(part) for part in block.parts)
-        payload = self.decoded(block.kind, block.meta, parts)
+    def _payload_of(self, stored: StoredBlock) -> Payload:
+        block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
+        payload = self.decoded(block.kind, stored.meta, parts)
         if isinstance(payload, StateCheckpoint):
             if payload.position != block.start:
                 raise SnapshotMismatch("a stored state stands elsewhere than its block")
-        elif payload.tokens != len(block.token_ids):
+        elif payload.tokens != block.tokens:
             raise SnapshotMismatch("a stored run has another length than its tokens")
         return payload
 
@@ -326,27 +325,15 @@ class PrefixCache:
         return self._save_new(self._library.add_run(tokens[:end], start=start, payload=packed, tenant=tenant), packed)
 
     def _save_new(self, addition: Addition, payload: Payload) -> tuple[BlockKey, ...]:
-        if not addition.is_new:
+        if addition.new_block is None:
             return ()
-        self._save(addition, payload)
-        return (addition.key,)
+        self._save(addition.new_block, payload)
+        return (addition.new_block.key,)
 
-    def _save(self, addition: Addition, payload: Payload) -> None:
-        if self._store is None:
-            return
-        meta, parts = to_bytes(payload)
-        self._store.put(
-            Block(
-                key=addition.key,
-                parent_key=addition.parent_key,
-                parent_tokens=addition.parent_tokens,
-                kind=addition.kind,
-                start=addition.start,
-                token_ids=addition.token_ids,
-                meta=meta,
-                parts=parts,
-            )
-        )
+    def _save(self, block: Block, payload: Payload) -> None:
+        if self._store is not None:
+            meta, parts = to_bytes(payload)
+            self._store.put(StoredBlock(block=block, meta=meta, parts=parts))
 
 
 def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:

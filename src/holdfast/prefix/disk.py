@@ -6,9 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from holdfast.prefix.addition import Addition
-from holdfast.store.block import Entry
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import Block, BlockKey, Entry
 
 MOST_ECHOES = 65536
 
@@ -36,8 +34,8 @@ class DiskIndex:
 
     def __init__(self) -> None:
         self._stored: set[BlockKey] = set()
-        self._saving: dict[BlockKey, Addition] = {}
-        self._unsaved: dict[BlockKey, Addition] = {}
+        self._saving: dict[BlockKey, Block] = {}
+        self._unsaved: dict[BlockKey, Block] = {}
         self._echoes: OrderedDict[BlockKey, int] = OrderedDict()  # losses that the disk will tell of and that are known here
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -54,7 +52,7 @@ class DiskIndex:
         return len(self._saving)
 
     @property
-    def unsaved(self) -> tuple[Addition, ...]:
+    def unsaved(self) -> tuple[Block, ...]:
         """What the disk failed to take, or lost."""
         return tuple(self._unsaved.values())
 
@@ -66,10 +64,10 @@ class DiskIndex:
         """Whether the store has been given a key and has not told its fate yet."""
         return key in self._saving
 
-    def begin(self, addition: Addition) -> None:
+    def begin(self, block: Block) -> None:
         """The store is given something."""
-        self._unsaved.pop(addition.key, None)
-        self._saving[addition.key] = addition
+        self._unsaved.pop(block.key, None)
+        self._saving[block.key] = block
 
     def found(self, key: BlockKey) -> None:
         """A key turns out to be on the disk."""
@@ -90,9 +88,9 @@ class DiskIndex:
             if self._saving.pop(key, None) is not None:
                 self._stored.add(key)
             return False
-        addition = self._saving.pop(key, None)
-        if addition is not None:
-            self._unsaved[key] = addition
+        block = self._saving.pop(key, None)
+        if block is not None:
+            self._unsaved[key] = block
             return True
         if key in self._stored:
             self._stored.remove(key)

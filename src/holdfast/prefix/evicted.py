@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.prefix.packed import TOKEN_BYTES, common_tokens
+from holdfast.prefix.packed import common_tokens
 from holdfast.prefix.tree import Piece, Place, Standing
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 REMEMBERED = 2048  # of blocks and of states each: 2 MiB of tokens at most
 

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 @dataclass(slots=True)

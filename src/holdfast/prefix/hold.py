@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 class Hold:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.messages.requests import RequestId
-from holdfast.prefix.packed import TOKEN_BYTES, common_tokens
-from holdfast.store.keys import pack_tokens
+from holdfast.prefix.keys import pack_tokens
+from holdfast.prefix.packed import common_tokens
+from holdfast.store.block import TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class InFlightPrefills:
 
 @dataclass(frozen=True, slots=True)
 class InFlightStatistics:
-    """InFlightPrefills now, and counters since the start."""
+    """In-flight prefills now, and counters since the start."""
 
     readers: int
     waiting: int

@@ -11,21 +11,21 @@ import itertools
 from array import array
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from holdfast.prefix.addition import Addition, Outcome
 from holdfast.prefix.branch import Branch, branch_of
 from holdfast.prefix.disk import DiskIndex, DiskSide
 from holdfast.prefix.evicted import EvictionCause, EvictionHistory
 from holdfast.prefix.hold import Hold
-from holdfast.prefix.packed import TOKEN_BYTES
+from holdfast.prefix.keys import child_key, pack_tokens, root_key, unpack_tokens
 from holdfast.prefix.pins import Pins
 from holdfast.prefix.planning import Planner
 from holdfast.prefix.ram import Payload, RamStatistics, RamTier, Residence
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.prefix.tree import Insertion, PrefixTree, UnknownParent
-from holdfast.store.block import Entry
-from holdfast.store.keys import BlockKey, child_key, pack_tokens, root_key, unpack_tokens
+from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
+from holdfast.store.budget import by_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +86,17 @@ class PrefixIndex:
         if self._disk is None:
             return Loaded()
         placed = covered = unreachable = 0
-        for entry in sorted(self._disk.entries(), key=lambda entry: (entry.start, entry.kind == "state")):
+        for entry in sorted(self._disk.entries(), key=by_place):
+            key = entry.block.key
             try:
-                self._insert(entry)
+                self._insert(entry.block)
             except (UnknownParent, ValueError):
                 unreachable += 1
                 continue
-            if self._tree.has_node(entry.key):
-                self._book.found(entry.key)
-                self._pins.settle(entry.key)
-                self._sizes.setdefault(entry.key, entry.file_bytes)
+            if self._tree.has_node(key):
+                self._book.found(key)
+                self._pins.settle(key)
+                self._sizes.setdefault(key, entry.file_bytes)
                 placed += 1
             else:
                 covered += 1
@@ -136,10 +137,9 @@ class PrefixIndex:
         run = packed[start * TOKEN_BYTES :]
         place = self._tree.place(packed[: start * TOKEN_BYTES], root=self._root(tenant))
         if place.position < start:
-            return _refused(Outcome.NO_PARENT)
-        addition = Addition(
-            outcome=Outcome.NEW,
-            key=child_key(place.parent_key, place.parent_tokens, unpack_tokens(run), "kv"),
+            return Addition(Outcome.NO_PARENT)
+        block = Block(
+            key=child_key(place.parent_key, place.parent_tokens, run, "kv"),
             parent_key=place.parent_key,
             parent_tokens=place.parent_tokens,
             kind="kv",
@@ -147,24 +147,24 @@ class PrefixIndex:
             packed_tokens=run,
         )
         is_stored = self._tree.place(packed, root=self._root(tenant)).position * TOKEN_BYTES == len(packed)
-        return self._add(addition, payload, is_stored=is_stored)
+        return self._add(block, payload, is_stored=is_stored)
 
     def add_state(self, token_ids: Sequence[int], *, payload: Payload, tenant: str = "") -> Addition:
         """Keep a state that has seen exactly `token_ids`, which are stored. As `add_run`."""
         packed = pack_tokens(token_ids)
         match = self._tree.match_packed(packed, root=self._root(tenant))
         if not packed or match.tokens * TOKEN_BYTES < len(packed):
-            return _refused(Outcome.NO_PARENT)
-        addition = Addition(
-            outcome=Outcome.NEW,
-            key=child_key(match.end.parent_key, match.end.parent_tokens, (), "state"),
+            return Addition(Outcome.NO_PARENT)
+        block = Block(
+            key=child_key(match.end.parent_key, match.end.parent_tokens, b"", "state"),
             parent_key=match.end.parent_key,
             parent_tokens=match.end.parent_tokens,
             kind="state",
             start=match.tokens,
+            packed_tokens=b"",
         )
         is_stored = bool(match.states) and match.states[-1].position == match.tokens
-        return self._add(addition, payload, is_stored=is_stored)
+        return self._add(block, payload, is_stored=is_stored)
 
     def payload(self, key: BlockKey) -> Payload | None:
         """The payload, if it is in RAM. Never to be changed."""
@@ -232,13 +232,13 @@ class PrefixIndex:
         """Take pins back."""
         self._pins.unpin(keys)
 
-    def unsaved(self) -> tuple[Addition, ...]:
+    def unsaved(self) -> tuple[Block, ...]:
         """What is in RAM only because the disk failed to take it. Give it to the store again and say so with `save_again`."""
         return self._book.unsaved
 
-    def save_again(self, addition: Addition) -> None:
+    def save_again(self, block: Block) -> None:
         """Something unsaved was given to the store once more."""
-        self._begin_saving(addition)
+        self._begin_saving(block)
 
     def disk_changed(self, *, stored: Iterable[BlockKey] = (), lost: Iterable[BlockKey] = ()) -> tuple[BlockKey, ...]:
         """What has become of blocks on disk since the last call; returns what is gone for good by that.
@@ -314,7 +314,7 @@ class PrefixIndex:
         somewhere = self._book.keys() | self._ram.keys()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
         assert somewhere == in_tree, "the tree has other keys than RAM and disk together"
-        assert all(addition.key in self._ram for addition in self._book.unsaved), "something unsaved is not in RAM"
+        assert all(block.key in self._ram for block in self._book.unsaved), "something unsaved is not in RAM"
 
     def _root(self, tenant: str) -> BlockKey:
         return root_key(self._fingerprint, tenant)
@@ -324,27 +324,27 @@ class PrefixIndex:
             return Residence.DISK
         return Residence.BOTH if key in self._book else Residence.RAM
 
-    def _add(self, addition: Addition, payload: Payload, *, is_stored: bool) -> Addition:
+    def _add(self, block: Block, payload: Payload, *, is_stored: bool) -> Addition:
         if is_stored:
-            self.restored(addition.key, payload)
-            return replace(addition, outcome=Outcome.STORED)
-        has_room = self._make_room(payload.nbytes, before=addition.parent_key)
+            self.restored(block.key, payload)
+            return Addition(Outcome.STORED, block)
+        has_room = self._make_room(payload.nbytes, before=block.parent_key)
         if not has_room and self._disk is None:
-            return replace(addition, outcome=Outcome.NO_ROOM)
-        inserted = self._insert(addition)
+            return Addition(Outcome.NO_ROOM, block)
+        inserted = self._insert(block)
         assert inserted is Insertion.NEW, "something stored is stored again"
-        self._sizes[addition.key] = payload.nbytes
+        self._sizes[block.key] = payload.nbytes
         if has_room:
-            self._keep(addition.key, payload)
+            self._keep(block.key, payload)
         if self._disk is not None:
-            self._begin_saving(addition)
-        return addition
+            self._begin_saving(block)
+        return Addition(Outcome.NEW, block)
 
-    def _insert(self, addition: Addition | Entry) -> Insertion:
-        if addition.kind == "state":
-            return self._tree.insert_state(addition.key, parent_key=addition.parent_key, position=addition.start)
+    def _insert(self, block: Block) -> Insertion:
+        if block.kind == "state":
+            return self._tree.insert_state(block.key, parent_key=block.parent_key, position=block.start)
         return self._tree.insert_packed(
-            addition.key, parent_key=addition.parent_key, parent_tokens=addition.parent_tokens, packed=addition.packed_tokens
+            block.key, parent_key=block.parent_key, parent_tokens=block.parent_tokens, packed=block.packed_tokens
         )
 
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
@@ -352,10 +352,10 @@ class PrefixIndex:
         self._pins.settle(key)
         return True
 
-    def _begin_saving(self, addition: Addition) -> None:
+    def _begin_saving(self, block: Block) -> None:
         # Evicting it would free nothing: the store's queue has the same buffers.
-        self._ram.hold((addition.key,))
-        self._book.begin(addition)
+        self._ram.hold((block.key,))
+        self._book.begin(block)
 
     def _make_room(self, nbytes: int, *, before: BlockKey | None) -> bool:
         """Evict until so many bytes fit. Nothing gives way to what stands behind it."""
@@ -398,7 +398,3 @@ class PrefixIndex:
             self._losses.block_lost(key, standing, cause=cause)
         else:
             self._losses.state_lost(standing.place, cause=cause)
-
-
-def _refused(outcome: Outcome) -> Addition:
-    return Addition(outcome=outcome, key=b"", parent_key=b"", parent_tokens=0, kind="kv", start=0)

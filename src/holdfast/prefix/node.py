@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast.prefix.packed import TOKEN_BYTES, common_tokens
-from holdfast.store.keys import BlockKey
+from holdfast.prefix.packed import common_tokens
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,9 @@
-"""Comparing runs of packed tokens (`store.keys.pack_tokens`) without looking at single tokens."""
+"""Comparing runs of packed tokens (`keys.pack_tokens`) without looking at single tokens."""
 
 from __future__ import annotations
 
-TOKEN_BYTES = 4
+from holdfast.store.block import TOKEN_BYTES
+
 _SMALL_BYTES = 2048
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from holdfast.prefix.disk import DiskIndex
 from holdfast.prefix.ram import RamTier
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 class Pins:

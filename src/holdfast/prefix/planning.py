@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.prefix.evicted import EvictionHistory
-from holdfast.prefix.packed import TOKEN_BYTES
 from holdfast.prefix.ram import Residence
 from holdfast.prefix.reuse import NewTokens, NoBoundary, NothingStored, PlannedPiece, PlannedState, ReusePlan, Shortfall
 from holdfast.prefix.tree import PrefixTree
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 
 class Planner:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.hold import Hold
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 class Residence(Enum):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from holdfast.prefix.evicted import Evicted
 from holdfast.prefix.ram import Residence
 from holdfast.prefix.tree import Diverged
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 @dataclass(frozen=True, slots=True)

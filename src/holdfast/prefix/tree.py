@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.node import Node, check_node, children_first, detach, follow, nodes_beneath
-from holdfast.prefix.packed import TOKEN_BYTES, token_at
-from holdfast.store.keys import BlockKey, pack_tokens
+from holdfast.prefix.packed import token_at
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 BLOCK_TOKENS = 256
 

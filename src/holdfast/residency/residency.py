@@ -1,4 +1,4 @@
-"""Which models are loaded: keeps one worker process per model of the catalog, and restarts what dies."""
+"""Which models are loaded: keeps one worker process per model, and restarts what dies."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from holdfast.errors import UnknownModel
 from holdfast.link.client import EngineClient
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from holdfast.residency.catalog import Catalog
 from holdfast.residency.supervisor import ModelState, WorkerSupervisor
-from holdfast.residency.worker_process import WorkerOrder
+from holdfast.worker.assignment import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,60 +35,59 @@ class Residency:
 
     def __init__(
         self,
-        catalog: Catalog,
-        orders: Mapping[str, WorkerOrder],
+        models: Mapping[str, WorkerSettings],
         *,
-        startup_seconds: float,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
     ) -> None:
-        self._catalog = catalog
-        self._keepers = {
-            model: WorkerSupervisor(model, orders[model], startup_seconds=startup_seconds, on_progress=on_progress)
-            for model in catalog.ids()
+        """models: what each worker serves, by the id that requests name, in the order in which they are listed."""
+        self._supervisors = {
+            model: WorkerSupervisor(model, settings, on_progress=on_progress) for model, settings in models.items()
         }
 
     async def start(self) -> None:
         """Start all worker processes; they load from now on."""
-        await asyncio.gather(*(keeper.start() for keeper in self._keepers.values()))
+        await asyncio.gather(*(supervisor.start() for supervisor in self._supervisors.values()))
 
     async def wait_ready(self) -> None:
         """Wait until every model serves. Raises ModelLoadError when one never will."""
-        await asyncio.gather(*(keeper.wait_ready() for keeper in self._keepers.values()))
+        await asyncio.gather(*(supervisor.wait_ready() for supervisor in self._supervisors.values()))
 
     async def stop(self) -> None:
         """End all workers in order; open streams end as failed."""
-        await asyncio.gather(*(keeper.stop() for keeper in self._keepers.values()))
+        await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
 
-    async def lease(self, model: str, *, sequences: int = 1) -> EngineClient:
+    async def client(self, model: str, sequences: int = 1) -> EngineClient:
         """The link to the worker of a model, for so many sequences; waits while the model is being loaded.
 
         Raises UnknownModel; WorkerUnavailable when loading takes too long or has failed; QueueFull when too many wait for it.
         """
-        return await self._keepers[self._catalog.find(model).id].lease(sequences=sequences)
+        if model not in self._supervisors:
+            raise UnknownModel(model=model, available=tuple(self._supervisors))
+        return await self._supervisors[model].wait_client(sequences=sequences)
 
     def statuses(self) -> list[ModelStatus]:
-        """All models and how they are doing, in the catalog's order."""
-        return [self._status(entry.id, entry.created) for entry in self._catalog.entries()]
+        """All models and how they are doing, in their order."""
+        return [_status(supervisor) for supervisor in self._supervisors.values()]
 
     async def statistics(self) -> dict[str, WorkerStatistics]:
         """Counters of the workers that answer, by model id."""
-        clients = {model: keeper.client for model, keeper in self._keepers.items()}
+        clients = {model: supervisor.client for model, supervisor in self._supervisors.items()}
         answering = {model: client for model, client in clients.items() if client is not None}
         answers = await asyncio.gather(*(client.statistics() for client in answering.values()), return_exceptions=True)
         return {model: answer for model, answer in zip(answering, answers, strict=True) if isinstance(answer, WorkerStatistics)}
 
-    def _status(self, model: str, created: int) -> ModelStatus:
-        keeper = self._keepers[model]
-        info, load = keeper.info, keeper.last_statistics
-        return ModelStatus(
-            id=model,
-            state=keeper.state,
-            pid=keeper.pid,
-            layout=info.layout if info is not None else "",
-            running=load.running,
-            queued=load.queued,
-            info=info,
-            memory=load.memory,
-            created=created,
-            restarts=dict(keeper.restarts),
-        )
+
+def _status(supervisor: WorkerSupervisor) -> ModelStatus:
+    info, load = supervisor.info, supervisor.last_statistics
+    return ModelStatus(
+        id=supervisor.model,
+        state=supervisor.state,
+        pid=supervisor.pid,
+        layout=info.layout if info is not None else "",
+        running=load.running,
+        queued=load.queued,
+        info=info,
+        memory=load.memory,
+        created=supervisor.created,
+        restarts=dict(supervisor.restarts),
+    )

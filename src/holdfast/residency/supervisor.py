@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -13,7 +14,8 @@ from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.residency.waiting_room import WaitingRoom
-from holdfast.residency.worker_process import WorkerOrder, WorkerProcess, describe_exit
+from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from holdfast.worker.assignment import WorkerSettings
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
@@ -32,19 +34,18 @@ def backoff_seconds(failures_in_a_row: int) -> float:
 class WorkerSupervisor:
     """One model's worker through all its restarts. Loop's thread only."""
 
-    def __init__(
-        self, model: str, order: WorkerOrder, *, startup_seconds: float, on_progress: Callable[[str, LoadProgress], None]
-    ) -> None:
+    def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
+        self.created = int(time.time())  # Unix time
         self._state: ModelState = "loading"
         self.info: ModelInfo | None = None
         self.restarts = {"died": 0, "hung": 0}  # by cause
-        self._order, self._startup_seconds, self._on_progress = order, startup_seconds, on_progress
+        self._settings, self._on_progress = settings, on_progress
         self._worker: WorkerProcess | None = None
         self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
-        self._room = WaitingRoom(places=order.scheduler.max_queued + order.scheduler.max_running)
+        self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
     def state(self) -> ModelState:
@@ -57,13 +58,13 @@ class WorkerSupervisor:
         worker = self._worker if self._state == "ready" else None
         return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
 
-    async def lease(self, *, sequences: int) -> ZmqEngineClient:
+    async def wait_client(self, *, sequences: int) -> ZmqEngineClient:
         """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
 
         Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
         """
         loop = asyncio.get_running_loop()
-        seconds = self._order.residency.load_seconds
+        seconds = self._settings.residency.load_seconds
         give_up_at = loop.time() + seconds
         while (client := self.client) is None:
             if self._state in ("failed", "stopped"):
@@ -82,7 +83,7 @@ class WorkerSupervisor:
 
     @property
     def last_statistics(self) -> WorkerStatistics:
-        """What the worker told last, unasked."""
+        """What the worker reported last, unasked."""
         client = self.client
         return client.last_statistics if client is not None else WorkerStatistics()
 
@@ -90,7 +91,7 @@ class WorkerSupervisor:
         """Start the worker process, which loads its model by itself, and keep it alive from now on."""
         self._first_start = asyncio.get_running_loop().create_future()
         self._worker = await self._launch()
-        self._task = asyncio.create_task(self._keep(self._first_start), name=f"keeper-{self.model}")
+        self._task = asyncio.create_task(self._keep(self._first_start), name=f"supervisor-{self.model}")
 
     async def wait_ready(self) -> None:
         """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
@@ -139,7 +140,7 @@ class WorkerSupervisor:
             first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
 
     async def _launch(self) -> WorkerProcess:
-        return await WorkerProcess.start(self._order, on_progress=lambda event: self._on_progress(self.model, event))
+        return await WorkerProcess.start(self._settings, on_progress=lambda event: self._on_progress(self.model, event))
 
     async def _wait_started(self) -> WorkerFailed | None:
         if self._worker is None:
@@ -148,7 +149,7 @@ class WorkerSupervisor:
             except OSError as error:  # no memory, no process or no descriptor to be had at this moment
                 self._has_hung = False
                 return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
-        outcome = await self._worker.wait_started(timeout_seconds=self._startup_seconds)
+        outcome = await self._worker.wait_started(timeout_seconds=self._settings.model.startup_seconds)
         if isinstance(outcome, WorkerFailed):
             self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome

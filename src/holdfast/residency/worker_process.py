@@ -8,42 +8,24 @@ import logging
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
+from holdfast.config import ModelSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.events import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.residency.watchdog import Hang, Watchdog
-from holdfast.worker.assignment import Assignment
+from holdfast.worker.assignment import Assignment, WorkerSettings
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
-WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
 _LONGEST_LOG_LINE_BYTES = 1 << 20
 
 _LOG_LINE = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)")
 
 logger = logging.getLogger("holdfast.residency")
 worker_logger = logging.getLogger("holdfast.worker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOrder:
-    """What is to be served, by which command."""
-
-    folder: str
-    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
-    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
-    model: ModelSettings
-    scheduler: SchedulerSettings
-    store: StoreSettings
-    log: LogSettings
-    residency: ResidencySettings = ResidencySettings()
-    command: tuple[str, ...] = WORKER_COMMAND
 
 
 class WorkerProcess:
@@ -66,31 +48,37 @@ class WorkerProcess:
         self._watch_task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, order: WorkerOrder, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
+    async def start(cls, settings: WorkerSettings, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
         """Start the process and give it its assignment; it loads its model from now on."""
         async with contextlib.AsyncExitStack() as undo:
-            temporary = WorkerTemporaries(order.compiled_code)
+            temporary = WorkerTemporaries(settings.compiled_code)
             undo.callback(temporary.remove)
-            client = ZmqEngineClient(on_progress=on_progress, unread_bytes=order.residency.unread_bytes)
+            client = ZmqEngineClient(on_progress=on_progress, unread_bytes=settings.residency.unread_bytes)
             undo.push_async_callback(client.close)
             process = await asyncio.create_subprocess_exec(
-                *order.command,
+                *settings.command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LOG_LINE_BYTES,
-                env=_environment(order.model) | temporary.environment,
+                env=_environment(settings.model) | temporary.environment,
             )
             undo.pop_all()
         watchdog = Watchdog(
-            heartbeat_seconds=order.residency.heartbeat_seconds,
-            hang_seconds=order.residency.hang_seconds,
-            unmeasured_seconds=order.model.startup_seconds,
+            heartbeat_seconds=settings.residency.heartbeat_seconds,
+            hang_seconds=settings.residency.hang_seconds,
+            unmeasured_seconds=settings.model.startup_seconds,
         )
         worker = cls(process, client, temporary=temporary, watchdog=watchdog)
-        worker._watch_task = asyncio.create_task(worker._watch(order.residency.heartbeat_seconds), name="worker-watch")
+        worker._watch_task = asyncio.create_task(worker._watch(settings.residency.heartbeat_seconds), name="worker-watch")
+        assignment = Assignment(
+            settings=settings,
+            endpoint=client.endpoint,
+            heartbeat_endpoint=client.heartbeats.endpoint,
+            parent_pid=os.getpid(),
+        )
         try:
-            await worker._hand_over(msgspec.json.encode(_assignment(order, client)))
+            await worker._hand_over(msgspec.json.encode(assignment))
         except asyncio.CancelledError:
             await worker.stop()
             raise
@@ -202,21 +190,6 @@ def describe_exit(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
-
-
-def _assignment(order: WorkerOrder, client: ZmqEngineClient) -> Assignment:
-    return Assignment(
-        folder=order.folder,
-        hash_cache=order.hash_cache,
-        endpoint=client.endpoint,
-        heartbeat_endpoint=client.heartbeats.endpoint,
-        heartbeat_seconds=order.residency.heartbeat_seconds,
-        parent_pid=os.getpid(),
-        model=order.model,
-        scheduler=order.scheduler,
-        store=order.store,
-        log=order.log,
-    )
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from holdfast.messages.sessions import PinState
 from holdfast.prefix.cache import PrefixCache
 from holdfast.sessions.record import Session, record_name
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 from holdfast.store.store import FOREVER
 
 

@@ -82,9 +82,7 @@ class FrameHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 _Head = TypeVar("_Head", Header, FrameHead)
-_Place: TypeAlias = tuple[
-    int | None, int
-]  # of a frame in each branch with it: behind which other one, from which token on
+_Place: TypeAlias = tuple[int | None, int]  # of a frame in each branch with it: behind which other one, from which token on
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from holdfast.kv.snapshot import SnapshotMismatch, StateCheckpoint
 from holdfast.messages.sessions import SessionCommand, SessionFailure
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
+from holdfast.prefix.keys import pack_tokens, unpack_tokens
 from holdfast.sessions.portable import Frame, FrameHead, Header, Part, PortableBranch, SessionFile, bad_file, write_session
 from holdfast.sessions.record import Session
-from holdfast.store.block import ReadFailed
-from holdfast.store.keys import BlockKey, pack_tokens, unpack_tokens
+from holdfast.store.block import BlockKey, ReadFailed
 
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
 QUEUED_FRAMES = 3
@@ -36,9 +36,7 @@ MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which takes 512 MiB
 _POLL_SECONDS = 0.05
 
 T = TypeVar("T")
-Steps: TypeAlias = Generator[
-    bool, None, None
-]  # the device's part, bit by bit; yields whether it has to wait for the thread
+Steps: TypeAlias = Generator[bool, None, None]  # the device's part, bit by bit; yields whether it has to wait for the thread
 
 logger = logging.getLogger("holdfast.sessions")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.store.keys import KEY_BYTES, KINDS, BlockKey, BlockKind, unpack_tokens
 
+BlockKey: TypeAlias = bytes
+BlockKind: TypeAlias = Literal["kv", "state"]
+
+KEY_BYTES = 32
+KINDS: tuple[BlockKind, ...] = ("kv", "state")
+TOKEN_BYTES = 4
 MOST_TOKENS = 1 << 40  # in a chain; a bound for what damaged headers may say
 
 Part: TypeAlias = bytes | memoryview
@@ -33,12 +39,12 @@ class StoreRefused(HoldfastError):
     """The folder cannot be used as a store without touching what is not ours."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A run of tokens and the bytes that belong to it. `parts` must never change once the block was given to a store.
+class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Identity and place of a block of KV or a state checkpoint: its name, what it follows, which tokens it is of.
 
-    `start` is the position of its first token in the chain. A block at 0 follows a root, any other at least one token of its
-    parent, which therefore starts before it. `meta` says how the parts are laid out and is opaque here.
+    start: position of its first token in the chain. A block at 0 follows a root, any other at least one token of its parent,
+        which therefore starts before it.
+    packed_tokens: the block's token ids as little-endian uint32; empty for a state.
     """
 
     key: BlockKey
@@ -46,9 +52,7 @@ class Block:
     parent_tokens: int
     kind: BlockKind
     start: int
-    token_ids: tuple[int, ...]
-    meta: bytes
-    parts: tuple[Part, ...]
+    packed_tokens: bytes
 
     def __post_init__(self) -> None:
         if len(self.key) != KEY_BYTES or len(self.parent_key) != KEY_BYTES:
@@ -58,6 +62,29 @@ class Block:
             raise ValueError(f"a block at {self.start} cannot follow {self.parent_tokens} tokens of its parent")
         if self.kind not in KINDS:
             raise ValueError(f"unknown kind {self.kind!r}")
+        if len(self.packed_tokens) % TOKEN_BYTES:
+            raise ValueError(f"{len(self.packed_tokens)} bytes are no tokens")
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the block holds; 0 for a state."""
+        return len(self.packed_tokens) // TOKEN_BYTES
+
+
+class StoredBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block with its bytes, as a store takes and gives them. `parts` must never change once a store has them.
+
+    meta: says how the parts are laid out; opaque here.
+    """
+
+    block: Block
+    meta: bytes
+    parts: tuple[Part, ...]
+
+    @property
+    def key(self) -> BlockKey:
+        """The block's name."""
+        return self.block.key
 
     @property
     def nbytes(self) -> int:
@@ -65,33 +92,17 @@ class Block:
         return sum(memoryview(part).nbytes for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A stored block without its payload."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A stored block as the index and the budget see it, without its bytes. Blocks of all models and processes count."""
 
-    key: BlockKey
-    parent_key: BlockKey
-    parent_tokens: int
-    kind: BlockKind
-    start: int
-    packed_tokens: bytes = field(repr=False)  # little-endian uint32
+    block: Block
+    model: str  # short name of its fingerprint
     file_bytes: int
-    created: float  # seconds since the epoch
-    last_used: float
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens the block holds; 0 for a state."""
-        return len(self.packed_tokens) // 4
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The tokens, unpacked anew at each call."""
-        return unpack_tokens(self.packed_tokens)
+    last_used: float  # seconds since the epoch
+    pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreChanges:
+class StoreChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to blocks since the last time somebody asked."""
 
     stored: tuple[BlockKey, ...] = ()  # durable now

@@ -4,10 +4,10 @@
     8   u32  format version
     12  u32  header bytes
     16  u64  payload bytes
-    24  16s  xxh3-128 of the payload, padding included
+    24  16s  xxh3-128 of the payload (the parts), padding included
     40  8x   zeros
     48  16s  xxh3-128 of bytes 0..47, the header and its padding
-    64  header: a msgpack array (see `_Header`), zeros up to a multiple of 64, then the payload: the parts, each padded likewise
+    64  header: a msgpack array (see `BlockHeader`), zeros up to a multiple of 64; then the parts, each padded likewise
 
 All integers are little-endian. Both checksums are seeded with the key, so that a payload is only ever good under its own name.
 xxh3 guards against damage, not against somebody who may write in the folder: the folder belongs to the user alone.
@@ -18,17 +18,15 @@ from __future__ import annotations
 import os
 import stat
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from holdfast.store.block import BadBlock, Block, BlockMissing, Part
-from holdfast.store.keys import BlockKey, BlockKind, pack_tokens, unpack_tokens
+from holdfast.store.block import BadBlock, Block, BlockKey, BlockMissing, Part, StoredBlock
+from holdfast.store.folder import fingerprint_id
 
 FORMAT = 1
 ALIGNMENT = 64
@@ -44,45 +42,25 @@ _MOST_BUFFERS = 63  # per writev, well under IOV_MAX
 _MOST_PIECE_BYTES = 32 << 20  # macOS refuses a read or write of 2 GiB: so 63 of these are a little less
 
 
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    key: bytes
-    parent_key: bytes
-    parent_tokens: int
-    kind: BlockKind
-    start: int
-    tokens: bytes
-    fingerprint: str
-    created: float
+class BlockHeader(Block, array_like=True, frozen=True, kw_only=True):
+    """What the file of a block says of it, in this order, behind what the block itself is."""
+
+    fingerprint: str  # of the model
+    created: float  # seconds since the epoch
     meta: bytes
     part_bytes: tuple[int, ...]
 
+    @property
+    def block(self) -> Block:
+        """The block without what its file adds."""
+        return Block(**{name: getattr(self, name) for name in Block.__struct_fields__})
+
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Header)
+_DECODER = msgspec.msgpack.Decoder(BlockHeader)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedBlock:
-    """A block as the buffers of its file, in order; the payload is not copied."""
-
-    buffers: tuple[Part, ...]
-    file_bytes: int
-    hash_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBlock:
-    """A block as it was read, checked through and through."""
-
-    block: Block
-    fingerprint: str
-    created: float
-    file_bytes: int
-    hash_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Preamble:
+class _Preamble(msgspec.Struct, frozen=True):
     header_bytes: int
     payload_bytes: int
     payload_sum: bytes
@@ -111,40 +89,31 @@ def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
             yield bytes(-flat.nbytes % ALIGNMENT)
 
 
-def check_block(block: Block) -> None:
-    """Raise ValueError or OverflowError if the block cannot be written as a file."""
-    if not all(memoryview(part).c_contiguous for part in block.parts):
+def check_block(stored: StoredBlock) -> None:
+    """Raise ValueError if the block cannot be written as a file."""
+    if not all(memoryview(part).c_contiguous for part in stored.parts):
         raise ValueError("the parts of a block must be contiguous")
-    if len(block.meta) > MOST_META_BYTES or len(block.token_ids) > MOST_BLOCK_TOKENS or len(block.parts) > MOST_PARTS:
+    if len(stored.meta) > MOST_META_BYTES or stored.block.tokens > MOST_BLOCK_TOKENS or len(stored.parts) > MOST_PARTS:
         raise ValueError("the block has too much meta, too many tokens or too many parts")
-    pack_tokens(block.token_ids)
 
 
-def encode_block(block: Block, *, fingerprint: str, created: float) -> EncodedBlock:
-    """Header and checksums for a block. The parts must be C-contiguous."""
-    payload = tuple(_padded(block.parts))
-    began = time.perf_counter()
-    payload_sum = _checksum(block.key, payload)
-    hash_seconds = time.perf_counter() - began
+def encode_block(stored: StoredBlock, *, fingerprint: str, created: float) -> tuple[Part, ...]:
+    """The buffers of a block's file, in order; the payload is not copied. The parts must be C-contiguous."""
+    payload = tuple(_padded(stored.parts))
     header = _ENCODER.encode(
-        _Header(
-            key=block.key,
-            parent_key=block.parent_key,
-            parent_tokens=block.parent_tokens,
-            kind=block.kind,
-            start=block.start,
-            tokens=pack_tokens(block.token_ids),
+        BlockHeader(
+            **msgspec.structs.asdict(stored.block),
             fingerprint=fingerprint,
             created=created,
-            meta=block.meta,
-            part_bytes=tuple(memoryview(part).nbytes for part in block.parts),
+            meta=stored.meta,
+            part_bytes=tuple(memoryview(part).nbytes for part in stored.parts),
         )
     )
-    payload_bytes = sum(map(len, payload))
-    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), payload_bytes, payload_sum)
+    payload_sum = _checksum(stored.key, payload)
+    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), sum(map(len, payload)), payload_sum)
     padded_header = header + bytes(-len(header) % ALIGNMENT)
-    head = preamble + _checksum(block.key, (preamble, padded_header)) + padded_header
-    return EncodedBlock(buffers=(head, *payload), file_bytes=len(head) + payload_bytes, hash_seconds=hash_seconds)
+    head = preamble + _checksum(stored.key, (preamble, padded_header)) + padded_header
+    return (head, *payload)
 
 
 def write_buffers(file: int, buffers: tuple[Part, ...]) -> None:
@@ -165,9 +134,10 @@ def _pieces(buffer: memoryview) -> Iterator[memoryview]:
         yield buffer[start : start + _MOST_PIECE_BYTES]
 
 
-def read_block(path: Path, key: BlockKey) -> StoredBlock:
+def read_block(path: Path, key: BlockKey, *, model: str) -> StoredBlock:
     """Read and verify a whole file; what is handed out are read-only views of one buffer.
 
+    model: short name of the fingerprint that it must have.
     The file is read, not mapped: a file that is truncated later cannot fault. Raises BlockMissing, BadBlock.
     """
     with _opened(path, key) as file:
@@ -176,28 +146,24 @@ def read_block(path: Path, key: BlockKey) -> StoredBlock:
         buffer = memoryview(bytearray(size))
         _fill(file, buffer, key)
     header = _verified_header(buffer, key, preamble)
+    if fingerprint_id(header.fingerprint) != model:
+        raise BadBlock(key, "belongs to another model")
     payload = buffer[preamble.payload_start :].toreadonly()
-    began = time.perf_counter()
     if _checksum(key, (payload,)) != preamble.payload_sum:
         raise BadBlock(key, "payload checksum")
-    hash_seconds = time.perf_counter() - began
-    block = _block_of(header, tuple(_parts_of(payload, header.part_bytes)))
-    return StoredBlock(
-        block=block, fingerprint=header.fingerprint, created=header.created, file_bytes=size, hash_seconds=hash_seconds
-    )
+    return StoredBlock(block=header.block, meta=header.meta, parts=tuple(_parts_of(payload, header.part_bytes)))
 
 
-def read_header(path: Path, key: BlockKey) -> StoredBlock:
-    """The block without its parts: the header and the file's length are verified, the payload is not read.
+def read_header(path: Path, key: BlockKey) -> BlockHeader:
+    """What the file says of itself: the header and the file's length are verified, the payload is not read.
 
     Raises BlockMissing, BadBlock.
     """
     with _opened(path, key) as file:
-        preamble, size = _read_preamble(file, key)
+        preamble, _ = _read_preamble(file, key)
         head = memoryview(bytearray(preamble.payload_start))
         _fill(file, head, key)
-    header = _verified_header(head, key, preamble)
-    return StoredBlock(block=_block_of(header, ()), fingerprint=header.fingerprint, created=header.created, file_bytes=size)
+    return _verified_header(head, key, preamble)
 
 
 @contextmanager
@@ -243,7 +209,7 @@ def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
         done += got
 
 
-def _verified_header(head: memoryview, key: BlockKey, preamble: _Preamble) -> _Header:
+def _verified_header(head: memoryview, key: BlockKey, preamble: _Preamble) -> BlockHeader:
     """The header, once its checksum is right. `preamble` was read before the rest: the file may have changed between."""
     fixed = _PREAMBLE.size
     covered = (head[:fixed], head[fixed + _SUM_BYTES : preamble.payload_start])
@@ -259,8 +225,6 @@ def _verified_header(head: memoryview, key: BlockKey, preamble: _Preamble) -> _H
         raise BadBlock(key, f"the file holds block {header.key.hex()[:12]}")
     if sum(map(_aligned, header.part_bytes)) != preamble.payload_bytes or any(size < 0 for size in header.part_bytes):
         raise BadBlock(key, "header: part lengths")
-    if len(header.tokens) % 4:
-        raise BadBlock(key, "header: tokens")
     return header
 
 
@@ -269,19 +233,3 @@ def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part
     for size in part_bytes:
         yield payload[start : start + size]
         start += _aligned(size)
-
-
-def _block_of(header: _Header, parts: tuple[Part, ...]) -> Block:
-    try:
-        return Block(
-            key=header.key,
-            parent_key=header.parent_key,
-            parent_tokens=header.parent_tokens,
-            kind=header.kind,
-            start=header.start,
-            token_ids=unpack_tokens(header.tokens),
-            meta=header.meta,
-            parts=parts,
-        )
-    except ValueError as error:
-        raise BadBlock(header.key, f"header: {error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey, Entry
 
 UNLIMITED = 2**63 - 1
 SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
@@ -38,28 +38,6 @@ class VolumeSpace:
     free_bytes: int
 
 
-@dataclass(frozen=True, slots=True)  # positional: a hundred thousand of these are made at once
-class Holding:
-    """What the budget needs to know of a stored block. Blocks of all models and processes count."""
-
-    key: BlockKey
-    parent_key: BlockKey
-    start: int
-    file_bytes: int
-    last_used: float
-    pinned: bool
-    is_state: bool
-    model: str = ""  # short name of its fingerprint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eviction:
-    """The blocks to remove, in this order, and the bytes that this frees."""
-
-    keys: tuple[BlockKey, ...] = ()
-    freed_bytes: int = 0
-
-
 def allowed_bytes(limits: StoreLimits, *, volume: VolumeSpace, stored_bytes: int) -> int:
     """How many bytes the store may hold now.
 
@@ -70,53 +48,53 @@ def allowed_bytes(limits: StoreLimits, *, volume: VolumeSpace, stored_bytes: int
     return max(0, min(limits.budget_bytes, of_volume, stored_bytes + room_bytes))
 
 
-def choose_victims(holdings: Sequence[Holding], *, excess_bytes: int, in_use: Collection[BlockKey] = ()) -> Eviction:
+def choose_victims(entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()) -> list[Entry]:
     """The least recently used blocks that free `excess_bytes` together, children before parents; fewer if there are no more.
 
     `in_use` are parents of blocks that are being written: they and their ancestors stay.
     """
+    victims: list[Entry] = []
     if excess_bytes <= 0:
-        return Eviction()
-    keys: list[BlockKey] = []
-    freed_bytes = 0
-    for holding in eviction_order(holdings, in_use=in_use):
-        if freed_bytes >= excess_bytes:
+        return victims
+    for entry in eviction_order(entries, in_use=in_use):
+        if excess_bytes <= 0:
             break
-        keys.append(holding.key)
-        freed_bytes += holding.file_bytes
-    return Eviction(keys=tuple(keys), freed_bytes=freed_bytes)
+        victims.append(entry)
+        excess_bytes -= entry.file_bytes
+    return victims
 
 
-def eviction_order(holdings: Sequence[Holding], *, in_use: Collection[BlockKey] = ()) -> list[Holding]:
+def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
     """All blocks that may be evicted, first victim first: a child always stands before its parent."""
-    by_depth = sorted(holdings, key=lambda holding: (holding.start, holding.is_state))
+    by_depth = sorted(entries, key=by_place)
     kept, recency = _kept_and_recency(by_depth, in_use)
-    reachable = reachable_keys((holding.key, holding.parent_key, holding.start) for holding in by_depth)
-    victims = [holding for holding in by_depth if holding.key not in kept]
-    return sorted(
-        victims,
-        key=lambda holding: (holding.key in reachable, recency[holding.key], -holding.start, not holding.is_state),
-    )
+    reachable = reachable_keys(by_depth)
+    victims = [entry for entry in reversed(by_depth) if entry.block.key not in kept]
+    return sorted(victims, key=lambda entry: (entry.block.key in reachable, recency[entry.block.key]))
 
 
-def reachable_keys(blocks: Iterable[tuple[BlockKey, BlockKey, int]]) -> set[BlockKey]:
-    """The keys whose whole chain of parents is there. Blocks are (key, parent key, start), parents before children."""
+def by_place(entry: Entry) -> tuple[int, bool]:
+    """Sorts parents before children, and states behind blocks."""
+    return entry.block.start, entry.block.kind == "state"
+
+
+def reachable_keys(by_depth: Iterable[Entry]) -> set[BlockKey]:
+    """The keys whose whole chain of parents is there. Parents stand before children."""
     reachable: set[BlockKey] = set()
-    for key, parent_key, start in blocks:
-        if start == 0 or parent_key in reachable:
-            reachable.add(key)
+    for block in (entry.block for entry in by_depth):
+        if block.start == 0 or block.parent_key in reachable:
+            reachable.add(block.key)
     return reachable
 
 
-def _kept_and_recency(by_depth: Sequence[Holding], in_use: Collection[BlockKey]) -> tuple[set[BlockKey], dict[BlockKey, float]]:
+def _kept_and_recency(by_depth: Sequence[Entry], in_use: Collection[BlockKey]) -> tuple[set[BlockKey], dict[BlockKey, float]]:
     """What must stay because of a pin beneath it, and when each block's subtree was last used."""
     kept = set(in_use)
-    kept.update(holding.key for holding in by_depth if holding.pinned)
-    recency = {holding.key: holding.last_used for holding in by_depth}
-    for holding in reversed(by_depth):  # children first: a child starts behind its parent's start
-        parent = holding.parent_key
-        if holding.key in kept:
-            kept.add(parent)
-        if parent in recency:
-            recency[parent] = max(recency[parent], recency[holding.key])
+    kept.update(entry.block.key for entry in by_depth if entry.pinned)
+    recency = {entry.block.key: entry.last_used for entry in by_depth}
+    for block in (entry.block for entry in reversed(by_depth)):  # children first: a child starts behind its parent's start
+        if block.key in kept:
+            kept.add(block.parent_key)
+        if block.parent_key in recency:
+            recency[block.parent_key] = max(recency[block.parent_key], recency[block.key])
     return kept, recency

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -26,9 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.claims import LOCK, abandoned, claim, try_lock
-from holdfast.store.block import StoreRefused
+from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
 from holdfast.store.budget import VolumeSpace
-from holdfast.store.keys import KEY_BYTES, BlockKey, fingerprint_id
 
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
@@ -242,6 +242,11 @@ class StoreFolder:
     def forget_name(self, model: str) -> None:
         """Remove the note of what a model was served as."""
         (self.path / "blocks" / model / _NAME_FILE).unlink(missing_ok=True)
+
+
+def fingerprint_id(fingerprint: str) -> str:
+    """A short name for a fingerprint that is fit for a folder."""
+    return hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
 
 def is_plain_file(path: Path) -> bool:

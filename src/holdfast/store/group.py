@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.store.block import Block
-from holdfast.store.block_file import EncodedBlock, write_buffers
-from holdfast.store.folder import StoreFolder, sync_folder
-from holdfast.store.index import IndexRow, row_of
-from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.block import Block, BlockKey, Entry, Part
+from holdfast.store.block_file import write_buffers
+from holdfast.store.folder import StoreFolder, fingerprint_id, sync_folder
 from holdfast.store.statistics import WriteCounters
 
 
@@ -25,14 +23,14 @@ from holdfast.store.statistics import WriteCounters
 class WrittenFile:
     """A complete file, not yet durable or not yet in the index."""
 
-    row: IndexRow
+    entry: Entry
     path: Path
     written_at: float  # steady clock
 
     @property
     def key(self) -> BlockKey:
         """The key of its block."""
-        return self.row.entry.key
+        return self.entry.block.key
 
 
 class WriteAhead:
@@ -40,6 +38,7 @@ class WriteAhead:
 
     def __init__(self, folder: StoreFolder, *, fingerprint: str, counters: WriteCounters) -> None:
         self._folder, self._fingerprint, self._counters = folder, fingerprint, counters
+        self._model = fingerprint_id(fingerprint)
         self._files: dict[BlockKey, WrittenFile] = {}
         self.file_bytes = 0
 
@@ -54,23 +53,23 @@ class WriteAhead:
     @property
     def parent_keys(self) -> set[BlockKey]:
         """The parents of all blocks that are not settled."""
-        return {written.row.entry.parent_key for written in self._files.values()}
+        return {written.entry.block.parent_key for written in self._files.values()}
 
-    def write(self, block: Block, encoded: EncodedBlock, *, now: float, steady_now: float) -> None:
+    def write(self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float) -> None:
         """Write a block's file into the incoming folder. Raises OSError; nothing of the file is left then."""
         began = time.perf_counter()
         path = self._folder.incoming() / f"{block.key.hex()}.part"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            write_buffers(file, encoded.buffers)
+            write_buffers(file, buffers)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
         finally:
             os.close(file)
-        row = row_of(block, fingerprint=self._fingerprint, created=now, file_bytes=encoded.file_bytes, last_used=now)
-        self._files[block.key] = WrittenFile(row=row, path=path, written_at=steady_now)
-        self.file_bytes += encoded.file_bytes
+        entry = Entry(block=block, model=self._model, file_bytes=sum(map(len, buffers)), last_used=now)
+        self._files[block.key] = WrittenFile(entry=entry, path=path, written_at=steady_now)
+        self.file_bytes += entry.file_bytes
         self._counters.write_seconds += time.perf_counter() - began
 
     def group(self, *, most_bytes: int, most_blocks: int) -> list[WrittenFile]:
@@ -78,7 +77,7 @@ class WriteAhead:
         chosen: list[WrittenFile] = []
         total_bytes = 0
         for written in self._files.values():
-            total_bytes += written.row.entry.file_bytes
+            total_bytes += written.entry.file_bytes
             if chosen and (total_bytes > most_bytes or len(chosen) >= most_blocks):
                 break
             chosen.append(written)
@@ -94,17 +93,17 @@ class WriteAhead:
         began = time.perf_counter()
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for written in group:
-            os.replace(written.path, self._folder.block_path(written.key, model=fingerprint_id(self._fingerprint)))
+            os.replace(written.path, self._folder.block_path(written.key, model=self._model))
         sync_folder(model_folder)
         self._counters.sync_seconds += time.perf_counter() - began
         self._counters.written_blocks += len(group)
-        self._counters.written_bytes += sum(written.row.entry.file_bytes for written in group)
+        self._counters.written_bytes += sum(written.entry.file_bytes for written in group)
 
     def settle(self, group: list[WrittenFile]) -> None:
         """Forget files that are durable."""
         for written in group:
             if self._files.pop(written.key, None) is not None:
-                self.file_bytes -= written.row.entry.file_bytes
+                self.file_bytes -= written.entry.file_bytes
 
     def abandon(self) -> list[BlockKey]:
         """Remove all files that are not settled, as far as the folder lets us. Returns their keys."""

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.store.block import BadBlock, BlockMissing, StoreRefused
+from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreRefused
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits, reachable_keys
-from holdfast.store.folder import BlockFile, StoreFolder
+from holdfast.store.folder import StoreFolder
 from holdfast.store.index import BlockIndex
-from holdfast.store.index_keeper import IndexKeeper
-from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.quarantine import quarantined_files
 from holdfast.store.reconcile import salvage
@@ -32,7 +31,7 @@ class ModelHoldings:
     states: int
     tokens: int
     file_bytes: int
-    last_used: float  # seconds since the epoch; 0 when there is nothing
+    last_used: float  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,30 +89,33 @@ class ClearReport:
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
     """What is kept of each model, the largest first. Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
-        fingerprints = opened.keeper.use(BlockIndex.fingerprints)
-        listed = [_holdings_of(opened, fingerprint) for fingerprint in fingerprints.values()]
-    return tuple(sorted((holdings for holdings in listed if holdings.blocks), key=lambda holdings: -holdings.file_bytes))
+        fingerprints = opened.supervisor.use(BlockIndex.fingerprints)
+        by_model: dict[str, list[Entry]] = {}
+        for entry in opened.supervisor.use(lambda index: index.entries(time.time())):
+            by_model.setdefault(entry.model, []).append(entry)
+        listed = [
+            _holdings_of(model, fingerprints.get(model, ""), entries, served_as=opened.folder.served_as(model))
+            for model, entries in by_model.items()
+        ]
+    return tuple(sorted(listed, key=lambda holdings: -holdings.file_bytes))
 
 
 def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
     """Sizes, limits and oddities of a folder. Raises StoreRefused, OSError."""
     with _opened(folder, limits) as opened:
         now = time.time()
-        holdings = opened.keeper.use(lambda index: index.holdings(now))
-        holdings.sort(key=lambda holding: holding.start)
-        reachable = reachable_keys((holding.key, holding.parent_key, holding.start) for holding in holdings)
-        totals = opened.keeper.use(BlockIndex.totals)
+        entries = opened.supervisor.use(lambda index: index.entries(now))
         day = time.strftime("%Y-%m-%d", time.gmtime(now))
         bad_files = quarantined_files(opened.folder.quarantine_folder)
         space = opened.folder.space()
         return StoreSummary(
             folder=opened.folder.path,
-            blocks=totals.blocks,
-            file_bytes=totals.file_bytes,
-            allowed_bytes=opened.upkeep.allowed_bytes(),
-            unreachable_blocks=len(holdings) - len(reachable),
-            pinned_blocks=opened.keeper.use(lambda index: index.pins(now)),
-            written_today_bytes=opened.keeper.use(lambda index: index.written_bytes(day)),
+            blocks=len(entries),
+            file_bytes=sum(entry.file_bytes for entry in entries),
+            allowed_bytes=opened.maintenance.allowed_bytes(),
+            unreachable_blocks=len(entries) - len(reachable_keys(entries)),
+            pinned_blocks=sum(entry.pinned for entry in entries),
+            written_today_bytes=opened.supervisor.use(lambda index: index.written_bytes(day)),
             quarantined_files=len(bad_files),
             quarantined_bytes=sum(path.lstat().st_size for path in bad_files),
             volume_bytes=space.total_bytes,
@@ -127,12 +129,12 @@ def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | Non
     files, file_bytes = 0, 0
     bad: list[BadFile] = []
     with _opened(folder, StoreLimits()) as opened:
-        aside = on_bad or opened.upkeep.condemn
+        aside = on_bad or opened.maintenance.condemn
         for found in opened.folder.block_files():
             files += 1
             file_bytes += found.file_bytes
             try:
-                _verify(found)
+                read_block(found.path, found.key, model=found.model)
             except BlockMissing:
                 continue  # evicted meanwhile
             except BadBlock as damage:
@@ -149,14 +151,14 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> PruneReport:
     with _opened(folder, limits) as opened:
         with opened.folder.exclusive():
             saved = salvage(opened.folder)
-        opened.keeper.close()  # the next use finds what was salvaged
-        opened.keeper.use(lambda index: index.drop_old_pins(time.time()))
-        unreachable = opened.upkeep.remove_unreachable()
-        eviction = opened.upkeep.make_room(0, in_use=())
-        opened.upkeep.settle_differences()
+        opened.supervisor.close()  # the next use finds what was salvaged
+        opened.supervisor.use(lambda index: index.drop_old_pins(time.time()))
+        unreachable = opened.maintenance.remove_unreachable()
+        gone = unreachable + opened.maintenance.make_room(0, in_use=())
+        opened.maintenance.set_aside_damaged()
         return PruneReport(
-            keys=unreachable.keys + eviction.keys,
-            freed_bytes=unreachable.freed_bytes + eviction.freed_bytes,
+            keys=tuple(entry.block.key for entry in gone),
+            freed_bytes=sum(entry.file_bytes for entry in gone),
             salvaged_blocks=saved,
         )
 
@@ -168,7 +170,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
         for file in found:
             file.path.unlink(missing_ok=True)
         keys = tuple(file.key for file in found)
-        opened.keeper.use(lambda index: index.remove(keys))
+        opened.supervisor.use(lambda index: index.remove(keys))
         for path in _records(opened.folder, model):
             path.unlink(missing_ok=True)
         for each in {file.model for file in found}:
@@ -189,8 +191,8 @@ def _records(folder: StoreFolder, model: str | None) -> list[Path]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
     folder: StoreFolder
-    keeper: IndexKeeper
-    upkeep: StoreMaintenance
+    supervisor: IndexSupervisor
+    maintenance: StoreMaintenance
 
 
 @contextmanager
@@ -199,38 +201,30 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[_Opened]:
     folder.check()
     if not (folder.path / "blocks").is_dir():
         raise StoreRefused(f"there is no store at {folder.path}")
-    keeper = IndexKeeper(folder)
+    supervisor = IndexSupervisor(folder)
     try:
-        _open_index(folder, keeper)
-        yield _Opened(folder=folder, keeper=keeper, upkeep=StoreMaintenance(folder, keeper, limits, time.time))
+        _open_index(folder, supervisor)
+        yield _Opened(folder=folder, supervisor=supervisor, maintenance=StoreMaintenance(folder, supervisor, limits, time.time))
     finally:
-        keeper.close()
+        supervisor.close()
 
 
-def _open_index(folder: StoreFolder, keeper: IndexKeeper) -> None:
+def _open_index(folder: StoreFolder, supervisor: IndexSupervisor) -> None:
     try:
         folder.prepare()
-        keeper.use(BlockIndex.totals)
+        supervisor.use(BlockIndex.totals)
     except OSError:  # read-only, or full: looking is possible all the same
-        keeper.open_in_memory()
+        supervisor.open_in_memory()
 
 
-def _holdings_of(opened: _Opened, fingerprint: str) -> ModelHoldings:
-    entries, _ = opened.keeper.use(lambda index: index.entries(fingerprint))
-    model = fingerprint_id(fingerprint)
+def _holdings_of(model: str, fingerprint: str, entries: list[Entry], *, served_as: str) -> ModelHoldings:
     return ModelHoldings(
         model=model,
-        served_as=opened.folder.served_as(model),
+        served_as=served_as,
         fingerprint=fingerprint,
         blocks=len(entries),
-        states=sum(entry.kind == "state" for entry in entries),
-        tokens=sum(entry.tokens for entry in entries),
+        states=sum(entry.block.kind == "state" for entry in entries),
+        tokens=sum(entry.block.tokens for entry in entries),
         file_bytes=sum(entry.file_bytes for entry in entries),
-        last_used=max((entry.last_used for entry in entries), default=0.0),
+        last_used=max(entry.last_used for entry in entries),
     )
-
-
-def _verify(found: BlockFile) -> None:
-    stored = read_block(found.path, found.key)
-    if fingerprint_id(stored.fingerprint) != found.model:
-        raise BadBlock(found.key, "lies in another model's folder")

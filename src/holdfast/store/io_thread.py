@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.store.block import BadBlock, Block, Entry, StoreRefused
-from holdfast.store.block_file import EncodedBlock, encode_block
-from holdfast.store.budget import UNLIMITED, Eviction, StoreLimits, reachable_keys
-from holdfast.store.folder import StoreFolder, is_plain_file
+from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRefused
+from holdfast.store.block_file import encode_block
+from holdfast.store.budget import UNLIMITED, StoreLimits, reachable_keys
+from holdfast.store.folder import StoreFolder, fingerprint_id, is_plain_file
 from holdfast.store.group import WriteAhead, WrittenFile
-from holdfast.store.index_keeper import IndexKeeper
-from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.mailbox import Mailbox, Question
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.reconcile import salvage
@@ -60,8 +59,8 @@ class IoThread:
     ) -> None:
         self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
         self._model, self._is_outdated = fingerprint_id(fingerprint), is_outdated
-        self._keeper = IndexKeeper(folder)
-        self._upkeep = StoreMaintenance(folder, self._keeper, limits, clocks.wall)
+        self._supervisor = IndexSupervisor(folder)
+        self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
         self.counters = WriteCounters()
         self.counts = FolderCounts()
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, counters=self.counters)
@@ -81,7 +80,7 @@ class IoThread:
             self._try_to_open()
             while True:
                 order = self._mailbox.take(self._patience_seconds())
-                if isinstance(order, Block):
+                if isinstance(order, StoredBlock):
                     self._write(order)
                 elif order is not None:
                     order()
@@ -96,7 +95,7 @@ class IoThread:
             while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
                 if isinstance(order, Question):
                     order.give_up()
-            self._keeper.close()
+            self._supervisor.close()
             self._folder.release()
 
     def _patience_seconds(self) -> float | None:
@@ -126,9 +125,9 @@ class IoThread:
                 with self._folder.exclusive():
                     self.counters.salvaged_blocks += salvage(self._folder)
                 self._salvaged = True
-            self._keeper.close()
-            self._upkeep.forget_models(self._is_outdated)
-            self._count_evicted(self._upkeep.make_room(0, in_use=()))  # the limits may be tighter than last time
+            self._supervisor.close()
+            self._maintenance.remove_models(self._is_outdated)
+            self._count_evicted(self._maintenance.make_room(0, in_use=()))  # the limits may be tighter than last time
             self._refresh_counts()
         except (OSError, StoreRefused) as error:
             self._pause(error)
@@ -152,7 +151,7 @@ class IoThread:
         lost = self._ahead.abandon()
         self.counters.dropped_memory_only += len(lost)
         self._mailbox.release(lost, stored=False)
-        self._keeper.close()
+        self._supervisor.close()
 
     def _can_write(self) -> bool:
         if self._retry_at is None:
@@ -161,7 +160,7 @@ class IoThread:
 
     # -- writing
 
-    def _write(self, block: Block) -> None:
+    def _write(self, block: StoredBlock) -> None:
         if not self._can_write():
             self.counters.dropped_memory_only += 1
             self._mailbox.release([block.key], stored=False)
@@ -173,33 +172,30 @@ class IoThread:
             self._mailbox.release([block.key], stored=False)
             self._pause(error)
 
-    def _write_into_group(self, block: Block) -> None:
+    def _write_into_group(self, block: StoredBlock) -> None:
         if is_plain_file(self._folder.block_path(block.key, model=self._model)):
             self.counters.duplicate_blocks += 1
             self._mailbox.release([block.key], stored=True)
             self.touch([block.key], self._clocks.wall())
             return
         now = self._clocks.wall()
-        encoded = encode_block(block, fingerprint=self._fingerprint, created=now)
-        self.counters.hash_seconds += encoded.hash_seconds
-        if self._over_daily_budget(encoded.file_bytes):
+        buffers = encode_block(block, fingerprint=self._fingerprint, created=now)
+        file_bytes = sum(map(len, buffers))
+        if self._over_daily_budget(file_bytes):
             self.counters.dropped_daily_budget += 1
             self._mailbox.release([block.key], stored=False)
-        elif not self._has_room(block, encoded.file_bytes):
+        elif not self._has_room(block, file_bytes):
             self.counters.dropped_no_room += 1
             self._mailbox.release([block.key], stored=False)
         else:
-            self._add_to_group(block, encoded, now)
+            steady_now = self._clocks.steady()
+            self._with_room(lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now), block)
 
-    def _add_to_group(self, block: Block, encoded: EncodedBlock, now: float) -> None:
-        steady_now = self._clocks.steady()
-        self._with_room(lambda: self._ahead.write(block, encoded, now=now, steady_now=steady_now), block)
-
-    def _parents_in_use(self, *blocks: Block) -> set[BlockKey]:
+    def _parents_in_use(self, *blocks: StoredBlock) -> set[BlockKey]:
         """The parents of what is being written: these must not be evicted."""
-        return {*self._ahead.parent_keys, *(block.parent_key for block in blocks)}
+        return {*self._ahead.parent_keys, *(stored.block.parent_key for stored in blocks)}
 
-    def _with_room(self, work: Callable[[], None], *blocks: Block) -> None:
+    def _with_room(self, work: Callable[[], None], *blocks: StoredBlock) -> None:
         """Do something that takes space, for `blocks`; if there is none, evict and try once more."""
         try:
             work()
@@ -207,17 +203,17 @@ class IoThread:
             if error.errno not in _NO_SPACE:
                 raise
             wanted_bytes = _LEAST_EVICTED_BYTES + sum(2 * block.nbytes for block in blocks)
-            eviction = self._upkeep.evict(wanted_bytes, in_use=self._parents_in_use(*blocks))
-            if not eviction.keys:
+            evicted = self._maintenance.evict(wanted_bytes, in_use=self._parents_in_use(*blocks))
+            if not evicted:
                 raise
-            self._count_evicted(eviction)
+            self._count_evicted(evicted)
             work()
 
     def _over_daily_budget(self, file_bytes: int) -> bool:
         if self._limits.daily_write_bytes == UNLIMITED:
             return False
         day = self._day()
-        written = self._keeper.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
+        written = self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
         over = written + file_bytes > self._limits.daily_write_bytes
         if over and self._warned_of_day != day:
             self._warned_of_day = day
@@ -227,19 +223,17 @@ class IoThread:
     def _day(self) -> str:
         return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.wall()))
 
-    def _has_room(self, block: Block, file_bytes: int) -> bool:
+    def _has_room(self, block: StoredBlock, file_bytes: int) -> bool:
         wanted = self._ahead.file_bytes + file_bytes
-        if not self._upkeep.shortage_bytes(wanted):
+        if not self._maintenance.shortage_bytes(wanted):
             return True
         self._note_use()  # what was used a moment ago shall not be evicted
-        eviction = self._upkeep.make_room(wanted, in_use=self._parents_in_use(block))
-        self._count_evicted(eviction)
-        return not self._upkeep.shortage_bytes(wanted)
+        self._count_evicted(self._maintenance.make_room(wanted, in_use=self._parents_in_use(block)))
+        return not self._maintenance.shortage_bytes(wanted)
 
-    def _count_evicted(self, eviction: Eviction) -> None:
-        self.counters.evicted_blocks += len(eviction.keys)
-        self.counters.evicted_bytes += eviction.freed_bytes
-        self._mailbox.lose(eviction.keys)
+    def _count_evicted(self, evicted: list[Entry]) -> None:
+        self.counters.evicted_blocks += len(evicted)
+        self._mailbox.lose([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[WrittenFile]:
         """Make the oldest files durable and index them. Blocks that arrive meanwhile are written behind them."""
@@ -255,7 +249,7 @@ class IoThread:
             self._with_room(lambda: self._add_rows(group))
             self._ahead.settle(group)
             # Other processes may have written, too. The group itself may be evicted like any other block.
-            self._count_evicted(self._upkeep.make_room(0, in_use=self._parents_in_use()))
+            self._count_evicted(self._maintenance.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
             self._ahead.settle(group)
@@ -264,9 +258,10 @@ class IoThread:
         return group
 
     def _add_rows(self, group: list[WrittenFile]) -> None:
-        rows = [written.row for written in group]
-        written_bytes = sum(row.entry.file_bytes for row in rows)
-        self._keeper.use(lambda index: index.add(rows, written_bytes=written_bytes, day=self._day()))
+        entries = [written.entry for written in group]
+        written_bytes = sum(entry.file_bytes for entry in entries)
+        self._supervisor.use(lambda index: index.add(entries, fingerprints={self._model: self._fingerprint}))
+        self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
         """Write what has come meanwhile; a bounded part of it, so that the round of fsync comes to its end."""
@@ -279,17 +274,17 @@ class IoThread:
     def _note_use(self) -> None:
         used, self._used = self._used, {}
         if used and self._retry_at is None:
-            self._on_index("note what was used", lambda: self._keeper.use(lambda index: index.touch(used)))
+            self._on_index("note what was used", lambda: self._supervisor.use(lambda index: index.touch(used)))
 
     def _refresh_counts(self) -> None:
-        damaged, gone = self._upkeep.settle_differences()
+        damaged, gone = self._maintenance.set_aside_damaged()
         self.counters.bad_blocks += damaged
         self._mailbox.lose(gone)
-        totals = self._keeper.use(lambda index: index.totals())
+        totals = self._supervisor.use(lambda index: index.totals())
         day = self._day()
         self.counts.blocks, self.counts.stored_bytes = totals.blocks, totals.file_bytes
-        self.counts.written_today_bytes = self._keeper.use(lambda index: index.written_bytes(day))
-        self.counts.allowed_bytes = self._upkeep.allowed_bytes()
+        self.counts.written_today_bytes = self._supervisor.use(lambda index: index.written_bytes(day))
+        self.counts.allowed_bytes = self._maintenance.allowed_bytes()
 
     # -- tasks, in the order in which they were handed over
 
@@ -309,11 +304,11 @@ class IoThread:
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
         """Keep blocks from eviction."""
-        self._on_index("pin", lambda: self._keeper.use(lambda index: index.pin(keys, holder=holder, until=until)))
+        self._on_index("pin", lambda: self._supervisor.use(lambda index: index.pin(keys, holder=holder, until=until)))
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
         """Take pins back."""
-        self._on_index("unpin", lambda: self._keeper.use(lambda index: index.unpin(keys, holder=holder)))
+        self._on_index("unpin", lambda: self._supervisor.use(lambda index: index.unpin(keys, holder=holder)))
 
     def put_record(self, name: str, data: bytes) -> None:
         """Write a record. One that cannot be written now is written when it changes again."""
@@ -335,7 +330,7 @@ class IoThread:
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""
         self.settle()
-        self._on_index("remove blocks", lambda: self._upkeep.remove(keys, fingerprint=self._fingerprint))
+        self._on_index("remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint))
         self._mailbox.lose(keys)
         self._recount()
 
@@ -343,41 +338,37 @@ class IoThread:
         """Put a file that could not be read into quarantine."""
         self.counters.bad_blocks += 1
         self._mailbox.lose([bad.key])
-        self._on_index("set a damaged block aside", lambda: self._upkeep.condemn(path, bad))
+        self._on_index("set a damaged block aside", lambda: self._maintenance.condemn(path, bad))
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
         """All blocks of this model that can be reached from a root, parents before children."""
         self.settle()
         if self._retry_at is not None:
-            self._keeper.open_in_memory()
+            self._supervisor.open_in_memory()
         try:
-            entries, damaged = self._keeper.use(lambda index: index.entries(self._fingerprint))
-            if damaged and not self._keeper.in_memory:
-                self._upkeep.heal_rows(damaged, fingerprint=self._fingerprint)
-                entries, _ = self._keeper.use(lambda index: index.entries(self._fingerprint))
+            entries = self._supervisor.use(lambda index: index.entries(self._clocks.wall(), model=self._model))
         except OSError as error:
             self._pause(error)
             return ()
-        reachable = reachable_keys((entry.key, entry.parent_key, entry.start) for entry in entries)
-        return tuple(entry for entry in entries if entry.key in reachable)
+        reachable = reachable_keys(entries)
+        return tuple(entry for entry in entries if entry.block.key in reachable)
 
     def prune(self) -> None:
         """Bring the store within its limits and drop pins that are over."""
         self.settle()
         with contextlib.suppress(OSError):
-            self._keeper.use(lambda index: index.drop_old_pins(self._clocks.wall()))
-            eviction = self._upkeep.make_room(0, in_use=())
-            self._count_evicted(eviction)
+            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
+            self._count_evicted(self._maintenance.make_room(0, in_use=()))
         self._recount()
 
     def check_invariants(self) -> None:
         """The index agrees with itself. Raises AssertionError."""
-        self._keeper.use(lambda index: index.check_invariants())
+        self._supervisor.use(lambda index: index.check_invariants())
 
     def rebuilt_indexes(self) -> int:
         """How often the index had to be made anew."""
-        return self._keeper.rebuilt
+        return self._supervisor.rebuilt
 
     def _recount(self) -> None:
         self._on_index("count blocks", self._refresh_counts)

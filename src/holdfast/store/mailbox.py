@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Literal, TypeAlias
 
-from holdfast.store.block import Block, StoreChanges
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey, StoreChanges, StoredBlock
 
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
@@ -45,15 +44,15 @@ class Mailbox:
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
         self._most_bytes, self._most_blocks = most_bytes, most_blocks
         self._changed = threading.Condition()
-        self._waiting: deque[Block | Task] = deque()
-        self._held: dict[BlockKey, Block] = {}
+        self._waiting: deque[StoredBlock | Task] = deque()
+        self._held: dict[BlockKey, StoredBlock] = {}
         self._held_bytes = 0
         self._closed = False
         self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self.refused_blocks = 0
 
-    def offer(self, block: Block) -> Offer:
+    def offer(self, block: StoredBlock) -> Offer:
         """Queue a block for writing, if there is room. One block alone is always taken, however large it is."""
         size = block.nbytes
         with self._changed:
@@ -81,23 +80,23 @@ class Mailbox:
             self._changed.notify()
         return True
 
-    def take(self, timeout_seconds: float | None) -> Block | Task | None:
+    def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
         """The next block or task; None when nothing came in time, or when the box is closed and empty."""
         with self._changed:
             if not self._waiting and not self._closed:
                 self._changed.wait(timeout_seconds)
             return self._waiting.popleft() if self._waiting else None
 
-    def take_block(self) -> Block | None:
+    def take_block(self) -> StoredBlock | None:
         """The next thing if it is a block; never waits."""
         with self._changed:
-            if not self._waiting or not isinstance(self._waiting[0], Block):
+            if not self._waiting or not isinstance(self._waiting[0], StoredBlock):
                 return None
             block = self._waiting.popleft()
-            assert isinstance(block, Block)
+            assert isinstance(block, StoredBlock)
             return block
 
-    def held(self, key: BlockKey) -> Block | None:
+    def held(self, key: BlockKey) -> StoredBlock | None:
         """A block that is queued or being written."""
         with self._changed:
             return self._held.get(key)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from holdfast.store.block import BadBlock, Block, BlockMissing
+from holdfast.store.block import BadBlock, BlockKey, BlockMissing, StoredBlock
 from holdfast.store.block_file import read_block
-from holdfast.store.folder import StoreFolder
-from holdfast.store.keys import BlockKey, fingerprint_id
+from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.statistics import ReadCounters
 
@@ -26,15 +25,15 @@ class BlockReader:
         self, folder: StoreFolder, mailbox: Mailbox, *, fingerprint: str, on_bad: Callable[[Path, BadBlock], None]
     ) -> None:
         """`on_bad` is called on the reading thread with each file that is damaged."""
-        self._folder, self._mailbox, self._fingerprint, self._on_bad = folder, mailbox, fingerprint, on_bad
+        self._folder, self._mailbox, self._on_bad = folder, mailbox, on_bad
         self._model = fingerprint_id(fingerprint)
-        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[Block]] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = queue.SimpleQueue()
         self._ended = False
         self.counters = ReadCounters()
 
-    def ask(self, key: BlockKey) -> Future[Block]:
+    def ask(self, key: BlockKey) -> Future[StoredBlock]:
         """A future of the block. One that is not running yet can be cancelled."""
-        future: Future[Block] = Future()
+        future: Future[StoredBlock] = Future()
         self._asked.put((key, future))
         if self._ended:
             self._refuse_all()
@@ -55,7 +54,7 @@ class BlockReader:
             self._ended = True
             self._refuse_all()
 
-    def _answer(self, key: BlockKey, future: Future[Block]) -> None:
+    def _answer(self, key: BlockKey, future: Future[StoredBlock]) -> None:
         began = time.perf_counter()
         try:
             block = self._read(key)
@@ -75,18 +74,15 @@ class BlockReader:
             self.counters.read_seconds += time.perf_counter() - began
             future.set_result(block)
 
-    def _read(self, key: BlockKey) -> Block:
+    def _read(self, key: BlockKey) -> StoredBlock:
         held = self._mailbox.held(key)
         if held is not None:
             self.counters.reads_from_queue += 1
             return held
-        stored = read_block(self._folder.block_path(key, model=self._model), key)
-        if stored.fingerprint != self._fingerprint:
-            raise BadBlock(key, "belongs to another model")
+        stored = read_block(self._folder.block_path(key, model=self._model), key, model=self._model)
         self.counters.read_blocks += 1
-        self.counters.read_bytes += stored.file_bytes
-        self.counters.hash_seconds += stored.hash_seconds
-        return stored.block
+        self.counters.read_bytes += stored.nbytes
+        return stored
 
     def _refuse_all(self) -> None:
         while True:

@@ -30,7 +30,6 @@ class StoreStatistics:
     dropped_daily_budget: int
     dropped_no_room: int
     evicted_blocks: int
-    evicted_bytes: int
     salvaged_blocks: int  # finished for writers that had died
     rebuilt_indexes: int
     outages: int  # how often the folder could not be written
@@ -41,7 +40,6 @@ class StoreStatistics:
     missing_blocks: int
     bad_blocks: int
 
-    hash_seconds: float
     write_seconds: float
     sync_seconds: float
     index_seconds: float
@@ -59,11 +57,9 @@ class WriteCounters:
     dropped_daily_budget: int = 0
     dropped_no_room: int = 0
     evicted_blocks: int = 0
-    evicted_bytes: int = 0
     salvaged_blocks: int = 0
     bad_blocks: int = 0
     outages: int = 0
-    hash_seconds: float = 0.0
     write_seconds: float = 0.0
     sync_seconds: float = 0.0
     index_seconds: float = 0.0
@@ -77,7 +73,6 @@ class ReadCounters:
     read_bytes: int = 0
     reads_from_queue: int = 0
     missing_blocks: int = 0
-    hash_seconds: float = 0.0
     read_seconds: float = 0.0
 
 

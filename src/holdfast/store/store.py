@@ -18,13 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar, cast
 
-from holdfast.store.block import BadBlock, Block, Entry, StoreChanges
+from holdfast.store.block import BadBlock, BlockKey, Entry, StoreChanges, StoredBlock
 from holdfast.store.block_file import check_block
 from holdfast.store.budget import StoreLimits
-from holdfast.store.folder import StoreFolder
+from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.inspect import ClearReport, VerifyReport, clear_store, verify_store
 from holdfast.store.io_thread import Clocks, IoThread
-from holdfast.store.keys import BlockKey, fingerprint_id
 from holdfast.store.mailbox import Mailbox, Question
 from holdfast.store.reader import BlockReader
 from holdfast.store.records import check_name
@@ -85,16 +84,16 @@ class BlockStore:
 
     # -- blocks
 
-    def put(self, block: Block) -> None:
+    def put(self, block: StoredBlock) -> None:
         """Queue a block for writing; it can be read at once. Dropped and counted when too much is queued already.
 
-        Its parts must not change any more; they are let go when the block is on disk. Raises ValueError or OverflowError for a
-        block that could never be written.
+        Its parts must not change any more; they are let go when the block is on disk. Raises ValueError for a block that
+        could never be written.
         """
         check_block(block)
         self._mailbox.offer(block)
 
-    def read(self, key: BlockKey) -> Future[Block]:
+    def read(self, key: BlockKey) -> Future[StoredBlock]:
         """A future of the block: verified, its parts being views of one buffer. It fails with BlockMissing or BadBlock.
 
         Its callbacks run on the reading thread. Let go of one block before you ask for many more: buffers that come back are used
@@ -190,7 +189,6 @@ class BlockStore:
             dropped_daily_budget=writes.dropped_daily_budget,
             dropped_no_room=writes.dropped_no_room,
             evicted_blocks=writes.evicted_blocks,
-            evicted_bytes=writes.evicted_bytes,
             salvaged_blocks=writes.salvaged_blocks,
             rebuilt_indexes=self._io.rebuilt_indexes(),
             outages=writes.outages,
@@ -199,7 +197,6 @@ class BlockStore:
             reads_from_queue=reads.reads_from_queue,
             missing_blocks=reads.missing_blocks,
             bad_blocks=writes.bad_blocks,
-            hash_seconds=writes.hash_seconds + reads.hash_seconds,
             write_seconds=writes.write_seconds,
             sync_seconds=writes.sync_seconds,
             index_seconds=writes.index_seconds,

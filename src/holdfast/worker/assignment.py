@@ -1,22 +1,34 @@
-"""What a worker process is told at its start, over its standard input: one JSON document, nothing in the process list."""
+"""What a worker serves, and what its process is told at its start: one struct, from the front's settings to the device thread."""
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
-from holdfast.config import LogSettings, ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One model to serve, and where to be reached. The front has resolved the model to a local folder."""
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One model to serve, resolved to a local folder, and all settings that its worker goes by."""
 
     folder: str
-    hash_cache: str  # file in which hashes of model files are kept for the next start; empty: nowhere
-    endpoint: str
-    heartbeat_endpoint: str
-    heartbeat_seconds: float
-    parent_pid: int
+    hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
+    compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
-    log: LogSettings
+    log: LogSettings = LogSettings()
+    residency: ResidencySettings = ResidencySettings()
+    command: tuple[str, ...] = WORKER_COMMAND  # that starts its process
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker process reads from its standard input: one JSON document, nothing in the process list."""
+
+    settings: WorkerSettings
+    endpoint: str
+    heartbeat_endpoint: str
+    parent_pid: int

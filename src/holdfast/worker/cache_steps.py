@@ -17,7 +17,7 @@ from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
 from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 from holdfast.worker.counters import CacheCounters
 from holdfast.worker.parts import Engine, Memory, Sessions
 from holdfast.worker.sequences import LiveSequence

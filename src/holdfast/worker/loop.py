@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
-    CancelRequest,
     Command,
-    PauseRequest,
-    ResumeRequest,
+    SequenceControl,
     SequenceRequest,
     Shutdown,
     StatisticsRequest,
@@ -186,12 +184,8 @@ class WorkerLoop:
         for command in commands:
             if isinstance(command, SequenceRequest):
                 self._accept(command)
-            elif isinstance(command, CancelRequest):
-                self._cancel(command.request_id)
-            elif isinstance(command, PauseRequest):
-                self._pause(command.request_id)
-            elif isinstance(command, ResumeRequest):
-                self._resume(command.request_id)
+            elif isinstance(command, SequenceControl):
+                {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
             elif isinstance(command, Shutdown):
                 self._is_closing = True
             elif isinstance(command, StatisticsRequest):

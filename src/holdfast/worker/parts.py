@@ -12,7 +12,7 @@ from holdfast.messages.events import CacheReport
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.worker.assignment import Assignment
+from holdfast.worker.assignment import Assignment, WorkerSettings
 from holdfast.worker.heart import Heart
 from holdfast.worker.inbox import Inbox, ZmqInbox
 from holdfast.worker.lifecycle import WorkerEnd
@@ -23,7 +23,7 @@ PARENT_CHECK_SECONDS = 1.0
 GRACE_SECONDS = 8.0  # for the step under way and the last messages, once the end is asked for
 _PR_SET_PDEATHSIG = 1
 
-Serve = Callable[[Inbox, Assignment, Pulse], WorkerEnd]
+Serve = Callable[[Inbox, WorkerSettings, Pulse], WorkerEnd]
 logger = logging.getLogger("holdfast.worker")
 
 
@@ -35,16 +35,17 @@ def run_process(serve: Serve) -> int:
     wake_reader, wake_writer = os.pipe()
     watch = _Watch(wake_writer)
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
+    settings = assignment.settings
     signal.signal(signal.SIGTERM, lambda signum, frame: watch.handle_sigterm(assignment.parent_pid))
-    logging.basicConfig(level=assignment.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=settings.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _die_with_parent()
     ends: list[WorkerEnd] = []
     pulse = Pulse()
-    heart = Heart(assignment.heartbeat_endpoint, pulse, interval_seconds=assignment.heartbeat_seconds)
+    heart = Heart(assignment.heartbeat_endpoint, pulse, interval_seconds=settings.residency.heartbeat_seconds)
     heart.start()
 
     def device_thread() -> None:
-        ends.append(serve(ZmqInbox(assignment.endpoint, wake_fd=wake_reader), assignment, pulse))
+        ends.append(serve(ZmqInbox(assignment.endpoint, wake_fd=wake_reader), settings, pulse))
 
     thread = threading.Thread(target=device_thread, name="holdfast-device", daemon=False)
     thread.start()

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
 from holdfast.scheduler.stopping import Ending, ending
-from holdfast.store.keys import BlockKey
+from holdfast.store.block import BlockKey
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -10,11 +10,10 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import mlx.core as mx
 
-from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.probe import ProbeResult, choose_layout
 from holdfast.messages.events import ModelInfo
@@ -25,6 +24,7 @@ from holdfast.models.hash_cache import HashCache
 from holdfast.models.load import LoadedModel, load_model
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.cache_setup import ModelIdentity, open_memory, open_sessions
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
@@ -38,30 +38,19 @@ LOAD_ATTEMPTS = 3  # for a model that somebody is writing to
 logger = logging.getLogger("holdfast.worker")
 
 
-def build_loop(
-    inbox: Inbox,
-    progress: Progress,
-    *,
-    folder: str,
-    hash_cache: str,
-    model: ModelSettings,
-    scheduler: SchedulerSettings,
-    store: StoreSettings,
-    pulse: Pulse,
-) -> tuple[WorkerLoop, ModelInfo]:
+def build_loop(inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pulse: Pulse) -> tuple[WorkerLoop, ModelInfo]:
     """Load and probe the model and put the loop together. Raises ModelLoadError when the model or a setting is at fault.
 
     A model that is changed while it is loaded is loaded again: what is in memory would be of no version, and so would its states.
     """
-    files = partial(
-        files_of_identity, Path(folder), runs_own_code=runs_own_code(Path(folder), trust_remote_code=model.trust_remote_code)
-    )
-    cache = HashCache(Path(hash_cache) if hash_cache else None)
+    folder = Path(settings.folder)
+    own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
+    files = partial(files_of_identity, folder, runs_own_code=own_code)
+    cache = HashCache(Path(settings.hash_cache) if settings.hash_cache else None)
     for attempts_left in reversed(range(LOAD_ATTEMPTS)):
         try:
             with FileHashing(files, cache=cache) as hashing:
-                settings = _Slices(model, scheduler, store)
-                return _loop_over(inbox, progress, hashing, folder=Path(folder), settings=settings, pulse=pulse)
+                return _loop_over(inbox, progress, hashing, settings=settings, pulse=pulse)
         except ModelChanged as change:
             if not attempts_left:
                 raise
@@ -70,19 +59,11 @@ def build_loop(
     raise AssertionError("unreachable")
 
 
-class _Slices(NamedTuple):
-    """The settings that a worker sees."""
-
-    model: ModelSettings
-    scheduler: SchedulerSettings
-    store: StoreSettings
-
-
 def _loop_over(
-    inbox: Inbox, progress: Progress, hashing: FileHashing, *, folder: Path, settings: _Slices, pulse: Pulse
+    inbox: Inbox, progress: Progress, hashing: FileHashing, *, settings: WorkerSettings, pulse: Pulse
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
-    model, scheduler, store = settings
+    folder, model, store = Path(settings.folder), settings.model, settings.store
     platform.prepare_device()
     loaded = load_model(folder, model, progress=progress)
     progress("probing", 0.0)
@@ -90,7 +71,7 @@ def _loop_over(
     engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
-    scheduler = _with_step_tokens(scheduler, on_cpu=loaded.platform.device == "cpu")
+    scheduler = _with_step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     report = device_memory.memory_report(working_set_bytes=platform.working_set_bytes())
     budget_bytes = device_memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
     plans = Scheduler(

@@ -1,0 +1,157 @@
+"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere.
+
+Made from the table of what can be done with sessions; what only some of it takes is read here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from holdfast.http.admin import session_files
+from holdfast.http.admin.session_fields import (
+    SessionChange,
+    SessionDeleted,
+    SessionForking,
+    SessionList,
+    SessionObject,
+    SessionOpening,
+    session_object,
+)
+from holdfast.http.server import openapi
+from holdfast.http.server.body import parse, read_body
+from holdfast.http.server.dialect import Handler, Operation
+from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.extensions import TENANT_HEADER, checked_session_id
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services, first_model, is_loading
+from holdfast.intake.tenant import tenant_of
+from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, SessionCommand, SessionInfo, SessionOperation
+
+_MOST_LISTED = 1000
+_YES = {"true": True, "1": True, "false": False, "0": False}
+_BODIES: dict[str, type[BaseModel]] = {"open": SessionOpening, "update": SessionChange, "fork": SessionForking}
+_NAMED = {"open": "session_id", "fork": "new_session_id"}  # what the body's `id` names; made up if it is left out
+_ANSWERS: dict[str, type[msgspec.Struct]] = {"list": SessionList, "close": SessionDeleted}
+
+
+def _handler(operation: SessionOperation) -> Handler:
+    async def handle(request: Request, services: Services) -> Response:
+        model, command = await _command(operation, request, services)
+        if "path" not in operation.takes:
+            return _json(command, await _objects(request, services, model, command))
+        with session_files.private_path() as path:
+            command = msgspec.structs.replace(command, path=str(path))
+            if operation.name == "import":
+                await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
+                return _json(command, await _objects(request, services, model, command))
+            await _objects(request, services, model, command)
+            return session_files.sent(path, name=command.session_id)
+
+    handle.__name__, handle.__doc__ = operation.title, operation.summary
+    return handle
+
+
+def _shape(operation: SessionOperation) -> openapi.Shape:
+    """What the description of the API says of its query, its body and its answer."""
+    name, takes = operation.name, operation.takes
+    own = (["id"] if name == "import" else []) + [field for field in ("limit", "forget") if field in takes]
+    shapes = [openapi.file_answer() if name == "export" else openapi.answers_of(_ANSWERS.get(name, SessionObject))]
+    if name != "open":  # its body says of which model it is
+        shapes.append(openapi.query_of("model", *own, "cache_salt"))
+    if name in _BODIES:
+        shapes.append(openapi.request_of(_BODIES[name], required=name not in _NAMED))
+    if name == "import":
+        shapes.append(openapi.file_request())
+    return {key: value for shape in shapes for key, value in shape.items()}
+
+
+async def _command(operation: SessionOperation, request: Request, services: Services) -> tuple[str, SessionCommand]:
+    """The model whose sessions are meant, and what is to be done with them."""
+    query = request.query_params
+    given = await _from_body(operation, request, services) if operation.name in _BODIES else _from_query(operation, query)
+    model = given.pop("model", None) or query.get("model") or first_model(services)
+    salt = query.get("cache_salt", "")
+    tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
+    return model, SessionCommand(operation=operation.name, tenant=tenant, **given, **request.path_params)
+
+
+async def _from_body(operation: SessionOperation, request: Request, services: Services) -> dict[str, Any]:
+    """Fields of the command that the body has, and the model if it names one."""
+    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
+    given = fields.model_dump(exclude_unset=True)
+    if operation.name in _NAMED:
+        given[_NAMED[operation.name]] = given.pop("id", None) or f"sess_{uuid.uuid4().hex}"
+    return given
+
+
+def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of the command that the query has."""
+    given: dict[str, Any] = {}
+    if "limit" in operation.takes:
+        given["limit"] = _limit(query) + 1  # one more than is shown tells whether there are more
+    if "forget" in operation.takes:
+        given["forget"] = _truth(query, "forget")
+    if operation.name == "import" and "id" in query:
+        given["session_id"] = checked_session_id(query["id"], field="id")
+    return given
+
+
+async def _objects(request: Request, services: Services, model: str, command: SessionCommand) -> list[SessionObject]:
+    """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
+    found: tuple[SessionInfo, ...] = ()
+
+    async def carry_out() -> None:
+        nonlocal found
+        found = await services.sessions(model, command)
+
+    if not is_loading(services, model):
+        await carry_out()
+    elif not await unless_disconnected(request.receive, carry_out()):
+        raise ClientDisconnect
+    return [session_object(info, model=model) for info in found]
+
+
+def _json(command: SessionCommand, objects: list[SessionObject]) -> Response:
+    """What a client is told of the sessions that a command was about."""
+    shown: msgspec.Struct
+    if command.operation == "list":
+        shown = SessionList(data=objects[: command.limit - 1], has_more=len(objects) >= command.limit)
+    elif command.operation == "close":
+        shown = SessionDeleted(id=command.session_id)
+    else:
+        (shown,) = objects
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+def _limit(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(_MOST_LISTED))
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_LISTED):
+        raise RequestRefused(f"`limit`: a number from 1 to {_MOST_LISTED}", field="limit")
+    return int(text[:9])
+
+
+def _truth(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false")
+    if text.lower() not in _YES:
+        raise RequestRefused(f"`{name}`: true or false", field=name)
+    return _YES[text.lower()]
+
+
+OPERATIONS = tuple(
+    Operation(
+        method=operation.method,
+        path=SESSIONS_PATH + operation.path,
+        handler=_handler(operation),
+        shape=_shape(operation),
+        summary="what is kept, by name" if operation.name == "list" else "",
+    )
+    for operation in SESSION_OPERATIONS.values()
+)

@@ -1,0 +1,96 @@
+"""/health, /metrics and /openapi.json: how the server is doing, what it has counted, what it takes and gives."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from holdfast.http.server.body import json_response
+from holdfast.http.server.openapi import description
+from holdfast.http.server.services import Services
+from holdfast.residency.residency import ModelStatus
+from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
+
+_READY = "ready"
+
+
+class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written.
+
+    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder.
+    """
+
+    model: str
+    mode: str
+    blocks: int
+    stored_bytes: int
+    allowed_bytes: int
+
+
+class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's worker keeps of what it has read. `store` is null when no folder is set."""
+
+    kept_tokens: int
+    ram_bytes: int
+    ram_budget_bytes: int
+    store: StoreHealth | None
+
+
+class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet."""
+
+    id: str
+    state: str
+    pid: int | None
+    layout: str | None
+    layout_reason: str | None
+    running: int
+    queued: int
+    memory: MemoryHealth | None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server is doing."""
+
+    status: str
+    version: str
+    models: list[ModelHealth]
+
+
+async def health(request: Request, services: Services) -> Response:
+    """How the server and its models are doing. Needs no key."""
+    models = [_health(model) for model in services.models.statuses()]
+    states = [model.state for model in models] or ["loading"]
+    status = "ok" if _READY in states else states[0]
+    return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
+
+
+async def metrics(request: Request, services: Services) -> Response:
+    """Metrics in Prometheus' text format."""
+    models = services.models.statuses()
+    facts = ModelFacts(
+        load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
+        restarts={model.id: model.restarts for model in models},
+    )
+    text = services.metrics.exposition(await services.models.statistics(), facts)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+async def openapi_document(request: Request, services: Services) -> Response:
+    """This description."""
+    return JSONResponse(description(request.app.state.dialects, version=services.version))
+
+
+def _health(model: ModelStatus) -> ModelHealth:
+    info = model.info
+    return ModelHealth(
+        id=model.id,
+        state=model.state,
+        pid=model.pid,
+        layout=info.layout if info else None,
+        layout_reason=info.layout_reason if info else None,
+        running=model.running,
+        queued=model.queued,
+        memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
+    )

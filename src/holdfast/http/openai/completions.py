@@ -1,0 +1,107 @@
+"""POST /v1/completions: what it takes, and what that asks the gateway for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.config import LimitsSettings
+from holdfast.http.openai.completions_answer import CompletionAnswer
+from holdfast.http.openai.fields import GenerationFields, refuse_above
+from holdfast.http.server.answers import AnswerPlan
+from holdfast.http.server.body import TAG_MARK, parse
+from holdfast.http.server.generation import generate
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services
+from holdfast.messages.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
+_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists"))
+_INT32_MAX = 2**31 - 1
+
+
+def _kind_of_prompt(value: Any) -> str:
+    if not isinstance(value, list):
+        return _TEXT
+    if value and isinstance(value[0], list):
+        return _TOKEN_LISTS
+    return _TOKENS if value and isinstance(value[0], int | float) else _TEXTS
+
+
+TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+PromptField = Annotated[
+    Annotated[str, Tag(_TEXT)]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(_TEXTS)]
+    | Annotated[TokenIds, Tag(_TOKENS)]
+    | Annotated[list[TokenIds], Field(fail_fast=True), Tag(_TOKEN_LISTS)],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """Text or token ids to be continued."""
+
+    prompt: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
+    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = Field(
+        None, description="Most tokens for each choice; 16 if not given."
+    )
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Log-probabilities of each token and so many of the likeliest."
+    )
+    echo: bool | None = Field(None, description="Give the prompt back in front of the completion.")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="Not supported, unless it is the same as `n`.")
+    suffix: str | None = Field(None, description="Not supported.")
+    add_special_tokens: bool | None = Field(None, description="Only true is supported.")
+
+    def plan(self, services: Services) -> AnswerPlan:
+        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        self.refuse_what_cannot_be_served(services.limits)
+        self._refuse_contradictions(services.limits)
+        prompts, most = self._prompts(), services.limits.max_batch_prompts
+        if len(prompts) > most:
+            raise RequestRefused(f"`prompt`: at most {most} prompts, got {len(prompts)}", field="prompt")
+        form = CompletionAnswer(shows_logprobs=self.logprobs is not None, **self.answer_options(services))
+        places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
+        requests = [self._request(prompt, form, place=place) for prompt, place in zip(prompts, places, strict=True)]
+        return self.plan_of(requests, form)
+
+    def _refuse_contradictions(self, limits: LimitsSettings) -> None:
+        refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")
+        if self.suffix:
+            raise RequestRefused("`suffix`: this version does not support it yet", code="unsupported_parameter", field="suffix")
+        if self.best_of is not None and self.best_of != self.choices:
+            reason = "`best_of`: this version does not support it yet, other than the same as `n`"
+            raise RequestRefused(reason, code="unsupported_parameter", field="best_of")
+        if self.add_special_tokens is False:
+            reason = "`add_special_tokens`: send token ids as `prompt` instead"
+            raise RequestRefused(reason, code="unsupported_parameter", field="add_special_tokens")
+
+    def _prompts(self) -> list[Prompt]:
+        given: Any = self.prompt
+        if isinstance(given, str):
+            return [TextPrompt(text=given)]
+        if isinstance(given[0], int):
+            return [TokenPrompt(token_ids=tuple(given))]
+        return [TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one)) for one in given]
+
+    def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
+        return GenerationRequest(
+            request_id=form.id + place,
+            model=form.model,
+            prompt=prompt,
+            max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            want_logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            echo=bool(self.echo),
+            prompt_field="prompt" + place,
+            **self.request_options(),
+        )
+
+
+async def create_completion(request: Request, services: Services) -> Response:
+    """Continue a text."""
+    return await generate(request, services, lambda body: parse(CompletionRequest, body).plan(services))

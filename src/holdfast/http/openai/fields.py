@@ -1,0 +1,179 @@
+"""The fields that OpenAI's two generating endpoints share, with their ranges, and what they come to in a GenerationRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from holdfast.config import LimitsSettings
+from holdfast.http.openai.unsupported import refuse_unsupported
+from holdfast.http.server.answers import AnswerFormat, AnswerPlan
+from holdfast.http.server.body import TAG_MARK
+from holdfast.http.server.extensions import HoldfastOptions
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services, first_model
+from holdfast.messages.requests import GenerationRequest, SamplingParams
+
+INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
+_MOST_BIASES = 4096
+_MOST_DIGITS = 9
+_LONGEST_SALT = 4096
+STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+_ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
+
+
+def one_or_many(value: Any) -> str:
+    """Tag of a field that takes one thing or a list of them."""
+    return _MANY if isinstance(value, list) else _ONE
+
+
+def _not_too_many(value: Any) -> Any:
+    # Before the entries are looked at: each bad one would become an error of its own, a million of them gigabytes.
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise ValueError(f"at most {_MOST_BIASES} tokens, got {len(value)}")
+    return value
+
+
+def _token_key(value: Any) -> Any:
+    if not (isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS):
+        raise ValueError("the keys are token ids")
+    return value
+
+
+TokenKey = Annotated[str, BeforeValidator(_token_key)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+StopString = Annotated[str, Field(min_length=1)]
+Stop = Annotated[
+    Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
+]
+MaxTokens = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides the text."""
+
+    model_config = STRICT
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts before [DONE].")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: every chunk has the counts so far, as vLLM's; what was cached comes with the last."
+    )
+
+
+class GenerationFields(BaseModel):
+    """Sampling and streaming, the same for chat and for completions."""
+
+    model_config = STRICT
+
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Id of a model that /v1/models lists; the first of them if not given."
+    )
+    stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 takes the most likely token.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Draw from the likeliest tokens of this mass.")
+    top_k: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = Field(None, description="Draw from so many tokens; 0: off.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Draw from tokens at least this likely, relative to the likeliest."
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="On tokens the answer has already.")
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Per time the answer has a token.")
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None, description="Factor on tokens of prompt and answer; 1: off."
+    )
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = Field(
+        None, description="Token id → what is added to its logit."
+    )
+    seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
+        None, description="The same seed and request give the same answer."
+    )
+    stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
+    ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-text tokens.")
+    user: str | None = Field(None, description="Accepted, without effect.")
+    metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
+    store: bool | None = Field(None, description="Accepted, without effect.")
+    service_tier: str | None = Field(None, description="Accepted, without effect.")
+    safety_identifier: str | None = Field(None, description="Accepted, without effect.")
+    prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
+    session_id: str | None = Field(None, description="The session that the request belongs to; one that is not there is opened.")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
+        None, description="What is read under a salt is remembered for requests with the same salt only."
+    )
+    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
+
+    @property
+    def choices(self) -> int:
+        """Answers per prompt."""
+        return self.n or 1
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self) -> SamplingParams:
+        """The sampling parameters: what is given, on top of the plain defaults."""
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+        if self.seed is not None:
+            given["seed"] = self.seed & INT64_MAX  # seeds of further choices are counted up from it: stay below 2**64
+        return SamplingParams(**given)
+
+    def request_options(self) -> dict[str, Any]:
+        """Fields of a GenerationRequest that the endpoints have in common."""
+        return {
+            "choices": self.choices,
+            "sampling": self.sampling(),
+            "unset_sampling": tuple(name for name in _SAMPLING if getattr(self, name) is None),
+            "stop": self.stop_strings(),
+            "ignore_eos": bool(self.ignore_eos),
+        }
+
+    def answer_options(self, services: Services) -> dict[str, Any]:
+        """What an OpenAIAnswer has to know."""
+        options = self.stream_options
+        return {
+            "model": self.model or first_model(services),
+            "version": services.version,
+            "shows_usage": bool(options and options.include_usage),
+            "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),
+        }
+
+    def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:
+        """The plan for these requests and this form."""
+        return AnswerPlan(
+            requests=requests,
+            form=form,
+            streams=bool(self.stream),
+            choices_per_prompt=self.choices,
+            explains=bool(self.holdfast and self.holdfast.explain),
+            cache_salt=self.cache_salt or "",
+            session_id=self.session_id,
+            session_key=self.prompt_cache_key or "",
+        )
+
+    def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
+        """Raise RequestRefused for what the types alone cannot tell."""
+        refuse_unsupported(self.model_extra)
+        if self.stream_options is not None and not self.stream:
+            raise RequestRefused("`stream_options` is allowed only with `stream`", field="stream_options")
+        if self.choices > limits.max_choices:
+            raise RequestRefused(f"`n`: this server gives at most {limits.max_choices} choices, got {self.n}", field="n")
+        if len(self.stop_strings()) > limits.max_stop_strings:
+            raise RequestRefused(f"`stop`: at most {limits.max_stop_strings} strings", field="stop")
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def refuse_above(value: int | None, limit: int, *, field: str) -> None:
+    """Raise RequestRefused when a number is larger than a configured limit."""
+    if value is not None and value > limit:
+        raise RequestRefused(f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field)

@@ -1,0 +1,84 @@
+"""What a dialect must say about an answer: what to generate for it, and how its parts, its end and its errors look."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from holdfast.http.server.explanation import Explanation
+from holdfast.http.server.problem import Problem
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.requests import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """Exact token counts of one answer. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # part of prompt_tokens that was not read again
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """One choice of an answer that is sent in one piece."""
+
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenText] = field(default_factory=list)
+    reason: FinishReason = FinishReason.STOP
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.pieces)
+
+
+class AnswerFormat(abc.ABC):
+    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
+
+    stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    keep_alive: ClassVar[bytes] = (
+        b": keep-alive\n\n"  # keeps the line open while nothing comes; empty where there is no such thing
+    )
+
+    def opening(self, *, prompt_tokens: int) -> bytes:
+        """What comes before the first text; may be empty."""
+        return b""
+
+    @abc.abstractmethod
+    def delta(self, event: TextDelta) -> bytes:
+        """New text of a choice."""
+
+    @abc.abstractmethod
+    def finish(self, event: ChoiceFinished) -> bytes:
+        """The end of a choice."""
+
+    @abc.abstractmethod
+    def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
+        """The end of a stream: token counts and explanation as far as the client asked for them, and the end mark."""
+
+    @abc.abstractmethod
+    def broken(self, problem: Problem) -> bytes:
+        """The end of a stream that was begun and then failed."""
+
+    @abc.abstractmethod
+    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+        """The whole answer as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """A checked request: what to generate, and the form of the answer."""
+
+    requests: Sequence[GenerationRequest]  # one per prompt
+    form: AnswerFormat
+    streams: bool = False
+    choices_per_prompt: int = 1
+    explains: bool = False  # the answer is to say what was found of the prompt in the cache
+    cache_salt: str = ""  # what is kept under it is there for requests with the same one only
+    session_id: str | None = None  # as the body has it, unchecked; the header goes before it
+    session_key: str = ""  # names the session where neither does; any text

@@ -1,0 +1,112 @@
+"""Several prompts in one request: opened together, read as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.errors import QueueFull
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Generator, OutputStream
+from holdfast.messages.output import OutputEvent
+from holdfast.messages.requests import GenerationRequest
+
+_MOST_READY = 64  # events of several prompts that are read before they are asked for
+
+
+async def open_streams(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
+    """Submit all requests; once all are accepted, their events come as one stream with the choices counted through.
+
+    Raises the first refusal, after the requests that had been accepted are cancelled. What would never find room in the queue,
+    however often it was sent again, is a RequestRefused.
+    """
+    try:
+        return await (gateway.generate(requests[0]) if len(requests) == 1 else _open_many(gateway, requests))
+    except QueueFull as full:
+        answers = sum(request.choices for request in requests)
+        if answers <= full.limit:
+            raise
+        field = "n" if len(requests) == 1 else "prompt"
+        message = f"`{field}`: {answers} answers in one request are more than may wait here ({full.limit}); ask for fewer at once"
+        raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
+
+
+async def _open_many(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
+    tasks = [asyncio.create_task(gateway.generate(request)) for request in requests]
+    streams: list[OutputStream] = []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+        streams = [task.result() for task in tasks]
+    finally:
+        if not streams:
+            await _abandon(tasks)
+    return MergedStream(streams, requests[0].choices)
+
+
+async def _abandon(tasks: Sequence[asyncio.Task[OutputStream]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled() and task.exception() is None:
+            await task.result().aclose()
+
+
+class MergedStream:
+    """The events of several answers as they come. Choice i of prompt p has the index p · choices + i."""
+
+    def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
+        self._streams = streams
+        self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._readers = [asyncio.create_task(self._read(stream, place * choices)) for place, stream in enumerate(streams)]
+        self._unfinished = len(streams)
+        for reader in self._readers:
+            reader.add_done_callback(self._events.put_nowait)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(stream.prompt_tokens for stream in self._streams)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(stream.dropped_tokens for stream in self._streams)
+
+    def __aiter__(self) -> MergedStream:
+        """Itself: it can be read once."""
+        return self
+
+    async def __anext__(self) -> OutputEvent:
+        """The next event of any of the answers; raises what one of them raises."""
+        while self._unfinished:
+            event = await self._events.get()
+            if self._events.qsize() < _MOST_READY:
+                self._has_room.set()
+            if not isinstance(event, asyncio.Task):
+                return event
+            self._unfinished -= 1
+            event.result()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+    async def _read(self, stream: OutputStream, first_index: int) -> None:
+        async for event in stream:
+            await self._has_room.wait()
+            self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
+            if self._events.qsize() >= _MOST_READY:
+                self._has_room.clear()

@@ -1,0 +1,86 @@
+"""What a dialect is, and the table of them: which one a path belongs to, and which path is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from holdfast.http.server.problem import Problem
+from holdfast.http.server.services import Services
+
+Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
+_VERSION = "v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path: who answers it, and how /openapi.json describes it. An ASGI application."""
+
+    method: str
+    path: str  # with its variables in braces, as Starlette has them
+    handler: Handler  # its name and docstring are shown in /openapi.json
+    shape: Mapping[str, Any] = field(default_factory=dict)  # made by `openapi`; an operation without one is not described
+    summary: str = ""  # for the start page, which leaves out operations without one
+    needs_key: bool = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive, send)
+        response = await self.handler(request, request.app.state.services)
+        await response(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """A protocol that clients may speak to this server: a folder, and a line in the table of `application.py`."""
+
+    name: str
+    error: Callable[[Problem], Any]  # the body of an answer that says what went wrong, to be encoded as JSON
+    prefixes: tuple[str, ...] = ()  # of its paths, one or two segments long; errors on them come in its form
+    operations: tuple[Operation, ...] = ()  # none: it is not served yet
+    serves: str = ""  # what a client that calls an unknown path is told of it
+    error_shape: type | None = None  # what `error` returns, for /openapi.json
+    unserved_status: int = 404  # with which clients show what they are told, as long as it is not served
+
+
+class DialectTable:
+    """All dialects of a server. The first one has all paths that are nobody's."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        self.dialects = tuple(dialects)
+        self.operations = tuple(operation for dialect in dialects for operation in dialect.operations)
+        self.open_paths = frozenset(operation.path for operation in self.operations if not operation.needs_key)
+        self.serves = "; ".join(dialect.serves for dialect in dialects if dialect.serves)
+        self._by_prefix = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
+        fixed = {operation.path for operation in self.operations if "{" not in operation.path} - {"/"}
+        known = [(*path.split("/"), "")[1:3] for path in (*self._by_prefix, *fixed)]
+        self._under_version = {second for first, second in known if first == _VERSION}
+        self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
+        self._endings = sorted((path.removeprefix(f"/{_VERSION}") for path in fixed), key=len, reverse=True)
+
+    def dialect_of(self, path: str) -> Dialect:
+        """The dialect to which a served path belongs."""
+        _, first, second = (*path.split("/", 3), "", "")[:3]
+        return self._by_prefix.get(f"/{first}/{second}") or self._by_prefix.get(f"/{first}") or self.dialects[0]
+
+    def served_path(self, path: str) -> str:
+        """The path that is meant: without doubled slashes, with one /v1 where it belongs. An unknown one loses only its slashes.
+
+        Base URLs are given with and without /v1 and a slash at their end, so clients call /chat/completions and /v1/v1/models.
+        """
+        segments = [segment for segment in path.split("/") if segment]
+        while segments[:1] == [_VERSION] and len(segments) > 1 and segments[1] in self._without_version:
+            del segments[0]
+        if segments and segments[0] in self._under_version:
+            segments.insert(0, _VERSION)
+        return "/" + "/".join(segments)
+
+    def meant_path(self, path: str) -> str | None:
+        """The served path whose end an unknown path has, such as /v1/chat/completions for /openai/v2/chat/completions."""
+        found = next((ending for ending in self._endings if path.endswith(ending)), None)
+        return None if found is None else self.served_path(found)

@@ -1,0 +1,183 @@
+"""Runs one checked request to its end: opens it, writes the answer, and stops the work as soon as the client is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.errors import GenerationFailed, HoldfastError, WorkerUnavailable
+from holdfast.http.server.answers import AnswerPlan, TokenCounts, WholeChoice
+from holdfast.http.server.batch import open_streams
+from holdfast.http.server.body import read_body
+from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.errors import RECORD
+from holdfast.http.server.explanation import Explanation, explain_choice, explanation_of
+from holdfast.http.server.extensions import extended
+from holdfast.http.server.problem import problem_of, record_problem
+from holdfast.http.server.services import OutputStream, Services, is_loading
+from holdfast.http.server.sse import EventWriter
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.requests import ChatPrompt, TextPrompt
+from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
+from holdfast.telemetry.requests import RequestWatch
+
+
+async def generate(request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan]) -> Response:
+    """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused."""
+    watch = RequestWatch(services.metrics)
+    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
+    return GenerationResponse(services, plan, watch)
+
+
+class GenerationResponse(Response):
+    """The answer to one checked request. Nothing has been submitted before it is called."""
+
+    def __init__(self, services: Services, plan: AnswerPlan, watch: RequestWatch) -> None:
+        super().__init__()
+        self._services, self._plan, self._watch = services, plan, watch
+        self._stream: OutputStream | None = None  # once the worker has taken the request
+        self._explained: list[Explanation] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
+        record: RequestRecord = scope[RECORD]
+        record.model = self._plan.requests[0].model
+        has_ended = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_ended
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            record.is_aborted = not await unless_disconnected(receive, self._answer(watched_send, record))
+        except asyncio.CancelledError:
+            stopped = WorkerUnavailable("the server stopped before the answer was done")
+            problem = problem_of(stopped)
+            record_problem(record, problem, stopped)
+            if not record.has_status:
+                raise stopped from None
+            if not has_ended:  # so it is a stream
+                await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
+
+    async def _answer(self, send: Send, record: RequestRecord) -> None:
+        try:
+            if not self._plan.streams:
+                await self._write_whole(send, await self._opened(record), record)
+                return
+            # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
+            # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
+            if not is_loading(self._services, self._plan.requests[0].model):
+                await self._opened(record)
+            await self._write_stream(send, record)
+        finally:
+            if self._stream is not None:
+                await self._stream.aclose()
+            self._watch.close()
+
+    async def _opened(self, record: RequestRecord) -> OutputStream:
+        """The events; submits the request the first time, which waits for a model that is being loaded."""
+        if self._stream is None:
+            self._stream = await open_streams(self._services.gateway, self._plan.requests)
+            self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
+            record.answer = AnswerRecord(
+                prompt_tokens=self._stream.prompt_tokens,
+                choices_per_prompt=self._plan.choices_per_prompt,
+                prompt=_content(self._plan) if self._services.log.content else "",
+            )
+        return self._stream
+
+    async def _write_stream(self, send: Send, record: RequestRecord) -> None:
+        form = self._plan.form
+        writer = EventWriter(send, form)
+
+        async def produce() -> None:
+            try:
+                stream = await self._opened(record)
+                writer.begin_with(form.opening(prompt_tokens=stream.prompt_tokens))
+                async for event in stream:
+                    self._observe(event, record)
+                    writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
+                    if writer.is_full:
+                        await writer.wait_for_room()
+            except HoldfastError as error:
+                record_problem(record, problem_of(error), error)
+                raise
+            writer.put(form.closing(_counts(record), explanation_of(self._explained)))
+            writer.end()
+
+        producer = asyncio.create_task(produce())
+        try:
+            await writer.run(producer)
+        finally:
+            producer.cancel()
+            await asyncio.wait((producer,))
+
+    async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
+        choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
+        async for event in stream:
+            self._observe(event, record)
+            if isinstance(event, TextDelta):
+                choices[event.index].pieces.append(event.text)
+                choices[event.index].logprobs.extend(event.logprobs)
+            else:
+                choices[event.index].reason = event.reason
+        body = self._plan.form.whole(choices, _counts(record), explanation_of(self._explained))
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
+        """Count one event. Raises for a choice that ended as none should."""
+        self._watch.observe(event)
+        assert record.answer is not None, "only an opened stream has events"
+        record.answer.see(event)
+        if isinstance(event, TextDelta):
+            return
+        _refuse_broken_end(event)
+        if self._plan.explains:
+            assert self._stream is not None
+            explained = explain_choice(
+                event,
+                dropped_tokens=self._stream.dropped_tokens,
+                accept_seconds=self._watch.accept_seconds,
+                first_text_seconds=self._watch.first_text_seconds(event.index),
+            )
+            self._explained.append(explained)
+
+
+def _counts(record: RequestRecord) -> TokenCounts:
+    answer = record.answer
+    assert answer is not None, "only an opened stream ends"
+    return TokenCounts(
+        prompt_tokens=answer.prompt_tokens, completion_tokens=answer.tokens, cached_tokens=answer.cached_tokens or 0
+    )
+
+
+def _refuse_broken_end(event: ChoiceFinished) -> None:
+    """Raise for a choice that ended by anything else than its own stop or length: that is an error, never an answer."""
+    if event.reason is FinishReason.CANCELLED:
+        raise WorkerUnavailable("the server cancelled the request before it was done; please try again")
+    if event.reason is FinishReason.FAILED:
+        raise GenerationFailed("the request failed; the server's log has the details")
+
+
+def _content(plan: AnswerPlan) -> str:
+    """What was asked, for the log."""
+    asked = []
+    for request in plan.requests:
+        match request.prompt:
+            case TextPrompt(text=text):
+                asked.append(text)
+            case ChatPrompt(messages=messages):
+                asked.append(msgspec.json.encode(messages).decode())
+            case tokens:
+                asked.append(msgspec.json.encode(tokens.token_ids).decode())
+    return "\n".join(asked) or "(empty)"

@@ -1,0 +1,96 @@
+"""Who may speak to the server: Host, Origin and API key are checked first, and that none of them is said twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from holdfast.config import ServerSettings
+from holdfast.http.server.api_key import KEY_HEADERS, given_keys, opens
+from holdfast.http.server.dialect import DialectTable
+from holdfast.http.server.errors import answer_of
+from holdfast.http.server.extensions import SESSION_HEADER, TENANT_HEADER
+from holdfast.http.server.host_header import host_name, is_address, is_loopback, normal_name
+from holdfast.http.server.problem import RequestRefused
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# Of two of these, one reader would take the first and another the last: a gateway's word would be overruled by its client's.
+_ONCE = frozenset(
+    {b"host", b"origin", b"content-length", b"transfer-encoding", SESSION_HEADER.encode(), TENANT_HEADER.encode(), *KEY_HEADERS}
+)
+
+
+class Guard:
+    """ASGI middleware that stands before all endpoints, and that gives them the path that was meant."""
+
+    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable) -> None:
+        self._app, self._dialects = app, dialects
+        self._api_key = server.api_key
+        self._any_host = "*" in server.allowed_hosts
+        self._hosts = _LOOPBACK | {normal_name(name) for name in (server.host, *server.allowed_hosts)}
+        # Only a name can be made to point here by somebody else, so where others may come in at all, any address may be written.
+        self._any_address = not is_loopback(server.host)
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection event."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = self._dialects.served_path(scope["path"])
+        refusal = self._refusal(path, scope["headers"])
+        if refusal is None:
+            scope["path"] = path
+            await self._app(scope, receive, send)
+        else:
+            await answer_of(refusal, scope)(scope, receive, send)
+
+    def _refusal(self, path: str, sent: Iterable[tuple[bytes, bytes]]) -> RequestRefused | None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in sent:
+            if name in _ONCE and name in headers:
+                message = f"the header {name.decode()} was sent twice; it must be sent once"
+                return RequestRefused(message, code="repeated_header", field=name.decode())
+            headers[name] = value
+        return self._misdirected(headers) or self._locked_out(path, headers)
+
+    def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._knows_host(host):
+            message = (
+                f"this server does not answer to the name {host[:100]!r}; if it should, start it with --allowed-hosts "
+                "and the name (server.allowed_hosts)"
+            )
+            return RequestRefused(message, status=421, code="host_not_allowed")
+        origin = headers.get(b"origin")
+        if origin is not None and not self._knows_origin(origin.decode("latin-1"), host):
+            message = (
+                f"web pages of {origin.decode('latin-1')[:100]!r} may not call this server; if they should, start it with "
+                "--cors and the origin (server.cors_origins)"
+            )
+            return RequestRefused(message, status=403, code="origin_not_allowed")
+        return None
+
+    def _locked_out(self, path: str, headers: dict[bytes, bytes]) -> RequestRefused | None:
+        if path in self._dialects.open_paths or opens(headers, api_key=self._api_key):
+            return None
+        keys = given_keys(headers)
+        if len(set(keys.values())) > 1:
+            names = " and ".join(name.decode() for name in keys)
+            return RequestRefused(f"the headers {names} bring different API keys; send one", code="repeated_header")
+        what = "it is not this server's" if keys else "there is none"
+        message = f"Incorrect API key provided: {what}. Send the key as Authorization: Bearer KEY, x-api-key or api-key."
+        return RequestRefused(message, status=401, code="invalid_api_key")
+
+    def _knows_host(self, header: str) -> bool:
+        # A page that rebinds its name to 127.0.0.1 gets past the browser's same-origin rule, but sends its own name here.
+        name = host_name(header)
+        if name is None:
+            return self._any_host and header == ""  # HTTP/1.0 has no Host
+        return self._any_host or name in self._hosts or (self._any_address and is_address(name))
+
+    def _knows_origin(self, origin: str, host: str) -> bool:
+        # Browsers send simple cross-origin POSTs without asking first, so not answering the preflight is not enough.
+        origin = origin.rstrip("/").lower()
+        return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host.lower()

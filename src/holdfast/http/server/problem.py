@@ -1,0 +1,114 @@
+"""The one home of error → status: every failure becomes a problem here, which each dialect then puts into its own form."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+
+from holdfast.errors import (
+    GenerationFailed,
+    HoldfastError,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    SessionRefused,
+    TooLargeForMemory,
+    UnknownModel,
+    WorkerUnavailable,
+)
+from holdfast.messages.sessions import SessionFailure
+from holdfast.telemetry.request_log import RequestRecord
+
+_log = logging.getLogger(__name__)
+_RETRY_WHEN_UNAVAILABLE_SECONDS = 1
+_SESSION_FAILURES = {
+    SessionFailure.NOT_FOUND: (404, "session_not_found"),
+    SessionFailure.EXISTS: (409, "session_exists"),
+    SessionFailure.OVER_QUOTA: (409, "session_over_quota"),
+    SessionFailure.NO_ROOM: (507, "session_no_room"),
+    SessionFailure.TOO_MANY: (409, "too_many_sessions"),
+    SessionFailure.INVALID: (400, "invalid_value"),
+    SessionFailure.BUSY: (503, "session_transfers_busy"),
+    SessionFailure.OFF: (409, "sessions_off"),
+    SessionFailure.BAD_FILE: (400, "session_file_damaged"),
+    SessionFailure.OTHER_MODEL: (400, "session_of_another_model"),
+    SessionFailure.FAILED: (500, "session_failed"),
+}
+
+
+class RequestRefused(InvalidRequest):
+    """A request that the HTTP front itself turns down, with the status and code to say so."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_value", field: str = "", shown: str = "") -> None:
+        super().__init__(message, field=field, shown=shown)
+        self.status, self.code = status, code
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What went wrong with a request. From 500 on it is the server's fault, below the client's."""
+
+    status: int
+    code: str
+    message: str
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    field: str | None = None  # of the request, such as messages.0.content
+
+
+def problem_of(error: BaseException) -> Problem:
+    """The problem that any error is. What is not ours is logged with its traceback and shown as a bare 500."""
+    match error:
+        case InvalidRequest():
+            return _client_problem(error)
+        case QueueFull():
+            retry = {"retry-after": str(max(1, math.ceil(error.retry_after_seconds)))}
+            return Problem(status=503, code="queue_full", message=str(error), headers=retry)
+        case WorkerUnavailable():
+            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+        case GenerationFailed():
+            return Problem(status=500, code="generation_failed", message=str(error))
+        case HTTPException():
+            return _framework_problem(error)
+        case HoldfastError():
+            _log.error("unexpected %s: %s", type(error).__name__, error)
+            return Problem(status=500, code="internal_error", message=str(error))
+        case _:
+            _log.error("unexpected error in a request", exc_info=error)
+            message = f"internal error ({type(error).__name__}); the server's log has the details"
+            return Problem(status=500, code="internal_error", message=message)
+
+
+def record_problem(record: RequestRecord, problem: Problem, error: BaseException) -> None:
+    """Write into a request's record, for the log, why it failed."""
+    record.fail(code=problem.code, message=error.loggable if isinstance(error, InvalidRequest) else problem.message)
+
+
+def _client_problem(error: InvalidRequest) -> Problem:
+    status, code = 400, "invalid_value"
+    match error:
+        case RequestRefused():
+            status, code = error.status, error.code
+        case UnknownModel():
+            status, code = 404, "model_not_found"
+        case PromptTooLong():
+            code = "context_length_exceeded"
+        case TooLargeForMemory():
+            code = "request_too_large_for_memory"
+        case SessionRefused():
+            status, code = _SESSION_FAILURES[error.failure]
+    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=_headers(status))
+
+
+def _headers(status: int) -> dict[str, str]:
+    return {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
+
+
+def _framework_problem(error: HTTPException) -> Problem:
+    message, code, headers = str(error.detail), "http_error", dict(error.headers or {})
+    if error.status_code == 405:
+        message, code = f"this path takes {headers.get('Allow', 'other methods')}", "method_not_allowed"
+    return Problem(status=error.status_code, code=code, message=message, headers=headers)

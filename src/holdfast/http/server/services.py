@@ -1,0 +1,87 @@
+"""What the HTTP front needs from the rooms below, as narrow protocols, and the bundle in which it is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.output import OutputEvent
+from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.sessions import SessionCommand, SessionInfo
+from holdfast.residency.residency import ModelStatus
+from holdfast.telemetry.metrics import Metrics
+
+# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
+SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
+
+
+class OutputStream(Protocol):
+    """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
+
+    def __aiter__(self) -> AsyncIterator[OutputEvent]:
+        """The events. Raises GenerationFailed when one of the choices cannot be finished."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, counted once however many choices there are."""
+        ...
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens of earlier answers that the chat template has left out of the prompt."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel what still runs. Does nothing when everything has ended."""
+        ...
+
+
+class Generator(Protocol):
+    """Intake's gateway, as far as the protocols use it."""
+
+    async def generate(self, request: GenerationRequest) -> OutputStream:
+        """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
+        ...
+
+
+class ModelDirectory(Protocol):
+    """Residency, as far as /v1/models, /health and /metrics use it."""
+
+    def statuses(self) -> Sequence[ModelStatus]:
+        """All models of the server, in the order in which they are listed."""
+        ...
+
+    async def statistics(self) -> Mapping[str, WorkerStatistics]:
+        """Counters of the workers that answer, by model id."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that the HTTP front works with."""
+
+    gateway: Generator
+    sessions: SessionsCall
+    models: ModelDirectory
+    server: ServerSettings
+    limits: LimitsSettings
+    metrics: Metrics
+    version: str
+    log: LogSettings = LogSettings()
+
+
+_LOADING = frozenset({"loading", "restarting"})
+
+
+def is_loading(services: Services, model_id: str) -> bool:
+    """Whether requests for that model have to wait until it is loaded."""
+    return any(model.id == model_id and model.state in _LOADING for model in services.models.statuses())
+
+
+def first_model(services: Services) -> str:
+    """The model of requests that name none; empty when there is none."""
+    return next((model.id for model in services.models.statuses()), "")

@@ -1,0 +1,108 @@
+"""The writer of a stream: events are sent as soon as they exist, all that are ready in one go."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Send
+
+from holdfast.http.server.answers import AnswerFormat
+from holdfast.http.server.problem import problem_of
+
+KEEP_ALIVE_SECONDS = 5.0  # checked this often: after 5 to 10 silent seconds the line is kept open
+MOST_READY_BYTES = 64 << 10  # as much again may be in the socket's buffer
+HEADER_GRACE_SECONDS = 0.5  # until then an early failure can still get its own status
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+class EventWriter:
+    """Writes the events of one answer in order; while nothing comes, it keeps the line open as the dialect does that."""
+
+    def __init__(self, send: Send, form: AnswerFormat) -> None:
+        self._send, self._form = send, form
+        self._ready: list[bytes] = []
+        self._ready_bytes = 0
+        self._taken = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._quiet = False
+        self._started = False
+
+    def begin_with(self, opening: bytes) -> None:
+        """What comes before the first event. It is written with it, but at once to a client that has its headers already."""
+        if opening:
+            self._ready.append(opening)
+            self._ready_bytes += len(opening)
+        if opening and self._started:
+            self._wake.set()
+
+    def put(self, event: bytes) -> None:
+        """Queue one event; never waits. See `is_full`."""
+        self._ready.append(event)
+        self._ready_bytes += len(event)
+        self._wake.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has left so much unread that nothing more should be put before `wait_for_room` returns."""
+        return self._ready_bytes >= MOST_READY_BYTES
+
+    async def wait_for_room(self) -> None:
+        """Wait until the client reads on."""
+        while self.is_full:
+            self._taken.clear()
+            await self._taken.wait()
+
+    def end(self) -> None:
+        """Say that nothing more comes."""
+        self._ended = True
+        self._wake.set()
+
+    async def run(self, producer: asyncio.Task[None]) -> None:
+        """Write until the producer, which calls `put`, is done. Raises its error when nothing has been sent by then."""
+        producer.add_done_callback(lambda _: self.end())
+        self._tick_in(HEADER_GRACE_SECONDS)
+        try:
+            while not self._ended:
+                await self._wake.wait()
+                self._wake.clear()
+                if not self._ended:
+                    await self._flush()
+        finally:
+            self._timer.cancel()
+        await self._close(producer)
+
+    async def _close(self, producer: asyncio.Task[None]) -> None:
+        await asyncio.wait((producer,))
+        error = None if producer.cancelled() else producer.exception()
+        if producer.cancelled():
+            raise asyncio.CancelledError
+        if error is not None:
+            if not self._started:
+                raise error
+            self._ready.append(self._form.broken(problem_of(error)))
+        await self._flush(more=False)
+
+    async def _flush(self, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not self._ready and more:
+            self._ready.append(self._form.keep_alive)
+        body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._taken.set()
+        self._quiet = False
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _tick_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)  # one per stream: it costs nothing per token
+
+    def _tick(self) -> None:
+        # Writes at the end of a silent interval: headers and opening the first time, what keeps the line open from then on.
+        if self._quiet or not self._started:
+            self._wake.set()
+        self._quiet = True
+        self._tick_in(KEEP_ALIVE_SECONDS)

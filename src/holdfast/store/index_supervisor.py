@@ -1,0 +1,121 @@
+"""Keeps an index open, whatever happens to its files: deleted, damaged, replaced by another process.
+
+An index file's name is never used twice (`<time>.sqlite`, the newest counts): SQLite removes the log of a database by name when
+it closes it, so a new file of an old name would lose its log to a process that still has the old one open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from holdfast.store.folder import StoreFolder
+from holdfast.store.index import DAMAGE_SIGNS, BlockIndex, IndexDamaged
+from holdfast.store.reconcile import Differences, reconcile
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS = 4
+# Primary result codes that say nothing against the file: PERM, BUSY, LOCKED, NOMEM, READONLY, INTERRUPT, IOERR, FULL, CANTOPEN.
+_NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
+_FULL = 13
+_IN_MEMORY = Path(":memory:")
+
+Result = TypeVar("Result")
+
+
+class IndexUnavailable(OSError):
+    """The index cannot be used now: the disk is full or read-only, or another process holds it."""
+
+
+class IndexSupervisor:
+    """The index of a folder. One thread only."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._folder = folder
+        self._index: BlockIndex | None = None
+        self._path = _IN_MEMORY  # of the index that was opened last
+        self._file: tuple[int, int] | None = None  # device and inode of the open index
+        self.rebuilt = 0  # how often an index was made from the files although there had been one
+        self.differences: list[Differences] = []  # found at opening, for the owner to act upon
+
+    def use(self, work: Callable[[BlockIndex], Result]) -> Result:
+        """Call `work` with the open index; with a new one, made from the files, when it turns out to be damaged.
+
+        `work` may be called again. Raises IndexUnavailable and other OSErrors.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return work(self._current())
+            except DAMAGE_SIGNS as error:
+                _raise_if_no_damage(error)
+                _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
+                self.rebuilt += 1
+                self.close()
+                remove_index(self._path)
+        raise IndexUnavailable(errno.EIO, "the index is damaged again and again")
+
+    def open_in_memory(self) -> None:
+        """Use an index in memory, filled from the files as far as they can be read: for folders that cannot be written."""
+        self.close()
+        self._path = _IN_MEMORY
+        self._index = BlockIndex(self._path)
+        with contextlib.suppress(OSError):
+            self.differences.append(reconcile(self._index, self._folder))
+
+    def close(self) -> None:
+        """Close the index; the next use opens it again."""
+        if self._index is not None:
+            with contextlib.suppress(*DAMAGE_SIGNS):
+                self._index.close()
+        self._index = self._file = None
+
+    def _current(self) -> BlockIndex:
+        if self._index is not None and (self._path == _IN_MEMORY or _identity(self._path) == self._file):
+            return self._index
+        if self._index is not None:
+            _LOG.info("the index of the store was removed or replaced; opening it anew")
+            self.rebuilt += 1
+            self.close()
+        with self._folder.exclusive():
+            self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
+            *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}.sqlite"]
+            for path in older:
+                remove_index(path)
+            self._index = BlockIndex(self._path)
+            self._file = _identity(self._path)
+            self.differences.append(reconcile(self._index, self._folder))
+        return self._index
+
+
+def index_files(folder: StoreFolder) -> list[Path]:
+    """The index files of a store, oldest first."""
+    return sorted(path for path in folder.index_folder.glob("*.sqlite") if path.stem.isdigit())
+
+
+def remove_index(path: Path) -> None:
+    """Remove an index file and what SQLite keeps beside it. Raises OSError."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
+    if isinstance(error, sqlite3.ProgrammingError):
+        raise error
+    code = getattr(error, "sqlite_errorcode", 11) & 0xFF
+    if code in _NOT_DAMAGE and not isinstance(error, IndexDamaged):
+        raise IndexUnavailable(errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}") from error

@@ -1,0 +1,17 @@
+"""The tiny models with the layout that the probe has chosen for each, once per test session; and groups of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from holdfast.engine.probe import ProbeResult, choose_layout
+from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
+
+KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
+RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
+
+
+@cache
+def probed(name: str) -> ProbeResult:
+    """The tiny model `name` in its layout. For tests that only read the model."""
+    return choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)

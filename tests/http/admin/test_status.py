@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.http.admin.status import Health
+from holdfast.messages.events import FinishReason
+from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, answer, model_status
+
+
+async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
+    async with client_of(ScriptedGateway(), directory=directory) as client:
+        return await client.get(path)
+
+
+async def test_models_are_listed_with_their_context() -> None:
+    response = await get("/v1/models")
+    assert response.json() == {
+        "object": "list",
+        "data": [{"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "holdfast", "max_model_len": 2048}],
+    }
+
+
+@pytest.mark.parametrize("path", [f"/v1/models/{MODEL}", "/v1/models/demo%2Ftiny"])
+async def test_a_model_is_found_by_an_id_with_a_slash(path: str) -> None:
+    response = await get(path)
+    assert (response.status_code, response.json()["id"]) == (200, MODEL)
+
+
+@pytest.mark.parametrize("model_id", ["other", "demo", "../demo/tiny"])
+async def test_an_unknown_model_is_a_404(model_id: str) -> None:
+    response = await get(f"/v1/models/{model_id}")
+    assert response.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])
+async def test_the_list_of_models_is_found_however_the_base_url_was_written(path: str) -> None:
+    assert (await get(path)).json()["data"][0]["id"] == MODEL
+
+
+async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> None:
+    response = await get("/health")
+    assert response.status_code == 200
+    assert response.json() == {
+        "status": "ok",
+        "version": "0.1.0",
+        "models": [
+            {
+                "id": MODEL,
+                "state": "ready",
+                "pid": 4711,
+                "layout": "rows",
+                "layout_reason": "both ways agree",
+                "running": 2,
+                "queued": 1,
+                "memory": None,
+            }
+        ],
+    }
+
+
+async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
+    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
+    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
+    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10}
+    for given, shown in (
+        (memory, {"model": "f00d", "mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
+        (msgspec.structs.replace(memory, store=None), None),
+    ):
+        response = await get("/health", ScriptedDirectory(models=(model_status(memory=given),)))
+        msgspec.json.decode(response.content, type=Health, strict=True)
+        assert response.json()["models"][0]["memory"] == {**kept, "store": shown}
+
+
+@pytest.mark.parametrize("state", ["loading", "restarting", "failed", "stopped"])
+async def test_health_is_a_503_while_no_model_is_ready(state: str) -> None:
+    response = await get("/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),)))
+    body = response.json()
+    assert (response.status_code, body["status"], body["models"][0]["state"]) == (503, state, state)
+    assert (body["models"][0]["pid"], body["models"][0]["layout"]) == (None, None)
+
+
+async def test_health_is_loading_while_there_are_no_models_yet() -> None:
+    response = await get("/health", ScriptedDirectory(models=()))
+    assert (response.status_code, response.json()["status"]) == (503, "loading")
+
+
+async def test_metrics_show_what_was_answered_and_what_the_workers_do() -> None:
+    steps = Histogram(bounds=(0.1, 1.0), counts=(3, 1, 1), total=4.5)
+    numbers = WorkerStatistics(
+        running=2, queued=5, kv_reserved_bytes=512, kv_budget_bytes=1024, generated_tokens=99, step_seconds=steps
+    )
+    gateway = ScriptedGateway(script=answer("a", "b", reason=FinishReason.LENGTH, cached_tokens=3))
+    async with client_of(gateway, directory=ScriptedDirectory(numbers={MODEL: numbers})) as client:
+        await client.post(CHAT, json=chat_body())
+        await client.post(CHAT, json={})
+        await client.get("/nope/with/a/name/of/its/own")
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = set(response.text.splitlines())
+    model = f'model="{MODEL}"'
+    assert {
+        f'holdfast_http_requests_total{{method="POST",path="{CHAT}",status="200"}} 1.0',
+        f'holdfast_http_requests_total{{method="POST",path="{CHAT}",status="400"}} 1.0',
+        'holdfast_http_requests_total{method="GET",path="other",status="404"} 1.0',
+        f'holdfast_requests_total{{{model},reason="length"}} 1.0',
+        f"holdfast_request_completion_tokens_total{{{model}}} 2.0",
+        f"holdfast_request_cached_tokens_total{{{model}}} 3.0",
+        f"holdfast_load_seconds{{{model}}} {INFO.load_seconds}",
+        f'holdfast_worker_restarts_total{{cause="hung",{model}}} 2.0',
+        f"holdfast_worker_running{{{model}}} 2.0",
+        f"holdfast_worker_queued{{{model}}} 5.0",
+        f"holdfast_worker_kv_reserved_bytes{{{model}}} 512.0",
+        f"holdfast_worker_generated_tokens_total{{{model}}} 99.0",
+        f'holdfast_worker_step_seconds_bucket{{le="1.0",{model}}} 4.0',
+        f'holdfast_worker_step_seconds_bucket{{le="+Inf",{model}}} 5.0',
+        f"holdfast_worker_step_seconds_sum{{{model}}} 4.5",
+    } <= lines
+    for name in ("queue", "prefill", "first_token", "inter_token", "request"):
+        assert f"holdfast_{name}_seconds_count{{{model}}} 1.0" in lines

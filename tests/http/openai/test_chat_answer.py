@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import TextDelta, TokenText
+from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
+from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
+
+
+async def whole(gateway: ScriptedGateway, **fields: Any) -> Any:
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(**fields))
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    msgspec.json.decode(response.content, type=ChatCompletion)
+    return response.json()
+
+
+async def streamed(gateway: ScriptedGateway, **fields: Any) -> list[Any]:
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(stream=True, **fields))
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    events = events_of(response.text)
+    assert events.pop() == "[DONE]"
+    for event in events:
+        msgspec.json.decode(json.dumps(event).encode(), type=ChatCompletionChunk, strict=True)
+    return events
+
+
+def without_head(event: Any) -> Any:
+    return {key: value for key, value in event.items() if key not in ("id", "created", "system_fingerprint")}
+
+
+async def test_a_whole_answer_has_the_golden_shape() -> None:
+    got = await whole(ScriptedGateway(script=answer("Hel", "lo ☃", cached_tokens=3)))
+    assert got["id"].startswith("chatcmpl-")
+    assert without_head(got) == {
+        "object": "chat.completion",
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello ☃", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": PROMPT_TOKENS,
+            "completion_tokens": 2,
+            "total_tokens": PROMPT_TOKENS + 2,
+            "prompt_tokens_details": {"cached_tokens": 3},
+        },
+    }
+
+
+async def test_a_stream_counts_as_it_goes_when_it_is_asked_to() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await streamed(ScriptedGateway(script=answer("Hel", "lo", cached_tokens=3)), stream_options=options)
+    counted = [(event["usage"]["prompt_tokens"], event["usage"]["completion_tokens"]) for event in events]
+    assert counted == [(PROMPT_TOKENS, 0), (PROMPT_TOKENS, 1), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2), (PROMPT_TOKENS, 2)]
+    assert [event["usage"].get("prompt_tokens_details") for event in events] == [None] * 4 + [{"cached_tokens": 3}]
+    unasked = await streamed(ScriptedGateway(script=answer("Hel")), stream_options={"continuous_usage_stats": True})
+    assert all("usage" not in event for event in unasked)
+
+
+async def test_a_stream_has_the_golden_events() -> None:
+    events = await streamed(ScriptedGateway(script=answer("Hel", 'lo "☃"\n')))
+    assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1
+    assert [event["choices"] for event in events] == [
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "Hel"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": 'lo "☃"\n'}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
+    ]
+    assert all("usage" not in event for event in events)
+
+
+async def test_the_counts_come_last_and_only_when_asked_for() -> None:
+    events = await streamed(ScriptedGateway(script=answer("a", cached_tokens=4)), stream_options={"include_usage": True})
+    assert [event["usage"] for event in events[:-1]] == [None, None, None]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": 1,
+        "total_tokens": PROMPT_TOKENS + 1,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_the_finish_reason_is_the_true_one(reason: FinishReason) -> None:
+    script = answer("a", reason=reason)
+    assert (await whole(ScriptedGateway(script=script)))["choices"][0]["finish_reason"] == reason.value
+    assert (await streamed(ScriptedGateway(script=script)))[-1]["choices"][0]["finish_reason"] == reason.value
+
+
+async def test_several_choices_are_kept_apart_and_their_tokens_added_up() -> None:
+    script = [
+        *answer("a", "b", cached_tokens=2)[:-1],
+        *answer("x", index=1, cached_tokens=7),
+        answer("a", "b", cached_tokens=2)[-1],
+    ]
+    got = await whole(ScriptedGateway(script=script), n=2)
+    assert [choice["message"]["content"] for choice in got["choices"]] == ["ab", "x"]
+    assert got["usage"]["prompt_tokens"] == PROMPT_TOKENS
+    assert got["usage"]["completion_tokens"] == 3
+    assert got["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    events = await streamed(ScriptedGateway(script=script), n=2)
+    assert [event["choices"][0]["index"] for event in events] == [0, 1, 0, 0, 1, 1, 0]
+    assert [event["choices"][0]["delta"] for event in events[:2]] == [{"role": "assistant", "content": ""}] * 2
+
+
+def scored() -> list[Any]:
+    tokens = (
+        token("Hel", -0.25, rivals=(("Hel", -0.25), ("Yo", -2.0))),
+        TokenText(text="\ufffd", raw=b"\xe2\x98", logprob=-math.inf),
+    )
+    return [TextDelta(index=0, text="Hel", token_ids=(1, 2), logprobs=tokens), answer("Hel", "x")[-1]]
+
+
+EXPECTED_LOGPROBS = {
+    "content": [
+        {
+            "token": "Hel",
+            "logprob": -0.25,
+            "bytes": [72, 101, 108],
+            "top_logprobs": [
+                {"token": "Hel", "logprob": -0.25, "bytes": [72, 101, 108]},
+                {"token": "Yo", "logprob": -2.0, "bytes": [89, 111]},
+            ],
+        },
+        {"token": "\ufffd", "logprob": -9999.0, "bytes": [226, 152], "top_logprobs": []},
+    ],
+    "refusal": None,
+}
+
+
+async def test_logprobs_have_the_chat_shape() -> None:
+    fields = {"logprobs": True, "top_logprobs": 2}
+    assert (await whole(ScriptedGateway(script=scored()), **fields))["choices"][0]["logprobs"] == EXPECTED_LOGPROBS
+    assert (await streamed(ScriptedGateway(script=scored()), **fields))[1]["choices"][0]["logprobs"] == EXPECTED_LOGPROBS
+
+
+async def test_an_answer_without_text_is_an_empty_string() -> None:
+    got = await whole(ScriptedGateway(script=answer()))
+    assert got["choices"][0]["message"]["content"] == ""

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from holdfast.http.openai.chat import ChatCompletionRequest
+from holdfast.http.openai.completions import CompletionRequest
+from holdfast.http.openai.unsupported import KNOWN
+from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, completion_body
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+REFUSED: list[tuple[str, Any]] = [
+    ("tools", [TOOL]),
+    ("tool_choice", "auto"),
+    ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),
+    ("functions", [{"name": "look_up"}]),
+    ("function_call", "auto"),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("modalities", ["text", "audio"]),
+    ("web_search_options", {}),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("guided_json", {"type": "object"}),
+    ("use_beam_search", True),
+    ("min_tokens", 5),
+    ("min_tokens", False),
+    ("stop_token_ids", [1]),
+    ("repeat_penalty", 1.1),
+]
+HARMLESS: list[tuple[str, Any]] = [
+    ("tools", []),
+    ("tools", None),
+    ("tool_choice", "none"),
+    ("response_format", {"type": "text"}),
+    ("response_format", None),
+    ("modalities", ["text"]),
+    ("min_tokens", 0),
+    ("length_penalty", 1.0),
+    ("parallel_tool_calls", True),
+    ("user", "me"),
+    ("metadata", {"a": "b"}),
+    ("store", False),
+    ("service_tier", "auto"),
+    ("reasoning_effort", "low"),
+    ("verbosity", "low"),
+    ("prompt_cache_key", "k"),
+    ("safety_identifier", "s"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_known_field_that_asks_for_something_unsupported_is_refused_by_name(path: str, field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    body = (chat_body if path == CHAT else completion_body)(**{field: value})
+    async with client_of(gateway) as client:
+        response = await client.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert field in error["message"]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("field", "value"), HARMLESS)
+async def test_a_known_field_that_asks_for_nothing_is_accepted(field: str, value: Any) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, json=chat_body(**{field: value}))
+    assert response.status_code == 200, response.text
+
+
+async def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with client_of(ScriptedGateway()) as client:
+        for _ in range(3):
+            response = await client.post(CHAT, json=chat_body(frobnicate_this_test=1))
+            assert response.status_code == 200
+    assert caplog.text.count("frobnicate_this_test") == 1
+
+
+def test_no_field_is_both_served_and_refused() -> None:
+    served = set(ChatCompletionRequest.model_fields) | set(CompletionRequest.model_fields)
+    assert served & set(KNOWN) == set()

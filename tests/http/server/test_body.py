@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.config import LimitsSettings
+from holdfast.http.openai.chat import ChatCompletionRequest
+from holdfast.http.server.body import field_name, parse
+from holdfast.messages.requests import ChatPrompt
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+NOT_JSON = {
+    "nothing": b"",
+    "half an object": b'{"model": "demo/tiny", ',
+    "not JSON": b"model=demo",
+    "invalid UTF-8": b'{"model": "\xff\xfe", "messages": []}',
+    "nested too deeply": b"[" * 100_000,
+    "nested too deeply within a field": b'{"metadata": ' + b'{"a":' * 100_000,
+    "a number of ten thousand digits": b'{"seed": ' + b"1" * 10_000 + b"}",
+    "text behind the object": b"{} {}",
+}
+
+
+@pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
+async def test_what_is_not_json_is_refused_with_a_400(body: bytes) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+    assert gateway.requests == []
+
+
+HALVES = {
+    b"\\ud83d": "\ufffd",
+    b"\\ude00": "\ufffd",
+    b"cut \\uD83D": "cut \ufffd",
+    b"\\ud83dx": "\ufffdx",
+    b"\\ud83d\\n": "\ufffd\n",
+    b"\\ud83d\\u0041": "\ufffdA",
+    b"\\ud83d\\ud83d\\ude00": "\ufffd\U0001f600",
+    b"\\ude00\\ud83d": "\ufffd\ufffd",
+    b"\\\\ud83d\\ud83d": "\\ud83d\ufffd",
+    b"\\ud83d\\ude00": "\U0001f600",
+}
+
+
+@pytest.mark.parametrize(("written", "read"), HALVES.items())
+async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character(written: bytes, read: str) -> None:
+    """Clients cut texts within an emoji; refused, such a conversation could never go on."""
+    gateway = ScriptedGateway()
+    body = b'{"messages": [{"role": "user", "content": "%b"}], "metadata": {"%b": "\\udfff"}}' % (written, written)
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, content=body)
+    assert response.status_code == 200
+    prompt = gateway.request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[0]["content"] == read
+
+
+texts = st.text(alphabet=st.characters() | st.sampled_from('\ud83d\ude00\udfff\ud800\\u"'), max_size=30)
+
+
+@given(text=texts, ascii_only=st.booleans())
+def test_of_any_text_only_halves_are_replaced(text: str, ascii_only: bool) -> None:
+    if not ascii_only:
+        text = re.sub("[\ud800-\udfff]", "", text)  # they cannot be written otherwise than escaped
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=ascii_only)
+    whole = re.sub("[\ud800-\udfff]", "\ufffd", json.loads(body)["messages"][0]["content"])
+    assert parse(ChatCompletionRequest, body.encode()).messages[0].get("content") == whole
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null", b"true", b"NaN"])
+async def test_json_that_is_no_object_is_refused_with_a_400(body: bytes) -> None:
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(CHAT, content=body)
+    assert response.status_code == 400
+    assert "object" in response.json()["error"]["message"]
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_its_real_one() -> None:
+    async def parts() -> Any:
+        for _ in range(5):
+            yield b" " * 1000
+
+    async with client_of(ScriptedGateway(), limits=LimitsSettings(max_body_bytes=2048)) as client:
+        announced = await client.post(CHAT, content=b" " * 2049)
+        unannounced = await client.post(CHAT, content=parts())
+        small = await client.post(CHAT, json=chat_body())
+    assert [announced.status_code, unannounced.status_code, small.status_code] == [413, 413, 200]
+    assert announced.json()["error"]["code"] == "body_too_large"
+
+
+def test_tags_of_unions_are_no_part_of_a_fields_name() -> None:
+    assert field_name(("messages", 0, "content", "|many", 2, "text")) == "messages.0.content.2.text"
+    assert field_name(("logit_bias", "12", "[key]")) == "logit_bias.12"

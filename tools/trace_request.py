@@ -1,0 +1,128 @@
+"""Follows one real request through both processes and prints the calls that it takes: from the HTTP handler to the device, from
+a step's results to bytes in a file.
+
+    python -m tools.trace_request
+
+A real server is started on the bundled model, with a profile hook in the front and in its worker (a `sitecustomize.py` on their
+path; the product knows nothing of it). A chain is what stands on the stack when its end is called, functions of Holdfast only,
+outermost first: what had returned by then is not a call on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HOOK = """
+import json, os, sys, threading
+
+FOLDER = os.environ["TRACED_CALLS"]
+PACKAGE = os.sep + "holdfast" + os.sep
+ENDS = {("sugar/socket.py", "Socket.send"), ("engine/engine.py", "Engine.dispatch"), ("engine/engine.py", "Engine.open"),
+        ("store/store.py", "BlockStore.put")}
+
+def chain(frame):
+    calls = []
+    while frame is not None:
+        code = frame.f_code
+        if PACKAGE in code.co_filename and not code.co_name.startswith("<"):
+            calls.append(code.co_filename.rpartition(PACKAGE)[2] + " " + code.co_qualname)
+        frame = frame.f_back
+    return calls[::-1]
+
+def write(end, frame):
+    with open(os.path.join(FOLDER, f"{os.getpid()}.jsonl"), "a") as file:
+        file.write(json.dumps({"end": end, "thread": threading.current_thread().name, "calls": chain(frame)}) + "\\n")
+
+def hook(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and (code.co_name in ("send", "dispatch", "open", "put")):
+        name = code.co_filename.replace(os.sep, "/")
+        for file, qualified in ENDS:
+            if code.co_qualname == qualified and name.endswith(file):
+                write(qualified, frame)
+    elif event == "c_call" and argument.__name__ in ("write", "writev") and PACKAGE + "store" in code.co_filename:
+        write("bytes", frame)
+
+sys.setprofile(hook)
+threading.setprofile(hook)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The calls from one place to another. `first`: the outermost call that counts, by a part of its name."""
+
+    title: str
+    end: str
+    first: str
+    most: int
+
+
+CHAINS = (
+    Chain(title="front: handler to the link", end="Socket.send", first="http/", most=8),
+    Chain(title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4),
+    Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=8),
+    Chain(title="device thread: step's results to the store's queue", end="BlockStore.put", first="prefix/", most=4),
+    Chain(title="store's writer: queue to bytes", end="bytes", first="store/", most=6),
+)
+
+
+def trace(folder: Path) -> list[dict[str, object]]:
+    """Serve one request of 600 tokens with the hook in place; what was written down."""
+    calls, store = folder / "calls", folder / "store"
+    calls.mkdir()
+    (folder / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "TRACED_CALLS": str(calls)}
+    command = [sys.executable, "-m", "holdfast.cli.main", "serve", "--port", "0", "--store", str(store)]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = next(line for line in server.stdout if "is ready at " in line)
+        url = line.split("is ready at ")[1].split()[0].rstrip("/")
+        body = {"model": "holdfast-demo", "max_tokens": 8, "messages": [{"role": "user", "content": "a note. " * 300}]}
+        request = urllib.request.Request(
+            f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            answer.read()
+    finally:
+        server.terminate()
+        server.communicate()
+    return [json.loads(line) for file in calls.iterdir() for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def chain_of(records: list[dict[str, object]], chain: Chain) -> list[str]:
+    """The longest of the chains that were seen, from its first call that counts."""
+    best: list[str] = []
+    for record in records:
+        calls = record["calls"]
+        assert isinstance(calls, list)
+        first = next((index for index, call in enumerate(calls) if chain.first in call), None)
+        if record["end"] == chain.end and first is not None and len(calls) - first > len(best):
+            best = calls[first:]
+    return best
+
+
+def main() -> int:
+    """Print the chains; 1 when one was not seen, or is longer than it may be."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = trace(Path(folder))
+    is_well = True
+    for chain in CHAINS:
+        calls = chain_of(records, chain)
+        is_well = is_well and 0 < len(calls) <= chain.most
+        sys.stdout.write(f"{chain.title}: {len(calls)} calls, at most {chain.most}\n")
+        sys.stdout.writelines(f"    {call}\n" for call in calls)
+    return int(not is_well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
