@@ -18,11 +18,9 @@ ON_CPU = PlatformReport(
     device_name="a processor",
     mlx_version="0.32.4",
     mlx_lm_version="0.32.2",
-    python_version="3.11.0",
     blas=BlasReport(in_front=False),
     memory=DeviceMemory(total_bytes=1, available_bytes=1),
     compiler=False,
-    wired_limit_bytes=0,
     recommendations=("install OpenBLAS", "install g++"),
 )
 

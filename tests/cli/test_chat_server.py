@@ -40,8 +40,9 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 
-def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path) -> None:
-    before = children()
-    with pytest.raises(ServerFailed, match="there is no model folder"), own_server(settings(tmp_path / "none"), tell=print):
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(tmp_path: Path, log_format: str) -> None:
+    before, wished = children(), settings(tmp_path / "none", **{"log.format": log_format})
+    with pytest.raises(ServerFailed, match=r"^there is no model folder"), own_server(wished, tell=print):
         pass
     assert children() == before

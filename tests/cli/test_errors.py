@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 
@@ -19,3 +21,10 @@ def test_our_own_errors_become_one_line_and_code_2(capsys: pytest.CaptureFixture
 def test_bugs_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError), plain_errors():
         raise ZeroDivisionError
+
+
+def test_where_logs_are_json_an_error_is_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), plain_errors("json"):
+        raise ModelLoadError("first\n   second")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"], line["message"]) == ("error", "holdfast", "first second")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings, all_specs, value_of
+from holdfast.errors import ModelLoadError
 
 SEEN: list[tuple[EffectiveSettings, int]] = []
 app = typer.Typer()
@@ -48,3 +51,23 @@ def test_defaults_are_shown_in_the_help() -> None:
     output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
     assert "127.0.0.1" in output
     assert "8321" in output
+
+
+@pytest.mark.parametrize("bad", [["--port", "none"], ["--set", "server.port=none"]])
+def test_a_bad_setting_is_a_json_line_where_json_is_asked_for(bad: list[str]) -> None:
+    result = CliRunner().invoke(app, ["--log-format", "json", *bad])
+    assert result.exit_code == 2
+    assert "server.port" in json.loads(result.stderr)["message"]
+
+
+def test_a_command_that_fails_says_so_in_the_form_of_the_log_that_the_settings_ask_for() -> None:
+    failing = typer.Typer()
+
+    @failing.command()
+    @settings_command
+    def fail(effective: EffectiveSettings) -> None:
+        raise ModelLoadError("there is no such model")
+
+    result = CliRunner().invoke(failing, ["--set", "log.format=json"])
+    assert (result.exit_code, json.loads(result.stderr)["message"]) == (2, "there is no such model")
+    assert CliRunner().invoke(failing, []).stderr == "holdfast: there is no such model\n"

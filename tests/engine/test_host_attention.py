@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from holdfast.engine import host_attention
 from holdfast.engine.engine import Engine
-from holdfast.engine.host_attention import AttentionSpan
+from holdfast.engine.host_attention import SCORES_WORTH_IT, AttentionSpan
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast.messages.commands import SequenceRequest
@@ -129,9 +129,11 @@ def test_decoding_and_little_work_are_left_to_mlx() -> None:
     one = made(Shape(1, 5000, None), heads=16, kv_heads=2, seed=4)
     chunk = made(Shape(64, 512, None), heads=4, kv_heads=2, seed=5)
     little = made(Shape(4, 40, None), heads=4, kv_heads=2, seed=6)
-    assert not host_attention.pays([one, one])
-    assert not host_attention.pays([little])
-    assert host_attention.pays([chunk]) == host_attention.pays([one, chunk]) == (sys.platform == "linux")
+    assert not host_attention.pays([one, one], host_scores=SCORES_WORTH_IT)
+    assert not host_attention.pays([little], host_scores=SCORES_WORTH_IT)
+    assert all(host_attention.pays(spans, host_scores=SCORES_WORTH_IT) for spans in ([chunk], [one, chunk])) == (
+        sys.platform == "linux"
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux" or mx.default_device() != mx.Device(mx.cpu), reason="MLX has its own way there")
@@ -152,9 +154,9 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
     )
     engine.open(request, capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)
-    with host_attention.paying_from(600):
-        engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=69, draws=True),))))
-        engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=69, tokens=1, draws=True),))))
+    monkeypatch.setattr(host_attention, "SCORES_WORTH_IT", 600)
+    engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=69, draws=True),))))
+    engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=69, tokens=1, draws=True),))))
     assert asked
     assert set(asked) == {69}
 

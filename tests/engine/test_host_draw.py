@@ -154,7 +154,7 @@ def test_the_same_seed_draws_what_mlx_draws(row: Row, params: SamplingParams) ->
     assert len(differing) <= 1  # a token at the edge of top-p that only one of the two keeps, or a draw that rounding decides
 
 
-def test_a_row_is_drawn_alone_as_in_any_company() -> None:
+def test_a_row_is_drawn_alone_as_in_any_batch() -> None:
     logits = np.stack([a_row(columns=4097, shape=shape, seed=5) for shape in ("normal", "peaked", "zipf", "tied", "equal")])
     params = [
         SamplingParams(top_p=0.9),

@@ -10,10 +10,11 @@ import pytest
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.engine.plan import Span
 from holdfast.engine.sampling import row_state
-from holdfast.engine.sequence import Sequence, SequenceSpan
+from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
+from holdfast.engine.views import StepContext
 from holdfast.kv.foreign import ForeignState
-from holdfast.kv.kinds import WINDOW_SLACK_TOKENS, WindowKV
+from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.models.head_seam import HeadSeam
@@ -28,7 +29,7 @@ def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
     return SplitRunner(model, head, gather_mask_dimensions=None) if layout == "split" else SoloRunner(model, head)
 
 
-def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> Sequence:
+def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> EngineSequence:
     request = SequenceRequest(
         request_id=request_id,
         prompt_token_ids=TOKENS,
@@ -36,16 +37,11 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return Sequence(
-        request=request,
-        known=mx.array(TOKENS),
-        known_tokens=len(TOKENS),
-        layers=runner.fresh_layers(),
-        sampler=row_state(request, vocab_size=VOCAB_SIZE),
-    )
+    sampler = row_state(request, vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(request, layers=runner.fresh_layers(), sampler=sampler)
 
 
-def a_span(sequence: Sequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
+def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
     return SequenceSpan(sequence, Span(request_id=sequence.request.request_id, start=start, tokens=tokens, draws=draws))
 
 
@@ -71,7 +67,7 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
         head.projects_later = projects_later
     runner = runner_of(layout, model, head)
     silent, scoring, drawing, decoding = (a_sequence(runner, name, scores_prompt=name == "b") for name in "abcd")
-    runner.forward([a_span(decoding, 0, 8, draws=True)])
+    runner.forward([a_span(decoding, 0, 8, draws=True)], StepContext())
     decoding.drawn, decoding.drawn_row = mx.array([0, 77]), 1
     got = runner.forward(
         [
@@ -79,7 +75,8 @@ def test_each_span_gets_the_rows_that_it_wants_in_the_order_of_the_plan(
             a_span(scoring, 0, 4, draws=False),
             a_span(decoding, 8, 1, draws=True),
             a_span(drawing, 0, 8, draws=True),
-        ]
+        ],
+        StepContext(),
     )
     assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 77)), logits_at(model, [7])]))
     assert list(got.scored) == ["b"]
@@ -93,8 +90,8 @@ def test_a_step_that_wants_no_logits_has_none_but_moves_on(layout: str) -> None:
     model = kept_tiny("llama")
     runner = runner_of(layout, model)
     sequence = a_sequence(runner, "a")
-    assert runner.forward([a_span(sequence, 0, 5, draws=False)]) == StepLogits()
-    assert_close(runner.forward([a_span(sequence, 5, 3, draws=True)]).drawn, logits_at(model, [7]))
+    assert runner.forward([a_span(sequence, 0, 5, draws=False)], StepContext()) == StepLogits()
+    assert_close(runner.forward([a_span(sequence, 5, 3, draws=True)], StepContext()).drawn, logits_at(model, [7]))
 
 
 def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
@@ -102,9 +99,11 @@ def test_a_decoding_span_that_draws_nothing_does_not_shift_the_others() -> None:
     runner = runner_of("split", model)
     quiet, loud, late = (a_sequence(runner, name) for name in "abc")
     for sequence in (quiet, loud):
-        runner.forward([a_span(sequence, 0, 8, draws=True)])
+        runner.forward([a_span(sequence, 0, 8, draws=True)], StepContext())
     quiet.drawn, loud.drawn = mx.array([70]), mx.array([71])
-    got = runner.forward([a_span(quiet, 8, 1, draws=False), a_span(loud, 8, 1, draws=True), a_span(late, 0, 8, draws=True)])
+    got = runner.forward(
+        [a_span(quiet, 8, 1, draws=False), a_span(loud, 8, 1, draws=True), a_span(late, 0, 8, draws=True)], StepContext()
+    )
     assert_close(got.drawn, mx.concatenate([logits_at(model, [8], (*TOKENS, 71)), logits_at(model, [7])]))
 
 
@@ -114,14 +113,14 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     sequence = a_sequence(runner, "a")
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
     sequence.known_tokens = 900
-    runner.forward([a_span(sequence, 0, 800, draws=False)])
+    runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
     mx.eval(list(sequence.arrays()))
     windows = [layer for layer in sequence.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
         assert layer.window is not None
         assert {array.shape[2] for array in layer.arrays()} == {layer.window + WINDOW_SLACK_TOKENS}
-    got = runner.forward([a_span(sequence, 800, 100, draws=True)])
+    got = runner.forward([a_span(sequence, 800, 100, draws=True)], StepContext())
     assert_close(got.drawn, logits_at(model, [899], tuple(index % VOCAB_SIZE for index in range(900))))
 
 
@@ -129,7 +128,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
 def test_recurrent_layers_are_refused_as_rows(name: str) -> None:
     runner = runner_of("rows", kept_tiny(name))
     with pytest.raises(LayoutError, match="recurrent layers cannot be read as rows"):
-        runner.forward([a_span(a_sequence(runner, "a"), 0, 8, draws=True)])
+        runner.forward([a_span(a_sequence(runner, "a"), 0, 8, draws=True)], StepContext())
 
 
 @pytest.mark.parametrize("layout", ["rows", "split"])
@@ -148,7 +147,7 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     model = kept_tiny("qwen3_moe")
     runner = runner_of("rows", model)
     sequences = [a_sequence(runner, str(index), scores_prompt=True) for index in range(9)]
-    got = runner.forward([a_span(sequence, 0, 8, draws=True) for sequence in sequences])
+    got = runner.forward([a_span(sequence, 0, 8, draws=True) for sequence in sequences], StepContext())
     assert_close(got.drawn, mx.concatenate([logits_at(model, [7])] * 9))
     assert_close(
         mx.concatenate([each.of(0, 7) for each in got.scored.values()]), mx.concatenate([logits_at(model, list(range(7)))] * 9)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.engine.sampling import Drawn, RowState, advance, row_state, sample, score_tokens
+from holdfast.engine.sampling import DrawnRows, RowState, advance, row_state, sample, score_tokens
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
@@ -48,7 +48,7 @@ def ints(values: mx.array) -> list[int]:
     return [int(value) for value in np.array(values)]
 
 
-def as_lists(drawn: Drawn) -> tuple[list[int], list[bool]]:
+def as_lists(drawn: DrawnRows) -> tuple[list[int], list[bool]]:
     return ints(drawn.tokens), [bool(flag) for flag in np.array(drawn.ok)]
 
 
@@ -89,10 +89,10 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[RowState],
     assert together.ok.tolist() == [drawn.ok.item() for drawn in alone]
     for index, row in enumerate(rows):
         if row.want_logprobs:
-            assert together.chosen_logprobs is not None
-            by_itself = alone[index].chosen_logprobs
+            assert together.scores is not None
+            by_itself = alone[index].scores
             assert by_itself is not None
-            assert together.chosen_logprobs[index].item() == by_itself.item()
+            assert together.scores.chosen[index].item() == by_itself.chosen.item()
 
 
 @settings(max_examples=40)
@@ -126,18 +126,20 @@ def test_tokens_and_logprobs_agree_with_the_plain_reference(
     logits = some_logits(len(params), vocab=40)
     rows = [a_row(each, prompt=prompt, generated=generated, top_logprobs=5, vocab=40) for each in params]
     drawn = sample(logits, rows)
-    assert drawn.chosen_logprobs is not None
-    assert drawn.top_ids is not None
-    assert drawn.top_logprobs is not None
+    assert drawn.scores is not None
+    assert drawn.scores.top_ids is not None
+    assert drawn.scores.top_logprobs is not None
     for index, each in enumerate(params):
         expected = edited_logits(np.array(logits[index], dtype=np.float64), params=each, prompt=prompt, generated=generated)
         token = ints(drawn.tokens)[index]
         assert drawn.ok[index].item()
         assert probabilities(expected, params=each)[token] > 0
         logprobs = log_probabilities(expected)
-        assert drawn.chosen_logprobs[index].item() == pytest.approx(logprobs[token], abs=1e-4)
-        assert np.array(drawn.top_logprobs[index]) == pytest.approx(np.sort(logprobs)[::-1][:5], abs=1e-4)
-        assert np.array(drawn.top_logprobs[index]) == pytest.approx(logprobs[np.array(drawn.top_ids[index])], abs=1e-4)
+        assert drawn.scores.chosen[index].item() == pytest.approx(logprobs[token], abs=1e-4)
+        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(np.sort(logprobs)[::-1][:5], abs=1e-4)
+        assert np.array(drawn.scores.top_logprobs[index]) == pytest.approx(
+            logprobs[np.array(drawn.scores.top_ids[index])], abs=1e-4
+        )
 
 
 def test_greedy_rows_take_the_most_likely_token_and_the_first_of_ties() -> None:
@@ -253,10 +255,10 @@ def test_advancing_one_row_leaves_a_copy_of_it_as_it_was() -> None:
     row = a_row(SamplingParams(seed=1, frequency_penalty=1.0), generated=(5,))
     fork = replace(row)
     advance([row], mx.array([6]))
-    assert fork.penalties is not None
-    assert row.penalties is not None
-    assert fork.penalties.generated_ids.tolist() == [5]
-    assert row.penalties.generated_ids.tolist() == [5, 6]
+    assert fork.edits is not None
+    assert row.edits is not None
+    assert fork.edits.generated_ids.tolist() == [5]
+    assert row.edits.generated_ids.tolist() == [5, 6]
     assert (fork.position, row.position) == (4, 5)
 
 
@@ -272,16 +274,17 @@ def test_logprobs_are_of_the_edited_logits_before_temperature_and_filters() -> N
     logits = some_logits(2, vocab=20)
     params = SamplingParams(seed=1, temperature=0.1, top_k=2, logit_bias={3: 4.0})
     drawn = sample(logits, [a_row(params, top_logprobs=20, vocab=20), a_row(vocab=20)])
-    assert drawn.top_logprobs is not None
-    assert drawn.top_ids is not None
+    assert drawn.scores is not None
+    assert drawn.scores.top_logprobs is not None
+    assert drawn.scores.top_ids is not None
     expected = log_probabilities(edited_logits(np.array(logits[0]), params=params, prompt=(), generated=()))
-    assert np.array(drawn.top_logprobs[0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
-    assert sorted(ints(drawn.top_ids[0])) == list(range(20))
+    assert np.array(drawn.scores.top_logprobs[0]) == pytest.approx(np.sort(expected)[::-1], abs=1e-5)
+    assert sorted(ints(drawn.scores.top_ids[0])) == list(range(20))
 
 
 def test_nothing_is_computed_for_logprobs_that_nobody_wants() -> None:
     drawn = sample(some_logits(2), [a_row(), a_row(SamplingParams(seed=1))])
-    assert [drawn.chosen_logprobs, drawn.top_ids, drawn.top_logprobs] == [None, None, None]
+    assert drawn.scores is None
 
 
 def test_prompt_tokens_are_scored_by_the_plain_softmax() -> None:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.engine.probe import choose_layout
-from holdfast.engine.scoring import PIECE_BYTES, PromptScores
+from holdfast.engine.scoring import PIECE_BYTES, prompt_logprobs
 from holdfast.engine.step_logits import LaterLogits
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
@@ -21,19 +21,20 @@ from tests.fakes.tiny_models import kept_tiny, make_tiny
 LARGE_VOCAB = 32_000
 
 
-def some_scores(*, rows: int, vocab: int, top_logprobs: int) -> tuple[PromptScores, mx.array]:
+def some_tokens(*, rows: int, vocab: int) -> tuple[tuple[int, ...], mx.array]:
     logits = mx.random.normal((rows, vocab), key=mx.random.key(4)) * 4
     token_ids = tuple(int(token) for token in np.random.default_rng(4).integers(0, vocab, rows))
-    return PromptScores(token_ids=token_ids, logits=LaterLogits(logits), top_logprobs=top_logprobs, vocab_size=vocab), logits
+    return token_ids, logits
 
 
 @pytest.mark.parametrize("vocab", [50, 9001])
 @pytest.mark.parametrize("piece_rows", [1, 3, 7, 20])
 @pytest.mark.parametrize("top_logprobs", [0, 4])
 def test_pieces_of_any_size_give_the_reference(vocab: int, piece_rows: int, top_logprobs: int) -> None:
-    scores, logits = some_scores(rows=7, vocab=vocab, top_logprobs=top_logprobs)
-    got = scores.logprobs(piece_bytes=4 * vocab * piece_rows)
-    assert tuple(entry.token_id for entry in got) == scores.token_ids
+    token_ids, logits = some_tokens(rows=7, vocab=vocab)
+    piece_bytes = 4 * vocab * piece_rows
+    got = prompt_logprobs(LaterLogits(logits), token_ids, top_logprobs=top_logprobs, vocab_size=vocab, piece_bytes=piece_bytes)
+    assert tuple(entry.token_id for entry in got) == token_ids
     for row, entry in enumerate(got):
         expected = log_probabilities(np.array(logits[row], dtype=np.float64))
         assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-5)
@@ -49,11 +50,11 @@ def test_no_piece_has_more_logits_than_fit_or_one_row() -> None:
         asked.append(rows.shape[0])
         return rows
 
-    scores = PromptScores(token_ids=(1,) * 10, logits=LaterLogits(source, project), top_logprobs=0, vocab_size=100)
-    scores.logprobs(piece_bytes=1200)
+    logits = LaterLogits(source, project)
+    prompt_logprobs(logits, (1,) * 10, top_logprobs=0, vocab_size=100, piece_bytes=1200)
     assert asked == [3, 3, 3, 1]
     asked.clear()
-    scores.logprobs(piece_bytes=1)
+    prompt_logprobs(logits, (1,) * 10, top_logprobs=0, vocab_size=100, piece_bytes=1)
     assert asked == [1] * 10
 
 

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine import host_attention
-from holdfast.engine.views import GatherView, LoneView, MaskCache, RowsView, SpanView, StateView, attend_one, layer_view
+from holdfast.engine.views import GatherView, RowsView, SpanView, StateView, StepContext, attend_one
+from holdfast.kv.composite import Composite
 from holdfast.kv.foreign import ForeignState
-from holdfast.kv.kinds import Composite, FullKV, LayerKV, RecurrentState, WindowKV
+from holdfast.kv.full import FullKV
+from holdfast.kv.layer import LayerKV
+from holdfast.kv.recurrent import RecurrentState
+from holdfast.kv.window import WindowKV
 
 HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
@@ -73,17 +76,15 @@ def test_rows_attend_as_plain_attention_does(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        masks = MaskCache()
-        masks.composes_attention = way != "fused"
-        view = RowsView([layer], tokens=[tokens], offset=mx.arange(start, start + tokens), masks=masks)
+        context = StepContext(composes_attention=way != "fused", host_scores=0 if way == "on the host" else 1 << 40)
+        view = RowsView([layer], tokens=[tokens], offset=mx.arange(start, start + tokens), context=context)
         mask = view.make_mask(1, window_size=asked)
         keys, _ = view.update_and_fetch(rows_of(story.keys[:, :, part]), rows_of(story.values[:, :, part]))
-        with host_attention.paying_from(0 if way == "on the host" else 1 << 40):
-            got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
+        got = keys.attend(rows_of(story.queries[:, :, part]), scale=SCALE, mask=mask, sinks=sinks)
         assert_close(rows_of(got), story.expected[:, :, part])
         start += tokens
         if settles:
-            layer.settle()
+            layer.trim()
 
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), window=windows, data=st.data())
@@ -95,7 +96,7 @@ def test_the_rows_of_several_sequences_do_not_see_each_other(lengths: list[int],
         chosen = data.draw(st.permutations(left).flatmap(lambda order: st.integers(1, len(order)).map(lambda n: order[:n])))
         tokens = [data.draw(st.integers(1, lengths[index] - read[index])) for index in chosen]
         parts = [slice(read[index], read[index] + count) for index, count in zip(chosen, tokens, strict=True)]
-        view = RowsView([layers[index] for index in chosen], tokens=tokens, offset=mx.array([0]), masks=MaskCache())
+        view = RowsView([layers[index] for index in chosen], tokens=tokens, offset=mx.array([0]), context=StepContext())
         view.update_and_fetch(
             mx.concatenate([rows_of(stories[index].keys[:, :, part]) for index, part in zip(chosen, parts, strict=True)]),
             mx.concatenate([rows_of(stories[index].values[:, :, part]) for index, part in zip(chosen, parts, strict=True)]),
@@ -116,7 +117,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        view = SpanView(layer, masks=MaskCache())
+        view = SpanView(layer, context=StepContext(composes_attention=False))
         assert view.offset == start
         mask = view.make_mask(tokens, return_array=as_array, window_size=asked)
         assert not as_array or isinstance(mask, mx.array)
@@ -135,18 +136,16 @@ def test_a_span_of_its_own_attends_as_plain_attention_does(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        masks = MaskCache()
-        masks.composes_attention = way != "fused"
-        view = LoneView(layer, masks=masks)
+        context = StepContext(composes_attention=way != "fused", host_scores=0 if way == "on the host" else 1 << 40)
+        view = SpanView(layer, context=context)
         mask = view.make_mask(tokens, window_size=asked)
         keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
-        with host_attention.paying_from(0 if way == "on the host" else 1 << 40):
-            queries = story.queries[:, :, part]
-            got = (
-                mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask=mask, sinks=sinks)
-                if isinstance(keys, mx.array)
-                else keys.attend(queries, scale=SCALE, mask=mask, sinks=sinks)
-            )
+        queries = story.queries[:, :, part]
+        got = (
+            mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask=mask, sinks=sinks)
+            if isinstance(keys, mx.array)
+            else keys.attend(queries, scale=SCALE, mask=mask, sinks=sinks)
+        )
         assert_close(got, story.expected[:, :, part])
         start += tokens
 
@@ -186,12 +185,12 @@ def test_composed_attention_is_as_exact_as_the_fused_one(dtype: mx.Dtype, kv_hea
 
 
 @given(steps=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12), data=st.data())
-def test_recurrent_states_follow_their_sequence_whatever_company_it_keeps(steps: list[set[int]], data: st.DataObject) -> None:
+def test_recurrent_states_follow_their_sequence_whatever_batch_they_are_in(steps: list[set[int]], data: st.DataObject) -> None:
     states, expected = [RecurrentState(1) for _ in range(4)], [float(index) for index in range(4)]
     for index, state in enumerate(states):
         state[0] = mx.full((1, 2), float(index))
-    for company in steps:
-        order = data.draw(st.permutations(sorted(company)))
+    for batch in steps:
+        order = data.draw(st.permutations(sorted(batch)))
         view = StateView([states[index] for index in order])
         stack = view[0]
         assert stack is not None
@@ -205,7 +204,7 @@ def test_recurrent_states_follow_their_sequence_whatever_company_it_keeps(steps:
         assert held.tolist() == [[value, value]]
 
 
-def test_an_unchanged_company_gets_its_stack_back_as_it_is() -> None:
+def test_an_unchanged_batch_gets_its_stack_back_as_it_is() -> None:
     states = [RecurrentState(1) for _ in range(2)]
     stack = mx.zeros((2, 3))
     StateView(states)[0] = stack
@@ -216,7 +215,7 @@ def test_an_unchanged_company_gets_its_stack_back_as_it_is() -> None:
 
 def test_views_are_never_falsy_and_composites_are_indexed_by_part() -> None:
     pairs = [Composite((RecurrentState(1), FullKV())) for _ in range(2)]
-    made = layer_view(pairs, for_kv=_spans, for_recurrent=StateView)
+    made = pairs[0].view(pairs, for_kv=_spans, for_recurrent=StateView)
     assert made
     assert isinstance(made[0], StateView)
     assert made[0]
@@ -224,8 +223,9 @@ def test_views_are_never_falsy_and_composites_are_indexed_by_part() -> None:
 
 
 def test_a_kind_that_only_mlx_lm_knows_cannot_be_laid_out() -> None:
-    with pytest.raises(TypeError, match="ForeignState"):
-        layer_view([ForeignState(object())], for_kv=_spans, for_recurrent=StateView)
+    foreign = [ForeignState(object()), ForeignState(object())]
+    with pytest.raises(TypeError, match="several sequences cannot be laid out"):
+        foreign[0].view(foreign, for_kv=_spans, for_recurrent=StateView)
 
 
 def _spans(layers: Sequence[LayerKV]) -> int:

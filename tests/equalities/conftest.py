@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from holdfast.engine import host_attention
 
 
 @pytest.fixture(autouse=True)
-def larger_spans_attend_on_the_host() -> Iterator[None]:
-    with host_attention.paying_from(600):
-        yield
+def larger_spans_attend_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_attention, "SCORES_WORTH_IT", 600)

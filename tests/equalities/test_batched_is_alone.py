@@ -62,7 +62,7 @@ SAMPLINGS = (
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"])
-def test_sampled_tokens_do_not_depend_on_the_company(name: str) -> None:
+def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
     together = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=20)

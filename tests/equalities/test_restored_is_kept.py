@@ -11,8 +11,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.keeping import KeepPolicy, Kept, Prefix
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.kv.kinds import FullKV
-from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept, leaves
+from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import SamplingParams
@@ -45,7 +44,9 @@ class Shelf:
         return Prefix(runs=tuple(runs), state=self.states.get(tokens))
 
 
-CUT_ANYWHERE = [name for name in KEEPABLE if all(isinstance(leaf, FullKV) for leaf in leaves(probed(name).runner.fresh_layers()))]
+CUT_ANYWHERE = [
+    name for name in KEEPABLE if all(leaf.grows for layer in probed(name).runner.fresh_layers() for leaf in layer.leaves())
+]
 
 
 def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
-from holdfast.kv.codec import Codec
+from holdfast.kv.form import Codec
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.prefix.cache import PrefixCache
@@ -85,7 +85,7 @@ class RememberingWorker:
     ) -> ScriptInbox:
         """Run the script to its end; the worker is gone then, with its store closed. `on_receive`: between two steps."""
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
-        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, memory=self.memory, sessions=self.sessions)
+        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, cache=self.memory, sessions=self.sessions)
         loop.run()
         inbox.check_protocol()
         loop.check_invariants()

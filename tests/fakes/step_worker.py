@@ -10,7 +10,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.scheduler.chunking import PATIENCE_STEPS
 from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.decision import Decision, Drawn, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import Decision, DrawnTokens, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 
 SecondsOf = Callable[[StepLoad], float]
@@ -27,6 +27,7 @@ class Served:
     max_tokens: int
     scores_prompt: bool = False
     drawn: int = 0
+    cached: int = 0
     runs: bool = False
     known: int = 0
     position: int = 0
@@ -35,6 +36,7 @@ class Served:
     touched_by: int = -1  # index of the last plan with a span of it
     idle_steps: int = 0
     is_paused: bool = False
+    is_ready: bool = True
     lives: int = 0  # how often it was begun again
     steps_to_first_draw: int = 0
     ends: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ class StepWorker:
         self.plans: list[StepPlan] = []
         self.step_seconds: list[float] = []
         self.preempted: list[str] = []
+        self.growths = 0
         self.seconds_of: SecondsOf = device_seconds
         self.stops_at: StopsAt = lambda request_id, drawn: False
         self._orders = 0
@@ -122,16 +125,31 @@ class StepWorker:
         served = self.live[request_id]
         self.scheduler.restart(request_id)
         self._orders += 1
-        served.order, served.lives = self._orders, served.lives + 1
+        served.order, served.lives, served.cached, served.is_ready = self._orders, served.lives + 1, 0, True
         if served.runs:
             self._close(served)
+
+    def hold_back(self, request_id: str) -> None:
+        """What it begins from is not at hand yet."""
+        served = self.live.get(request_id)
+        if served is not None and not served.runs:
+            self.scheduler.hold_back(request_id)
+            served.is_ready = False
+
+    def begin_behind(self, request_id: str, cached_tokens: int) -> None:
+        served = self.live.get(request_id)
+        if served is not None and not served.runs:
+            served.cached = min(cached_tokens, served.prompt_tokens + served.drawn - 1)
+            self.scheduler.begin_behind(request_id, served.cached)
+            served.is_ready = True
 
     def step(self) -> Decision:
         """One turn of the worker's loop."""
         decision = self.scheduler.next_step()
         self._carry_out(decision)
         if not decision.plan.spans and not self.under_way:
-            assert all(served.is_paused for served in self.live.values()), "the scheduler sits still although there is work"
+            stuck = [served for served in self.live.values() if not served.is_paused and (served.runs or served.is_ready)]
+            assert not stuck, "the scheduler sits still although there is work"
         while len(self.under_way) > (self.depth if decision.plan.spans else 0):
             self._observe()
         self.scheduler.check_invariants()
@@ -141,9 +159,17 @@ class StepWorker:
         while self.scheduler.statistics().reading or self.scheduler.statistics().queued:
             self.step()
 
+    def read_all_prompts_but(self, request_id: str) -> None:
+        """Until nothing waits but one that is not ready."""
+        while self.scheduler.statistics().reading or self.scheduler.statistics().queued > 1:
+            self.step()
+        assert not self.live[request_id].is_ready
+
     def run_to_end(self, *, most_steps: int = 20_000) -> None:
         for request_id in list(self.live):
             self.resume(request_id)
+            if not self.live[request_id].is_ready:
+                self.begin_behind(request_id, 0)
         for _ in range(most_steps):
             if not self.live and not self.under_way:
                 break
@@ -158,21 +184,24 @@ class StepWorker:
     def _carry_out(self, decision: Decision) -> None:
         for request_id in decision.preempted:
             self.preempted.append(request_id)
+            self.live[request_id].cached = 0
             self._close(self.live[request_id])
         for growth in decision.grown:
             grown = self.live[growth.request_id]
             assert grown.runs
             assert growth.capacity_tokens > grown.capacity
             grown.capacity = growth.capacity_tokens
+            self.growths += 1
         for admission in decision.admitted:
             served = self.live[admission.request_id]
             assert not served.runs
             assert not served.is_paused, "nobody would read what it says"
-            waiting = [other for other in self.live.values() if not other.runs and not other.is_paused]
+            assert served.is_ready, "what it begins from is not at hand"
+            waiting = [other for other in self.live.values() if not other.runs and not other.is_paused and other.is_ready]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
-            assert admission.known_tokens == served.prompt_tokens + served.drawn
-            served.runs, served.known, served.capacity = True, admission.known_tokens, admission.capacity_tokens
-            served.position, served.planned_draws, served.idle_steps = 0, served.drawn, 0
+            served.runs, served.known = True, served.prompt_tokens + served.drawn
+            served.capacity = admission.capacity_tokens
+            served.position, served.planned_draws, served.idle_steps = served.cached, served.drawn, 0
         self._check_memory()
         if decision.plan.spans:
             self._dispatch(decision.plan)
@@ -236,11 +265,11 @@ class StepWorker:
 
     def _observe(self) -> None:
         step = self.under_way.popleft()
-        drawn: list[Drawn] = []
+        drawn: list[DrawnTokens] = []
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             if span.draws:
-                drawn.append(Drawn(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
+                drawn.append(DrawnTokens(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
             if self.live.get(served.request_id) is served and served.lives == life and span.draws:
                 served.drawn += 1
                 if self.stops_at(served.request_id, served.drawn):

@@ -24,8 +24,7 @@ from holdfast.messages.events import FinishReason, RejectionKind
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
 from tests.fakes import toy_tokenizers
-from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
-from tests.intake.conftest import CHATML
+from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
@@ -47,8 +46,8 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
 
 def serve(
     bundle: TokenizerBundle, script: Script, *, bundles: dict[str, TokenizerBundle] | None = None, **options: Any
-) -> tuple[Gateway, ScriptedEngine]:
-    engine = ScriptedEngine(script, **options)
+) -> tuple[Gateway, ScriptedClient]:
+    engine = ScriptedClient(script, **options)
 
     async def client_of(model: str, sequences: int) -> EngineClient:
         if model != "toy":
@@ -187,7 +186,7 @@ async def test_a_failure_is_raised_and_cancels_the_other_choices(bundle: Tokeniz
 
 
 async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) -> None:
-    gateway, _ = serve(bundle, refuses(RejectionKind.QUEUE_FULL))
+    gateway, _ = serve(bundle, refuses("queue_full"))
     with pytest.raises(QueueFull) as caught:
         await gateway.generate(asks())
     assert (caught.value.queued, caught.value.limit, caught.value.retry_after_seconds) == (9, 9, 3)
@@ -196,9 +195,9 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        (RejectionKind.TOO_LARGE, InvalidRequest),
-        (RejectionKind.INVALID, InvalidRequest),
-        (RejectionKind.SHUTTING_DOWN, WorkerUnavailable),
+        ("too_large", InvalidRequest),
+        ("invalid", InvalidRequest),
+        ("shutting_down", WorkerUnavailable),
     ],
 )
 async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind: RejectionKind, error: type[Exception]) -> None:
@@ -208,7 +207,7 @@ async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind:
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
-    refused, accepted = refuses(RejectionKind.QUEUE_FULL), answers(*encode(bundle, "hello world"))
+    refused, accepted = refuses("queue_full"), answers(*encode(bundle, "hello world"))
     gateway, engine = serve(bundle, lambda request: (refused if request.request_id == "r/2" else accepted)(request))
     engine.may_go_on.clear()
     with pytest.raises(QueueFull):
@@ -276,7 +275,8 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
             self.threads.append(threading.current_thread())
             return super().render(prompt, field=field)
 
-    noting = replace(bundle, template=NotingTemplate({"default": CHATML}, special_tokens=bundle.tokenizer.special_tokens))
+    template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
+    noting = replace(bundle, template=template)
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for times in (1, 400):
         await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))

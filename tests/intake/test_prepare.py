@@ -13,7 +13,7 @@ from holdfast.intake.prepare import Prepared, prepare
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
-from tests.fakes.scripted_engine import model_info
+from tests.fakes.scripted_client import model_info
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 

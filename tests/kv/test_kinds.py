@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.kv.composite import Composite
 from holdfast.kv.foreign import ForeignState
-from holdfast.kv.kinds import WINDOW_SLACK_TOKENS, Composite, FullKV, RecurrentState, WindowKV, fresh_layer, has_foreign
+from holdfast.kv.full import FullKV
+from holdfast.kv.kinds import fresh_layer
+from holdfast.kv.recurrent import RecurrentState
+from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.models import mlx_lm_import
 
 CHUNKS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from([63, 255, 256, 257, 300])), min_size=1, max_size=8)
@@ -31,27 +35,27 @@ def numbers(pair: tuple[mx.array, mx.array]) -> list[int]:
     return found
 
 
-@given(window=WINDOWS, chunks=CHUNKS, settles=st.lists(st.booleans(), min_size=8, max_size=8))
-def test_a_window_gives_what_a_list_of_all_tokens_would_give(window: int, chunks: list[int], settles: list[bool]) -> None:
+@given(window=WINDOWS, chunks=CHUNKS, trims=st.lists(st.booleans(), min_size=8, max_size=8))
+def test_a_window_gives_what_a_list_of_all_tokens_would_give(window: int, chunks: list[int], trims: list[bool]) -> None:
     kept, read = WindowKV(window), 0
-    for added, does_settle in zip(chunks, settles, strict=False):
+    for added, does_trim in zip(chunks, trims, strict=False):
         kept.append(*numbered(read, added))
         read += added
         visible_to_the_chunk = min(read, added + window - 1)
         assert kept.tokens == read
         assert kept.held() >= visible_to_the_chunk
         assert numbers(kept.last(visible_to_the_chunk)) == list(range(read - visible_to_the_chunk, read))
-        if does_settle:
-            kept.settle()
-        assert numbers(kept.copied_visible()) == list(range(max(0, read - window + 1), read))
+        if does_trim:
+            kept.trim()
+        assert numbers(kept.copy_out(0, read)) == list(range(max(0, read - window + 1), read))
 
 
 @given(window=WINDOWS, chunks=CHUNKS)
-def test_a_settled_window_takes_no_more_than_its_fixed_bytes(window: int, chunks: list[int]) -> None:
+def test_a_trimmed_window_takes_no_more_than_its_fixed_bytes(window: int, chunks: list[int]) -> None:
     kept, read = WindowKV(window), 0
     for added in chunks:
         kept.append(*numbered(read, added))
-        kept.settle()
+        kept.trim()
         read += added
         assert sum(array.nbytes for array in kept.arrays()) == kept.fixed_bytes()
     assert (kept.bytes_per_token(), kept.fixed_bytes()) == (0, 2 * 2 * 3 * 4 * (window + WINDOW_SLACK_TOKENS))
@@ -61,7 +65,7 @@ def test_a_settled_window_takes_no_more_than_its_fixed_bytes(window: int, chunks
 def test_a_restored_window_goes_on_as_the_one_it_was_copied_from(window: int, before: int, after: list[int]) -> None:
     first, second = WindowKV(window), WindowKV(window)
     first.append(*numbered(0, before))
-    second.restore(*first.copied_visible(), tokens=before)
+    second.restore(iter(first.copy_out(0, before)), first.layout(), end=before)
     read = before
     for added in after:
         for each in (first, second):
@@ -83,8 +87,60 @@ def test_full_memory_keeps_every_token_in_the_capacity_reserved(chunks: list[int
         read += added
         assert numbers(kept.last(read)) == list(range(read))
         assert next(kept.arrays()).shape[2] >= max(read, reserved)
-    assert numbers(kept.copied(1, read)) == list(range(1, read))
+    assert numbers(kept.copy_out(1, read)) == list(range(1, read))
     assert kept.bytes_per_token() == 2 * 2 * 3 * 4
+
+
+@given(window=st.one_of(st.none(), WINDOWS), chunks=CHUNKS, proposed=st.integers(1, 20), dropped=st.integers(0, 20))
+def test_tokens_that_were_dropped_leave_no_trace(window: int | None, chunks: list[int], proposed: int, dropped: int) -> None:
+    """As speculation would have it: rows that were proposed are read in one span, and some of them turn out wrong."""
+    kept = FullKV() if window is None else WindowKV(window)
+    for added in chunks:
+        kept.append(*numbered(kept.tokens, added))
+        kept.trim()
+    read = sum(chunks)
+    kept.append(*numbered(read + 1000, proposed))
+    kept.trim()
+    dropped = min(dropped, proposed)
+    assert kept.can_rewind(dropped)
+    kept.rewind(dropped)
+    right = read + proposed - dropped
+    kept.append(*numbered(right, 3))
+    assert kept.tokens == right + 3
+    seen = 3 if window is None else min(3, window + 2)
+    assert numbers(kept.last(seen)) == list(range(right + 3 - seen, right + 3))
+    rejected = [*range(read + 1000, read + 1000 + proposed - dropped)]
+    story = [*range(read), *rejected, *range(right, right + 3)]
+    visible = right + 3 if window is None else min(right + 3, window + 2)
+    assert numbers(kept.last(visible)) == story[len(story) - visible :]
+
+
+def test_a_window_goes_back_no_further_than_its_slack() -> None:
+    kept = WindowKV(8)
+    kept.append(*numbered(0, 5))
+    assert kept.can_rewind(5)
+    assert not kept.can_rewind(6)
+    kept.append(*numbered(5, 100))
+    assert kept.can_rewind(100)
+    kept.append(*numbered(105, 400))
+    kept.trim()
+    assert not kept.can_rewind(1)
+    with pytest.raises(AssertionError, match="WindowKV cannot drop 1 tokens"):
+        kept.rewind(1)
+
+
+def test_a_recurrent_state_goes_back_by_a_checkpoint_only() -> None:
+    state = RecurrentState(1)
+    state[0] = mx.zeros((1, 4))
+    checkpoint, layout = state.copy_out(0, 3), state.layout()
+    state[0] = mx.ones((1, 4))
+    assert state.can_rewind(0)
+    assert not state.can_rewind(1)
+    assert not Composite((FullKV(), state)).can_rewind(1)
+    state.restore(iter(checkpoint), layout, end=3)
+    held = state[0]
+    assert held is not None
+    assert held.tolist() == [[0.0] * 4]
 
 
 def test_copies_do_not_change_with_the_live_buffers() -> None:
@@ -92,7 +148,7 @@ def test_copies_do_not_change_with_the_live_buffers() -> None:
     for kept in (full, window):
         kept.reserve(32)
         kept.append(*numbered(0, 5))
-    copies = full.copied(0, 5), window.copied_visible()
+    copies = full.copy_out(0, 5), window.copy_out(0, 5)
     mx.eval(copies, list(full.arrays()), list(window.arrays()))
     for kept in (full, window):
         kept.append(*numbered(100, 3))
@@ -103,29 +159,27 @@ def test_copies_do_not_change_with_the_live_buffers() -> None:
 def test_a_state_that_is_a_row_of_a_stack_reads_like_one_of_its_own() -> None:
     stack = mx.arange(12.0).reshape(3, 4)
     state = RecurrentState(2)
-    assert state.is_empty
     state.set_row(1, stack, 2)
-    assert not state.is_empty
     assert state[0] is None
     read = state[1]
     assert read is not None
     assert read.tolist() == [[8.0, 9.0, 10.0, 11.0]]
     assert state.fixed_bytes() == stack.nbytes // 3
-    assert [index for index, _ in state.copied()] == [1]
+    assert state.layout().filled == (1,)
     state[1] = read
     assert state.stacked(1)[1] is None
 
 
-@pytest.mark.parametrize("way", ["copied", "settle"])
-def test_neither_copies_nor_settled_state_hold_on_to_the_chunk_they_are_views_of(way: str) -> None:
+@pytest.mark.parametrize("way", ["copied", "trimmed"])
+def test_neither_copies_nor_trimmed_state_hold_on_to_the_chunk_they_are_views_of(way: str) -> None:
     def read_a_chunk() -> Any:
         state = RecurrentState(1)
         state[0] = (mx.zeros((1, 4096, 64)) + 1)[:, -3:]
         mx.eval(list(state.arrays()))
-        kept: Any = list(state.copied()) if way == "copied" else state
-        if way == "settle":
-            state.settle()
-        mx.eval([array for _, array in kept] if way == "copied" else list(state.arrays()))
+        kept: Any = state.copy_out(0, 4096) if way == "copied" else state
+        if way == "trimmed":
+            state.trim()
+        mx.eval(kept if way == "copied" else list(state.arrays()))
         return kept
 
     mx.synchronize()
@@ -148,7 +202,7 @@ def test_mlx_lms_caches_are_told_apart_by_kind() -> None:
         fresh_layer(cache.CacheList(cache.KVCache(), cache.ChunkedKVCache(8))),
     ]
     assert [type(kind) for kind in kinds] == [FullKV, WindowKV, ForeignState, RecurrentState, Composite, Composite]
-    assert [has_foreign(kind) for kind in kinds] == [False, False, True, False, False, True]
+    assert [any(leaf.is_foreign for leaf in kind.leaves()) for kind in kinds] == [False, False, True, False, False, True]
     assert isinstance(kinds[1], WindowKV)
     assert kinds[1].window == 9
 

@@ -13,7 +13,6 @@ from holdfast.messages.events import (
     Finished,
     FinishReason,
     Rejected,
-    RejectionKind,
     TokenLogprob,
     TokensGenerated,
 )
@@ -71,7 +70,7 @@ async def test_a_waiting_reader_is_woken() -> None:
 async def test_a_refusal_is_the_only_event() -> None:
     front = Front()
     stream = front.open()
-    refusal = Rejected(request_id="a", kind=RejectionKind.INVALID, message="no")
+    refusal = Rejected(request_id="a", kind="invalid", message="no")
     front.router.route([refusal])
     assert [event async for event in stream] == [refusal]
 

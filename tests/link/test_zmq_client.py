@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,11 +13,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
-from holdfast.messages.events import Accepted, Event, Finished, FinishReason, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, LoadProgress, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
@@ -46,6 +49,7 @@ class Peer:
 
     def _serve(self, endpoint: str) -> None:
         inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader)
+        inbox.send([LoadProgress(stage="begun", fraction=0.0)])
         while not any(isinstance(command, Shutdown) for command in self.commands):
             for command in inbox.receive(timeout_seconds=10):
                 self.commands.append(command)
@@ -55,16 +59,12 @@ class Peer:
 
 @asynccontextmanager
 async def linked(answer: Callable[[Command], list[Event]] = answer_at_once) -> AsyncIterator[tuple[ZmqEngineClient, Peer]]:
-    client = ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
+    is_linked = asyncio.Event()
+    client = ZmqEngineClient(on_progress=lambda event: is_linked.set(), unread_bytes=UNREAD_BYTES)
     peer = Peer(client.endpoint, answer)
     try:
         async with asyncio.timeout(20):
-            while True:  # the first message finds the other end or not
-                try:
-                    await client.statistics()
-                    break
-                except WorkerUnavailable:
-                    await asyncio.sleep(0.001)
+            await is_linked.wait()
             yield client, peer
     finally:
         await client.close()
@@ -132,3 +132,17 @@ async def test_a_round_trip_costs_less_than_a_token() -> None:
                 pass
             seconds.append(time.perf_counter() - started_at)
     assert statistics.median(seconds) < 0.005, seconds  # 0.2 ms on an idle machine; both ends share this interpreter's lock here
+
+
+async def test_sockets_that_cannot_be_had_are_an_os_error_and_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(zmq.Context, "socket", refuse)
+    with pytest.raises(OSError, match="the link to a worker cannot be made") as caught:
+        ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
+    assert caught.value.errno == errno.EMFILE
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -127,6 +128,17 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path) -> None:
     (folder / "b").chmod(0)
     with pytest.raises(ModelLoadError, match="cannot be read"):
         hashes_of(folder)
+
+
+def test_a_file_that_cannot_be_read_a_second_time_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with FileHashing(listed(folder), cache=HashCache(None)) as hashing:
+        hashing._thread.join()
+        monkeypatch.setattr(file_hashing, "open", broken, raising=False)
+        with pytest.raises(ModelLoadError, match=r"cannot be read: .*Input/output error"):
+            hashing.result()
 
 
 def test_leaving_early_ends_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

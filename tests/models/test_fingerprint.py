@@ -195,6 +195,7 @@ def test_a_configuration_that_changes_behind_its_hash_is_told(model: Path) -> No
         model_fingerprint(model, hashes, computed_as="", versions=())
 
 
-def test_fingerprints_of_the_first_format_are_outdated(model: Path) -> None:
+def test_fingerprints_of_earlier_formats_are_outdated(model: Path) -> None:
     assert is_outdated("a3" * 32)
+    assert is_outdated("2-" + "a3" * 32)
     assert not is_outdated(print_of(model))

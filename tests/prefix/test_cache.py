@@ -14,7 +14,7 @@ import pytest
 from holdfast.engine.engine import Engine
 from holdfast.engine.keeping import Kept, keep_everything
 from holdfast.engine.plan import Span, StepPlan
-from holdfast.kv.codec import check_values, pack, run_to_bytes
+from holdfast.kv.codec import check_values, pack, to_bytes
 from holdfast.kv.form import ArrayForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch
 from tests.fakes.architectures import KEEPABLE, probed
@@ -86,7 +86,7 @@ def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)
-            assert subject.memory.keep(sequence_of(subject.engine), kept, tenant=f"{tokens} {span.start}")
+            assert subject.memory.insert(sequence_of(subject.engine), kept, tenant=f"{tokens} {span.start}")
         subject.engine.close("a")
     for key in tuple(subject.library._tree):
         assert subject.memory.forget_unsound((key,)) == ()
@@ -112,9 +112,9 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
     values = mx.random.normal((1, 2, 9, 16)).astype(dtype)
     run = KVBlock(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
-    check_values(forms, run_to_bytes(pack(run, "native"))[1])
+    check_values(forms, to_bytes(pack(run, "native"))[1])
     assert Kept(request_id="a", runs=(run,)).is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
-        check_values(forms, run_to_bytes(pack(run, "native"))[1])
+        check_values(forms, to_bytes(pack(run, "native"))[1])
     assert not Kept(request_id="a", runs=(run,)).is_finite

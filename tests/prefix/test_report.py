@@ -38,20 +38,20 @@ def plan(shortfall: Shortfall | None) -> ReusePlan:
 def test_each_shortfall_is_told_with_what_was_found(
     shortfall: Shortfall | None, outcome: CacheOutcome, unused_tokens: int
 ) -> None:
-    report = report_of(plan(shortfall), restore_seconds=0.5)
+    report = report_of(plan(shortfall), lookup_seconds=0.25, waited_seconds=0.0, restore_seconds=0.5)
     assert (report.outcome, report.unused_tokens) == (outcome, unused_tokens)
     assert (report.ram_tokens, report.disk_tokens, report.cached_tokens) == (3, 5, 8)
     assert report.restore_seconds == 0.5
 
 
 def test_a_divergence_is_told_with_both_tokens() -> None:
-    report = report_of(plan(Diverged(8, expected=1, found=2)), restore_seconds=0.0)
+    report = report_of(plan(Diverged(8, expected=1, found=2)), lookup_seconds=0.0, waited_seconds=0.0, restore_seconds=0.0)
     assert report.divergence == Divergence(position=8, stored_token_id=1, prompt_token_id=2)
 
 
 def test_a_divergence_behind_the_last_boundary_is_told_too() -> None:
     beyond = replace(plan(NoBoundary(matched=11, boundary=8)), diverged=Diverged(11, expected=1, found=2))
-    report = report_of(beyond, restore_seconds=0.0)
+    report = report_of(beyond, lookup_seconds=0.0, waited_seconds=0.0, restore_seconds=0.0)
     assert report.outcome is CacheOutcome.NO_BOUNDARY
     assert report.divergence == Divergence(position=11, stored_token_id=1, prompt_token_id=2)
 

@@ -5,7 +5,7 @@ import pytest
 from holdfast.errors import TooLargeForMemory
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.sequence import ScheduledSequence
 
 COSTS = SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=100, reserve_step_tokens=16)
 
@@ -14,8 +14,8 @@ def ledger(*, budget_bytes: int = 2000, expected_output_tokens: int = 8) -> KvLe
     return KvLedger(COSTS, budget_bytes=budget_bytes, expected_output_tokens=expected_output_tokens)
 
 
-def sequence(order: int = 1, *, prompt_tokens: int = 20, max_tokens: int = 100) -> Sequence:
-    return Sequence(
+def sequence(order: int = 1, *, prompt_tokens: int = 20, max_tokens: int = 100) -> ScheduledSequence:
+    return ScheduledSequence(
         request_id=str(order), order=order, prompt_tokens=prompt_tokens, max_tokens=max_tokens, submitted_after_step=0
     )
 

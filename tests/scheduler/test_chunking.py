@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from holdfast.scheduler.chunking import PATIENCE_STEPS, ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.sequence import ScheduledSequence
 
 QUANTUM = 32
 
 
-def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) -> Sequence:
-    return Sequence(
+def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) -> ScheduledSequence:
+    return ScheduledSequence(
         request_id=str(order),
         order=order,
         prompt_tokens=tokens,
@@ -33,7 +33,7 @@ def model(*, seconds_per_token: float = 0.001, mixes_chunks: bool = True) -> Cos
 
 
 def share(
-    prompts: list[Sequence], *, tokens: int = 2048, seconds: float = math.inf, costs: CostModel | None = None
+    prompts: list[ScheduledSequence], *, tokens: int = 2048, seconds: float = math.inf, costs: CostModel | None = None
 ) -> dict[str, int]:
     sharing = ChunkSharing(costs or model(), min_chunk_tokens=QUANTUM)
     return {sequence.request_id: taken for sequence, taken in sharing.share(prompts, tokens=tokens, seconds=seconds, step=1)}

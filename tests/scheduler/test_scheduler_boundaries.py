@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span
-from holdfast.scheduler.decision import Drawn, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import DrawnTokens, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 
 
@@ -28,7 +28,7 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
             break
         for span in plan.spans:
             spans.setdefault(span.request_id, []).append(span)
-        drawn = tuple(Drawn(request_id=span.request_id, tokens=1) for span in plan.spans if span.draws)
+        drawn = tuple(DrawnTokens(request_id=span.request_id, tokens=1) for span in plan.spans if span.draws)
         scheduler.observe(StepOutcome(plan=plan, drawn=drawn, ended=(), seconds=0.001))
         scheduler.check_invariants()
     return spans
@@ -50,7 +50,7 @@ def test_every_boundary_behind_what_is_cached_ends_a_span(prompts: list[tuple[in
     scheduler = a_scheduler(step_tokens=step_tokens)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
         scheduler.submit(str(index), prompt_tokens=tokens, max_tokens=3, boundaries=tuple(boundaries))
-        scheduler.set_cached(str(index), cached)
+        scheduler.begin_behind(str(index), cached)
     played = spans_until_the_end(scheduler)
     for index, (tokens, boundaries, cached) in enumerate(prompts):
         ends = {span.start + span.tokens for span in played[str(index)]}
@@ -62,5 +62,5 @@ def test_every_boundary_behind_what_is_cached_ends_a_span(prompts: list[tuple[in
 def test_a_request_that_is_cached_up_to_its_last_token_reads_that_token_only() -> None:
     scheduler = a_scheduler()
     scheduler.submit("a", prompt_tokens=500, max_tokens=1)
-    scheduler.set_cached("a", 499)
+    scheduler.begin_behind("a", 499)
     assert spans_until_the_end(scheduler)["a"] == [Span(request_id="a", start=499, tokens=1, draws=True)]

@@ -1,4 +1,4 @@
-"""The scheduler under random submits, cancels, pauses, stops and steps; what must always hold is asserted by StepWorker."""
+"""The scheduler under random submits, look-ups, cancels, pauses, stops and steps; StepWorker asserts what must hold."""
 
 from __future__ import annotations
 
@@ -79,6 +79,14 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abcdefghij"))
     def resume(self, name: str) -> None:
         self.worker.resume(name)
+
+    @rule(name=st.sampled_from("abcdefghij"))
+    def hold_back(self, name: str) -> None:
+        self.worker.hold_back(name)
+
+    @rule(name=st.sampled_from("abcdefghij"), cached_tokens=st.integers(0, 40))
+    def begin_behind(self, name: str, cached_tokens: int) -> None:
+        self.worker.begin_behind(name, cached_tokens)
 
     @rule(name=st.sampled_from("abcdefghij"))
     def restart(self, name: str) -> None:

@@ -17,9 +17,10 @@ from holdfast.messages.commands import Command
 from holdfast.messages.sessions import SessionAnswer, SessionFailure
 from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, write_session
 from tests.fakes.remembering_worker import CONTEXT_TOKENS, RememberingWorker, greedy
-from tests.fakes.session_worker import answer, ask, ended, exported, prompt, worker
+from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
 
 KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
+DATA = Path(__file__).parent / "data"
 Forger = Callable[[dict[str, Any]], None]
 
 
@@ -175,6 +176,23 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     )
     assert answer(inbox, "i").failure is SessionFailure.EXISTS
     assert inbox.finished("mine").cached_tokens == 0
+
+
+def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_was(tmp_path: Path) -> None:
+    """Written by the version of November 2026, before the rooms were redrawn: two branches on one block, windows as states."""
+    before, again = DATA / "written_before.holdfast-session", tmp_path / "again"
+    common = prompt("common", 5)
+    turns = [(*common, *prompt("a", 2)), (*common, *prompt("b", 1))]
+    inbox = serve(
+        worker("gemma3_text"), ask("import", "i", "", path=str(before)), ask("export", "e", "written before", path=str(again)),
+        *[greedy(str(number), turn) for number, turn in enumerate(turns)],
+    )  # fmt: skip
+    assert (info(inbox, "i").branches, info(inbox, "i").kept_tokens, info(inbox, "i").metadata) == (2, 7, {"agent": "one"})
+    assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [len(turn) - 1 for turn in turns]
+    (header, frames), (written, back) = taken_apart(before), taken_apart(again)
+    assert replace(written, created_at=header.created_at, requests=header.requests) == header
+    assert [frame.head for frame in back] == [frame.head for frame in frames]
+    assert [list(map(bytes, frame.parts)) for frame in back] == [list(map(bytes, frame.parts)) for frame in frames]
 
 
 numbers = st.one_of(st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305]))

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
 from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
-from holdfast.messages.events import FinishReason, PromptScored, Rejected, RejectionKind
+from holdfast.messages.events import FinishReason, PromptScored, Rejected
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.worker.loop import DeviceBroken, WorkerLoop
+from holdfast.worker.failures import DeviceBroken
+from holdfast.worker.loop import WorkerLoop
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
 from tests.fakes.script_inbox import ScriptInbox, cancel
@@ -87,14 +88,14 @@ def test_an_id_in_use_is_rejected_as_invalid() -> None:
     inbox = ScriptInbox([[request("a"), request("a")]])
     make_loop(FakeEngine(), inbox).run()
     (rejected,) = [event for event in inbox.events if isinstance(event, Rejected)]
-    assert rejected.kind is RejectionKind.INVALID
+    assert rejected.kind == "invalid"
 
 
 def test_a_full_queue_rejects_with_a_time_to_come_back() -> None:
     inbox = serve([request(str(index)) for index in range(20)])
     rejected = [event for event in inbox.events if isinstance(event, Rejected)]
     assert len(rejected) == 20 - SETTINGS.max_running - SETTINGS.max_queued
-    assert {event.kind for event in rejected} == {RejectionKind.QUEUE_FULL}
+    assert {event.kind for event in rejected} == {"queue_full"}
     assert all(event.queue_limit >= event.queued > 0 for event in rejected)
 
 
@@ -102,7 +103,7 @@ def test_what_never_fits_is_rejected_with_the_field_to_blame() -> None:
     inbox = serve([request("a", max_tokens=900)], budget_tokens=100)
     (rejected,) = inbox.of("a")
     assert isinstance(rejected, Rejected)
-    assert (rejected.kind, rejected.field) == (RejectionKind.TOO_LARGE, "max_tokens")
+    assert (rejected.kind, rejected.field) == ("too_large", "max_tokens")
 
 
 def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
@@ -158,7 +159,7 @@ def test_shutdown_finishes_what_runs_as_cancelled_and_rejects_what_comes() -> No
     assert inbox.finished("a").reason is FinishReason.CANCELLED
     (rejected,) = inbox.of("b")
     assert isinstance(rejected, Rejected)
-    assert rejected.kind is RejectionKind.SHUTTING_DOWN
+    assert rejected.kind == "shutting_down"
     assert not engine.pending
 
 

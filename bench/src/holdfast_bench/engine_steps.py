@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from holdfast.engine.engine import Engine, PendingStep
-from holdfast.engine.layouts import SoloRunner
+from holdfast.engine.layouts import own_caches
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
@@ -33,7 +33,7 @@ class BareForward:
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], *, pipelined: bool) -> None:
         """The prompts must be of one length. `pipelined`: a step is launched before the tokens of the one before it are read."""
         self._model, self._pipelined = model, pipelined
-        self._caches = SoloRunner.own_caches(model)
+        self._caches = own_caches(model)
         ids = mx.array([list(prompt) for prompt in prompts])
         for first in range(0, ids.shape[1], CHUNK_TOKENS):
             self._drawn = mx.argmax(model(ids[:, first : first + CHUNK_TOKENS], cache=self._caches)[:, -1], axis=-1)

@@ -76,7 +76,7 @@ class _Context:
         self._mx.clear_streams()
 
     def _caches(self) -> list[Any]:
-        return list(self._layouts.SoloRunner.own_caches(self._model))
+        return list(self._layouts.own_caches(self._model))
 
     def _drawn(self, caches: list[Any]) -> int:
         return int(self._mx.argmax(self._model(self._last, cache=caches)[:, -1], axis=-1).item())

@@ -32,8 +32,8 @@ class Completion:
         return self.text
 
 
-class AnswerReader:
-    """Reads the events of one sequence as text deltas. One consumer."""
+class TextStream:
+    """Iterator over the pieces of an answer's text. Use as a context manager, or `close` it, to stop early. One consumer."""
 
     def __init__(
         self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, recorder: AnswerRecorder | None = None
@@ -42,32 +42,23 @@ class AnswerReader:
         self._prompt_tokens = prompt_tokens
         self._deltas: list[TextDelta] = []
         self._finished: ChoiceFinished | None = None
+        self._pieces = self._read()
 
-    def deltas(self) -> Iterator[TextDelta]:
-        """Text as it comes. Raises what a refusal means, and GenerationFailed."""
-        for event in self._events:
-            if isinstance(event, Rejected):
-                raise refusal(event)
-            for output in self._choice.feed(event):
-                if self._recorder is not None:
-                    self._recorder.observe(output)
-                if isinstance(output, TextDelta):
-                    self._deltas.append(output)
-                    yield output
-                else:
-                    self._finished = output
-            if self._choice.done:
-                self.close()
-                return
+    def __iter__(self) -> TextStream:
+        return self
 
-    def read_all(self) -> Completion:
-        """Wait for the end and return the whole answer."""
-        for _ in self.deltas():
-            continue
-        return self.completion()
+    def __next__(self) -> str:
+        return next(self._pieces)
 
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
     def completion(self) -> Completion:
-        """What has been read so far, as an answer."""
+        """The answer as far as it was read; whole after the end of the iteration."""
         finished = self._finished or ChoiceFinished(
             index=0,
             reason=FinishReason.CANCELLED,
@@ -88,38 +79,30 @@ class AnswerReader:
             memory=finished.memory,
         )
 
+    def read_all(self) -> Completion:
+        """Wait for the end and return the whole answer."""
+        for _ in self:
+            continue
+        return self.completion
+
     def close(self) -> None:
-        """Stop the work if it has not ended."""
+        """Stop the work within a step, if it has not ended."""
         self._events.close()
 
-
-class TextStream:
-    """Iterator over the pieces of an answer's text. Use as a context manager, or `close` it, to stop early."""
-
-    def __init__(self, reader: AnswerReader) -> None:
-        self._reader = reader
-        self._deltas = reader.deltas()
-
-    def __iter__(self) -> TextStream:
-        return self
-
-    def __next__(self) -> str:
-        for delta in self._deltas:
-            if delta.text:
-                return delta.text
-        raise StopIteration
-
-    def __enter__(self) -> TextStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    @property
-    def completion(self) -> Completion:
-        """The answer as far as it was read; whole after the end of the iteration."""
-        return self._reader.completion()
-
-    def close(self) -> None:
-        """Stop the work within a step."""
-        self._reader.close()
+    def _read(self) -> Iterator[str]:
+        """Text as it comes. Raises what a refusal means, and GenerationFailed."""
+        for event in self._events:
+            if isinstance(event, Rejected):
+                raise refusal(event)
+            for output in self._choice.feed(event):
+                if self._recorder is not None:
+                    self._recorder.observe(output)
+                if isinstance(output, ChoiceFinished):
+                    self._finished = output
+                    continue
+                self._deltas.append(output)
+                if output.text:
+                    yield output.text
+            if self._choice.done:
+                self.close()
+                return

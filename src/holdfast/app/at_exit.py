@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
 
+from holdfast.link.in_process import InProcessClient
 
-class Closeable(Protocol):
-    """What ends threads of its own."""
-
-    def close(self) -> None:
-        """End, and wait for the end."""
-        ...
-
-
-_open: set[Closeable] = set()
+_open: set[InProcessClient] = set()
 _lock = threading.Lock()
 _watch: threading.Thread | None = None
 
 
-def close_before_exit(engine: Closeable) -> None:
+def close_before_exit(engine: InProcessClient) -> None:
     """Close the engine when the main thread ends, unless `closed` comes first.
 
     Device threads are not daemons (MLX aborts when they are), so the interpreter waits for them before it runs any exit handler.
@@ -33,7 +25,7 @@ def close_before_exit(engine: Closeable) -> None:
             _watch.start()
 
 
-def closed(engine: Closeable) -> None:
+def closed(engine: InProcessClient) -> None:
     """Close the engine now; nothing is left to be done at the end."""
     engine.close()
     with _lock:

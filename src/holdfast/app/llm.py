@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
-from holdfast.app.answers import AnswerReader, Completion, TextStream
+from holdfast.app.answers import Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
@@ -120,7 +120,7 @@ class LLM:
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt piece by piece. Closing the stream early stops the work; its `completion` is there at the end."""
-        return TextStream(self._start_answer(_raw_prompt(prompt), options))
+        return self._start_answer(_raw_prompt(prompt), options)
 
     def stream_chat(
         self,
@@ -130,7 +130,7 @@ class LLM:
         **options: Unpack[GenerationOptions],
     ) -> TextStream:
         """Answer a conversation piece by piece; see `chat` and `stream`."""
-        return TextStream(self._start_answer(_chat_prompt(messages, template_options), options))
+        return self._start_answer(_chat_prompt(messages, template_options), options)
 
     def sessions(self, *, tenant: str = "") -> Sessions:
         """The sessions of this model: named branches of what is kept."""
@@ -148,23 +148,23 @@ class LLM:
         """Answers to all prompts, as many under way at once as the engine and its queue take."""
         scheduler = self._settings.scheduler
         at_once = scheduler.max_running + scheduler.max_queued
-        readers: list[AnswerReader] = []
+        streams: list[TextStream] = []
         completions: list[Completion] = []
         try:
             for index in range(len(prompts)):
-                while len(readers) < min(len(prompts), index + at_once):
-                    readers.append(self._start_answer(prompts[len(readers)], options))
-                completions.append(readers[index].read_all())
+                while len(streams) < min(len(prompts), index + at_once):
+                    streams.append(self._start_answer(prompts[len(streams)], options))
+                completions.append(streams[index].read_all())
         finally:
-            for reader in readers:
-                reader.close()
+            for stream in streams:
+                stream.close()
         return completions
 
-    def _start_answer(self, prompt: Prompt, options: GenerationOptions) -> AnswerReader:
+    def _start_answer(self, prompt: Prompt, options: GenerationOptions) -> TextStream:
         request = _request(prompt, options)
         prepared = prepare(request, self._bundle, info=self._client.info, limits=self._settings.limits)
         (sequence,) = prepared.sequences
-        return AnswerReader(
+        return TextStream(
             self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,

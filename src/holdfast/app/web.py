@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from starlette.applications import Starlette
 
 from holdfast import __version__
 from holdfast.config import Settings
-from holdfast.http.application import create_application
+from holdfast.http.application import DIALECTS, create_application
+from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
@@ -18,17 +20,20 @@ from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
 
 
-def build_application(settings: Settings, folders: dict[str, Path], residency: Residency) -> Starlette:
+def build_application(
+    settings: Settings, folders: dict[str, Path], residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
+) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(
-        gateway=Gateway(residency.client, bundles, settings.limits),
+        generate=Gateway(residency.client, bundles, settings.limits).generate,
         sessions=partial(session_commands.carry_out, residency.client),
-        models=residency,
+        statuses=residency.statuses,
+        statistics=residency.statistics,
         server=settings.server,
         limits=settings.limits,
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
     )
-    return create_application(services)
+    return create_application(services, dialects=dialects)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from holdfast.cli.chat_client import ChatClient
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.server_client import ServerFailed, json_object
 from holdfast.config import EffectiveSettings, shown_value
 
 _POLL_SECONDS = 0.05
@@ -86,6 +86,7 @@ def _last_words(log: IO[bytes]) -> str:
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     own = [line.removeprefix("holdfast: ") for line in lines if line.startswith("holdfast: ")]
+    own += [message for line in lines if (message := json_object(line).get("message"))]  # log.format is json
     return (own or lines or [""])[-1]
 
 

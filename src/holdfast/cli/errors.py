@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 
@@ -14,12 +15,12 @@ BAD_INPUT = 2
 
 
 @contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turn our own errors into one line and exit code 2. Anything else is a bug and keeps its traceback."""
+def plain_errors(log_format: str = "text") -> Iterator[None]:
+    """Turn our own errors into one line in the form of the log, and exit code 2. Anything else is a bug: it keeps its trace."""
     try:
         yield
     except HoldfastError as error:
-        complain(str(error))
+        complain(str(error), log_format=log_format)
         raise typer.Exit(BAD_INPUT) from None
 
 
@@ -32,6 +33,12 @@ def require_working_folder() -> None:
         raise typer.Exit(BAD_INPUT) from None
 
 
-def complain(message: str) -> None:
-    """Print one line to stderr, whatever line breaks the message has."""
-    typer.echo(f"holdfast: {' '.join(message.split())}", err=True)
+def complain(message: str, *, log_format: str = "text") -> None:
+    """Print one line to stderr, whatever line breaks the message has; log_format "json": as a line of the log."""
+    line = " ".join(message.split())
+    if log_format == "json":
+        from holdfast.telemetry.logs import JsonLines
+
+        typer.echo(JsonLines().format(logging.LogRecord("holdfast", logging.ERROR, "", 0, line, None, None)), err=True)
+    else:
+        typer.echo(f"holdfast: {line}", err=True)

@@ -7,15 +7,18 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.server_command import Server, server_command
+from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
 from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
+
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ServerClient
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
@@ -33,7 +36,7 @@ Ttl: TypeAlias = Annotated[
 
 @sessions.command("ls")
 @server_command
-def list_sessions(server: Server, as_json: Json = False) -> None:
+def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the last used first."""
     found = _ask(server, "list")["data"]
     if as_json:
@@ -46,7 +49,7 @@ def list_sessions(server: Server, as_json: Json = False) -> None:
 
 @sessions.command("show")
 @server_command
-def show(server: Server, session_id: Id, as_json: Json = False) -> None:
+def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
     """Show one session."""
     _print(_ask(server, "get", session_id), as_json=as_json)
 
@@ -54,7 +57,7 @@ def show(server: Server, session_id: Id, as_json: Json = False) -> None:
 @sessions.command("open")
 @server_command
 def open_session(
-    server: Server,
+    server: ServerClient,
     session_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")] = None,
     pin: Pin = False,
     ttl: Ttl = None,
@@ -67,7 +70,7 @@ def open_session(
 @sessions.command("fork")
 @server_command
 def fork(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     new_id: Annotated[str | None, typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up.")] = None,
     pin: Pin = False,
@@ -80,14 +83,14 @@ def fork(
 
 @sessions.command("pin")
 @server_command
-def pin_session(server: Server, session_id: Id) -> None:
+def pin_session(server: ServerClient, session_id: Id) -> None:
     """Keep what a session has read from eviction."""
     _print(_ask(server, "update", session_id, json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
-def unpin_session(server: Server, session_id: Id) -> None:
+def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Let a session's blocks be evicted like any others."""
     _print(_ask(server, "update", session_id, json={"pinned": False}))
 
@@ -95,19 +98,19 @@ def unpin_session(server: Server, session_id: Id) -> None:
 @sessions.command("close")
 @server_command
 def close_session(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     forget: Annotated[bool, typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it.")] = False,
 ) -> None:
     """End a session."""
-    _ask(server, "close", session_id, query={"forget": "true"} if forget else {})
+    _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
     typer.echo(f"closed {session_id}")
 
 
 @sessions.command("export")
 @server_command
 def export_session(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
@@ -115,24 +118,24 @@ def export_session(
     """Write a session with everything that is kept of it into a file."""
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already; --force replaces it")
-    size = server.client.download(_path("export", session_id), file, params=server.query)
+    size = server.download(_path("export", session_id), file)
     typer.echo(f"wrote {file}, {size_text(size)}")
 
 
 @sessions.command("import")
 @server_command
 def import_session(
-    server: Server,
+    server: ServerClient,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` has written.")],
     session_id: Annotated[str | None, typer.Option("--id", help="Its name here; else as in the file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Take in a session from a file. Only of the same model, with the same weights, tokenizer and codec."""
     with file.open("rb") as content:
-        _print(_ask(server, "import", query=_named(session_id), content=content), as_json=as_json)
+        _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
 
 
-def _ask(server: Server, operation: OperationName, session_id: str = "", **request: Any) -> dict[str, Any]:
+def _ask(server: ServerClient, operation: OperationName, session_id: str = "", **request: Any) -> dict[str, Any]:
     return server.call(SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request)
 
 

@@ -42,10 +42,12 @@ def settings_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        with plain_errors():
-            file, further = given.pop("config_file"), given.pop("further")
-            flags = {spec.key: given.pop(_name(spec)) for spec in specs}
-            command(_effective(file, further or [], flags), **given)
+        file, further = given.pop("config_file"), given.pop("further")
+        flags = {spec.key: given.pop(_name(spec)) for spec in specs}
+        with plain_errors(flags["log.format"] or "text"):
+            effective = _effective(file, further or [], flags)
+            with plain_errors(effective.settings.log.format):
+                command(effective, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

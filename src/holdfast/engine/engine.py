@@ -8,19 +8,20 @@ per step on the CPU: measured 3.5 ms against 0.3 ms at 134 MB.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
-from holdfast.engine.sampling import Drawn, advance, row_state, sample
-from holdfast.engine.scoring import PromptScores, drawn_logprobs
-from holdfast.engine.sequence import Sequence as LiveSequence
-from holdfast.engine.sequence import SequenceSpan
-from holdfast.engine.step_logits import StepLogits
+from holdfast.engine.sampling import DrawnRows, advance, row_state, sample
+from holdfast.engine.scoring import drawn_logprobs, prompt_logprobs
+from holdfast.engine.sequence import EngineSequence, SequenceSpan
+from holdfast.engine.step_logits import LaterLogits, StepLogits
+from holdfast.engine.views import StepContext
 from holdfast.kv.form import ModelForm
 from holdfast.kv.snapshot import can_be_kept, form_of, restore
 from holdfast.messages.commands import SequenceRequest
@@ -35,13 +36,11 @@ class PendingStep:
     """A step that was laid out and not yet collected."""
 
     spans: list[SequenceSpan]
-    drawing: list[SequenceSpan]  # those with a row in `drawn`, in its order
-    drawn: Drawn | None
-    scores: dict[RequestId, PromptScores]
-    prompt_logprobs: dict[RequestId, tuple[TokenLogprob, ...]]  # what became of `scores`
+    drawing: list[SequenceSpan]  # of each row in `drawn` the span
+    drawn: DrawnRows | None
+    scored: Mapping[RequestId, LaterLogits]  # of prompts
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
-    launched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +54,10 @@ class KVCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """Counters since the start and gauges of now."""
+    """Gauges of now."""
 
-    steps: int
     sequences: int
     live_bytes: int
-
-
-@dataclass(slots=True)
-class _Counters:
-    steps: int = 0
-    pending: list[PendingStep] = field(default_factory=list)
 
 
 class Engine:
@@ -73,8 +65,8 @@ class Engine:
 
     def __init__(self, runner: Runner, *, vocab_size: int) -> None:
         self._runner, self._vocab_size = runner, vocab_size
-        self._sequences: dict[RequestId, LiveSequence] = {}
-        self._counters = _Counters()
+        self._sequences: dict[RequestId, EngineSequence] = {}
+        self._under_way: deque[PendingStep] = deque()  # the first is launched, the others are laid out behind it
 
     @property
     def runs_ahead(self) -> bool:
@@ -104,18 +96,11 @@ class Engine:
         it runs. Raises SnapshotMismatch when the prefix does not fit the model; the sequence is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
-        known = request.prompt_token_ids + generated
-        layers = self._runner.fresh_layers()
-        sequence = LiveSequence(
-            request=request,
-            known=mx.array(known, dtype=mx.int32),
-            known_tokens=len(known),
-            layers=layers,
-            sampler=row_state(request, generated=generated, vocab_size=self._vocab_size),
-        )
+        sampler = row_state(request, generated=generated, vocab_size=self._vocab_size)
+        sequence = EngineSequence.begin(request, layers=self._runner.fresh_layers(), sampler=sampler, generated=generated)
         sequence.reserve(capacity_tokens)
         if prefix is not None:
-            sequence.fed = sequence.kept = restore(layers, prefix.runs, prefix.state)
+            sequence.fed = sequence.kept = restore(sequence.layers, prefix.runs, prefix.state)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.fed
@@ -131,29 +116,27 @@ class Engine:
     def dispatch(self, plan: StepPlan) -> PendingStep:
         """Lay out a step, and launch it when nothing else is under way; does not wait."""
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
-        logits = self._runner.forward(spans)
+        logits = self._runner.forward(spans, StepContext())
         pending = self._draw(spans, logits)
         for each in spans:
             self._keep_due(each, pending)
             pending.outputs.extend(each.sequence.arrays())
-        self._settle_the_others(pending)
-        self._counters.pending.append(pending)
-        if len(self._counters.pending) == 1:
+        self._trim_the_others(pending)
+        self._under_way.append(pending)
+        if len(self._under_way) == 1:
             _launch(pending)
         return pending
 
     def collect(self, pending: PendingStep) -> StepResult:
         """Wait for a step, launch the one that was laid out behind it, and return what was drawn."""
-        queue = self._counters.pending
-        assert queue[0] is pending, "steps are collected in the order of their dispatch"
+        assert self._under_way[0] is pending, "steps are collected in the order of their dispatch"
         try:
-            _wait(pending)
+            prompt_logprobs = self._wait(pending)
         finally:
-            queue.pop(0)
-            if queue:
-                _launch(queue[0])
-        self._counters.steps += 1
-        return StepResult(spans=tuple(_results(pending)))
+            self._under_way.popleft()
+            if self._under_way:
+                _launch(self._under_way[0])
+        return StepResult(spans=tuple(_results(pending, prompt_logprobs)))
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
         """The snapshots that a collected step has made, evaluated."""
@@ -182,17 +165,17 @@ class Engine:
             pending.kept.append(kept)
             pending.outputs.extend(kept.arrays())
 
-    def _settle_the_others(self, pending: PendingStep) -> None:
+    def _trim_the_others(self, pending: PendingStep) -> None:
         """A sequence that pauses lets go of the states of those it last decoded with; some may have ended."""
         busy = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():
-            if not sequence.is_settled and id(sequence) not in busy:
-                sequence.settle()
+            if not sequence.is_trimmed and id(sequence) not in busy:
+                sequence.trim()
                 pending.outputs.extend(sequence.arrays())
 
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""
-        self._counters.pending.clear()
+        self._under_way.clear()
 
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""
@@ -213,32 +196,22 @@ class Engine:
         return costs
 
     def statistics(self) -> EngineStatistics:
-        """Counters and gauges."""
+        """Gauges of now."""
         # by identity: sequences that decode together keep rows of one stack
         arrays = {id(array): array for sequence in self._sequences.values() for array in sequence.arrays()}
         live = sum(array.nbytes for array in arrays.values())
-        return EngineStatistics(steps=self._counters.steps, sequences=len(self._sequences), live_bytes=live)
+        return EngineStatistics(sequences=len(self._sequences), live_bytes=live)
 
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         """Draw where it is wanted, and note what of the prompts is to be scored."""
-        scores = {
-            each.span.request_id: PromptScores(
-                token_ids=each.scored_tokens,
-                logits=logits.scored[each.span.request_id],
-                top_logprobs=each.sequence.request.top_logprobs,
-                vocab_size=self._vocab_size,
-            )
-            for each in spans
-            if each.span.request_id in logits.scored
-        }
-        drawing = [each for each in spans if each.span.draws]
+        drawing = [each for each in spans for _ in each.wanted_rows]
         drawn = None if logits.drawn is None else self._draw_rows(logits.drawn, drawing)
-        outputs = [score.logits.source for score in scores.values()]
+        outputs = [scored.source for scored in logits.scored.values()]
         if drawn is not None:
             outputs.extend(drawn.arrays())
-        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scores=scores, prompt_logprobs={}, kept=[], outputs=outputs)
+        return PendingStep(spans=spans, drawing=drawing, drawn=drawn, scored=logits.scored, kept=[], outputs=outputs)
 
-    def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> Drawn:
+    def _draw_rows(self, logits: mx.array, drawing: Sequence[SequenceSpan]) -> DrawnRows:
         states = [each.sequence.sampler for each in drawing]
         drawn = sample(logits, states)
         advance(states, drawn.tokens)
@@ -246,31 +219,36 @@ class Engine:
             each.sequence.drawn, each.sequence.drawn_row = drawn.tokens, row
         return drawn
 
+    def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
+        """Returns the scores of prompts: before the next step is launched, lest what was drawn here waits for it."""
+        if pending.outputs:
+            _launch(pending)
+        if pending.drawn is not None:
+            mx.eval(pending.drawn.tokens)
+        mx.synchronize()
+        return {
+            each.span.request_id: prompt_logprobs(
+                pending.scored[each.span.request_id],
+                each.scored_tokens,
+                top_logprobs=each.sequence.request.top_logprobs,
+                vocab_size=self._vocab_size,
+            )
+            for each in pending.spans
+            if each.span.request_id in pending.scored
+        }
+
 
 def _launch(pending: PendingStep) -> None:
     mx.async_eval(pending.outputs)  # type: ignore[no-untyped-call]
     pending.outputs = []  # so that the next step finds the KV buffers held by nobody else
-    pending.launched = True
 
 
-def _wait(pending: PendingStep) -> None:
-    if not pending.launched:
-        _launch(pending)
-    if pending.drawn is not None:
-        mx.eval(pending.drawn.tokens)
-    mx.synchronize()
-    # Before the next step is launched, lest what was drawn here waits for it.
-    pending.prompt_logprobs = {request_id: score.logprobs() for request_id, score in pending.scores.items()}
-    pending.scores = {}
-
-
-def _results(pending: PendingStep) -> list[SpanResult]:
-    results = _draws(pending)
-    for request_id, logprobs in pending.prompt_logprobs.items():
-        result = results.get(request_id, SpanResult(request_id=request_id))
-        results[request_id] = replace(result, prompt_logprobs=logprobs)
-    ids = [each.span.request_id for each in pending.spans]
-    return [results.get(request_id, SpanResult(request_id=request_id)) for request_id in ids]
+def _results(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]) -> Iterator[SpanResult]:
+    draws = _draws(pending)
+    for each in pending.spans:
+        request_id = each.span.request_id
+        result = draws.get(request_id, SpanResult(request_id=request_id))
+        yield replace(result, prompt_logprobs=prompt_logprobs.get(request_id, ()))
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:

@@ -26,7 +26,7 @@ from holdfast.models.cores import usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
-_SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
+SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -65,28 +65,14 @@ class _Block:
     result: _Array
 
 
-class _Limit(threading.local):
-    scores = _SCORES_WORTH_IT
+def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
+    """Whether `attend` is to be taken: where prompts are read. Decoding waits for memory, not for exponentials.
 
-
-_limit = _Limit()
-
-
-@contextmanager
-def paying_from(scores: int) -> Iterator[None]:
-    """For this thread, the amount of work from which on `pays` says yes, whatever is faster. For probes and tests."""
-    before, _limit.scores = _limit.scores, scores
-    try:
-        yield
-    finally:
-        _limit.scores = before
-
-
-def pays(spans: Sequence[AttentionSpan]) -> bool:
-    """Whether `attend` is faster than MLX here: where prompts are read. Decoding waits for memory, not for exponentials."""
+    host_scores: from so many on it is faster than MLX, mostly SCORES_WORTH_IT; probes and tests have other numbers.
+    """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
-    return sum(span.scores for span in spans) >= _limit.scores
+    return sum(span.scores for span in spans) >= host_scores
 
 
 def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx.array]:
@@ -145,7 +131,7 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
     """Write the result of one block. sinks: [rows or 1, 1]."""
-    scores = _scratch.scores(len(block.queries), len(block.keys))
+    scores = _room(len(block.queries), len(block.keys))
     np.matmul(block.queries, block.keys.T, out=scores)
     if hidden is not None:
         np.copyto(scores[:, scores.shape[1] - hidden.shape[1] :], -np.inf, where=hidden)
@@ -160,18 +146,16 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     np.divide(scores @ block.values, total, out=block.result)
 
 
-class _Scratch(threading.local):
-    """Room for the scores of one block, one for each thread."""
-
-    room: _Array = np.empty(0, np.float32)
-
-    def scores(self, rows: int, columns: int) -> _Array:
-        if self.room.size < rows * columns:
-            self.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
-        return self.room[: rows * columns].reshape(rows, columns)
+_scratch = threading.local()  # room for the scores of one block, one for each thread
 
 
-_scratch = _Scratch()
+def _room(rows: int, columns: int) -> _Array:
+    room: _Array | None = getattr(_scratch, "room", None)
+    if room is None or room.size < rows * columns:
+        room = _scratch.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
+    return room[: rows * columns].reshape(rows, columns)
+
+
 _libraries = cache(blas_of_numpy)
 _one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
 

@@ -33,7 +33,7 @@ _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 def drawing_pays(kind: DrawKind, *, vocab_size: int) -> bool:
-    """Whether numpy is faster than MLX here. The same for all rows of a kind, so that nobody's draw depends on its company."""
+    """Whether numpy is faster than MLX here. The same for all rows of a kind, so that nobody's draw depends on the batch."""
     if kind.greedy or kind.candidates or not on_host():
         return False
     return vocab_size >= (_SMALLEST_FOR_NUCLEUS if kind.nucleus else LARGE_VOCABULARY)

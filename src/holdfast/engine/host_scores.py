@@ -7,16 +7,23 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from holdfast.engine.host_rows import LARGE_VOCABULARY, Floats, GroupedRow, Ids, on_host, rows_of
+from holdfast.engine.host_rows import LARGE_VOCABULARY, GroupedRow, on_host, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostScores:
-    """chosen: fp32 [n]; top_ids: [n, k] and top_logprobs: fp32 [n, k], most likely first."""
+class Scores:
+    """Log-probabilities of given tokens.
 
-    chosen: Floats
-    top_ids: Ids
-    top_logprobs: Floats
+    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None when k is 0.
+    """
+
+    chosen: mx.array
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
+
+    def arrays(self) -> list[mx.array]:
+        """All arrays that are there."""
+        return [array for array in (self.chosen, self.top_ids, self.top_logprobs) if array is not None]
 
 
 def scoring_pays(*, vocab_size: int) -> bool:
@@ -24,14 +31,14 @@ def scoring_pays(*, vocab_size: int) -> bool:
     return vocab_size >= LARGE_VOCABULARY and on_host()
 
 
-def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> HostScores:
+def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
     """Log-probabilities of one given token per row, and of each row's `top_logprobs` most likely, NaN for rows without any.
 
     logits: fp32 [n, vocab], token_ids: int [n]; both are evaluated. Needs the room of one row beside them.
     """
     mx.eval(logits, token_ids)
     rows, tokens = rows_of(logits), np.array(token_ids)
-    top_ids = np.zeros((len(rows), top_logprobs), np.intp)
+    top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
     top = np.full((len(rows), top_logprobs), np.nan, np.float32)
     chosen = np.full(len(rows), np.nan, np.float32)
     room = np.empty(rows.shape[1], np.float32)
@@ -45,4 +52,6 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
             if top_logprobs:
                 top_ids[index] = GroupedRow(row).largest(top_logprobs)
                 top[index] = row[top_ids[index]] - np.float64(total)
-    return HostScores(chosen=chosen, top_ids=top_ids, top_logprobs=top)
+    if top_logprobs == 0:
+        return Scores(chosen=mx.array(chosen))
+    return Scores(chosen=mx.array(chosen), top_ids=mx.array(top_ids), top_logprobs=mx.array(top))

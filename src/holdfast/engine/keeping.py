@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from holdfast.engine.plan import KeepPolicy
-from holdfast.engine.sequence import Sequence
-from holdfast.kv.snapshot import KVBlock, StateCheckpoint, all_finite, take_run, take_state
+from holdfast.engine.sequence import EngineSequence
+from holdfast.kv.snapshot import KVBlock, StateCheckpoint, all_finite, copy_block, copy_checkpoint
 from holdfast.messages.requests import RequestId
 
 
@@ -47,10 +47,10 @@ class Kept:
         for run in self.runs:
             yield from run.arrays
         if self.state is not None:
-            yield from self.state.arrays()
+            yield from self.state.arrays
 
 
-def keep_due(sequence: Sequence, policy: KeepPolicy) -> Kept | None:
+def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
     """Copy out what is due after the tokens that were appended last; None when nothing is. Lazy."""
     is_boundary = sequence.fed in policy.boundaries
     runs = list(_full_runs(sequence, policy.run_tokens))
@@ -59,25 +59,25 @@ def keep_due(sequence: Sequence, policy: KeepPolicy) -> Kept | None:
     return Kept(request_id=sequence.request.request_id, runs=tuple(runs)) if runs else None
 
 
-def keep_everything(sequence: Sequence) -> Kept:
+def keep_everything(sequence: EngineSequence) -> Kept:
     """Copy out all that has not been kept yet, and the state as it is. Lazy."""
     run_tokens = (sequence.keep or KeepPolicy()).run_tokens  # one that was read alone has kept nothing on its way
     return _kept_up_to_now(sequence, list(_full_runs(sequence, run_tokens)))
 
 
-def _kept_up_to_now(sequence: Sequence, runs: list[KVBlock]) -> Kept:
+def _kept_up_to_now(sequence: EngineSequence, runs: list[KVBlock]) -> Kept:
     if sequence.fed > sequence.kept:
         runs.append(_next_run(sequence, sequence.fed - sequence.kept))
-    state = take_state(sequence.layers, position=sequence.fed)
+    state = copy_checkpoint(sequence.layers, position=sequence.fed)
     return Kept(request_id=sequence.request.request_id, runs=tuple(runs), state=state if state.layers else None)
 
 
-def _full_runs(sequence: Sequence, run_tokens: int) -> Iterator[KVBlock]:
+def _full_runs(sequence: EngineSequence, run_tokens: int) -> Iterator[KVBlock]:
     while sequence.fed - sequence.kept >= run_tokens:
         yield _next_run(sequence, run_tokens)
 
 
-def _next_run(sequence: Sequence, tokens: int) -> KVBlock:
-    run = take_run(sequence.layers, start=sequence.kept, tokens=tokens)
+def _next_run(sequence: EngineSequence, tokens: int) -> KVBlock:
+    run = copy_block(sequence.layers, start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
     return run

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 
-from holdfast.engine import host_attention
-from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
+from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner, own_caches, own_kinds
 from holdfast.engine.plan import Span
 from holdfast.engine.sampling import row_state
-from holdfast.engine.sequence import Sequence as LiveSequence
-from holdfast.engine.sequence import SequenceSpan
+from holdfast.engine.sequence import EngineSequence, SequenceSpan
+from holdfast.engine.views import StepContext
 from holdfast.errors import ModelLoadError
-from holdfast.kv.kinds import Composite, LayerState, WindowKV
+from holdfast.kv.layer import LayerState
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.models.head_seam import HeadSeam
@@ -64,7 +62,6 @@ class ProbeResult:
 class _Case:
     tokens: tuple[int, ...]
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
-    joins: int  # the step at which the sequence comes in
 
 
 def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> ProbeResult:
@@ -140,7 +137,7 @@ def _reason(trials: Sequence[Trial]) -> str:
 
 
 def _cases(model: Any, vocab_size: int) -> tuple[_Case, ...]:
-    windows = [size for layer in SoloRunner(model, None).own_kinds() for size in _windows_of(layer)]
+    windows = [leaf.window for layer in own_kinds(model) for leaf in layer.leaves() if leaf.window is not None]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, longest // 2 + 2))
@@ -150,16 +147,9 @@ def _cases(model: Any, vocab_size: int) -> tuple[_Case, ...]:
                 (7 + 13 * index * (case + 1) + case) % min(vocab_size, 1009) for index in range(length + DECODED_TOKENS)
             ),
             chunks=chunks[case],
-            joins=case,
         )
         for case, length in enumerate(lengths)
     )
-
-
-def _windows_of(layer: LayerState) -> list[int]:
-    if isinstance(layer, Composite):
-        return [size for part in layer.parts for size in _windows_of(part)]
-    return [layer.window] if isinstance(layer, WindowKV) and layer.window is not None else []
 
 
 class _Reference:
@@ -194,7 +184,7 @@ class _Reference:
         """Whether what is set aside in front of the head and projected later gives the logits of the model."""
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, aside=mx.arange(ids.size)):
-            at_once = self._model(ids, cache=SoloRunner.own_caches(self._model))[0]
+            at_once = self._model(ids, cache=own_caches(self._model))[0]
         set_aside = head.take_aside()
         try:
             error = math.inf if set_aside is None else _distance(at_once, head.project(set_aside)) / self._effect
@@ -216,7 +206,7 @@ def _distance(a: mx.array, b: mx.array) -> float:
 
 def _one_by_one(model: Any, tokens: tuple[int, ...], prompt: int) -> mx.array:
     """Logits after the prompt and after each later token, through mlx-lm's own caches. [1 + later tokens, vocabulary]"""
-    caches = SoloRunner.own_caches(model)
+    caches = own_caches(model)
     after_prompt = model(mx.array([tokens[:prompt]]), cache=caches)[0, -1:]
     return mx.concatenate([after_prompt, *(model(mx.array([[token]]), cache=caches)[0] for token in tokens[prompt:])])
 
@@ -228,13 +218,12 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
     got: list[list[mx.array]] = [[] for _ in cases]
     step = 0
     while any(queues):
-        active = [index for index, queue in enumerate(queues) if queue and cases[index].joins <= step]
+        active = [index for index, queue in enumerate(queues) if queue and index <= step]  # each joins a step later
         spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
             live[index].drawn = mx.array([cases[index].tokens[each.span.start]])
         # prompts of these lengths are too short for numpy, which reads the real ones on a CPU: it gets every other step
-        with host_attention.paying_from(0) if step % 2 == 0 else nullcontext():
-            logits = runner.forward(spans).drawn
+        logits = runner.forward(spans, StepContext(host_scores=0) if step % 2 == 0 else StepContext()).drawn
         mx.eval(logits, [list(each.sequence.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
@@ -245,23 +234,16 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
     return [mx.concatenate(rows) for rows in got]
 
 
-def _sequence(case: _Case, layers: list[LayerState], index: int) -> LiveSequence:
-    prompt = case.tokens[: sum(case.chunks)]
+def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequence:
     request = SequenceRequest(
         request_id=str(index),
-        prompt_token_ids=prompt,
+        prompt_token_ids=case.tokens[: sum(case.chunks)],
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    for layer in layers:
-        layer.reserve(len(case.tokens))
-    return LiveSequence(
-        request=request,
-        known=mx.array(prompt),
-        known_tokens=len(prompt),
-        layers=layers,
-        sampler=row_state(request, generated=(), vocab_size=1),
-    )
+    sequence = EngineSequence.begin(request, layers=layers, sampler=row_state(request, vocab_size=1))
+    sequence.reserve(len(case.tokens))
+    return sequence
 
 
 def _spans(case: _Case, request_id: str) -> list[Span]:

@@ -8,19 +8,17 @@ top-p, min-p, the draw. A row's token depends on its logits, its parameters, its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from holdfast.engine.host_draw import draw_on_host, drawing_pays
 from holdfast.engine.host_rows import rows_of
-from holdfast.engine.host_scores import score_on_host, scoring_pays
+from holdfast.engine.host_scores import Scores, score_on_host, scoring_pays
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
-from holdfast.engine.sampling_edits import LogitBias, PenaltyState, RowEdits, apply_edits
+from holdfast.engine.sampling_edits import RowEdits, apply_edits
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
-
-__all__ = ["Drawn", "PenaltyState", "RowState", "Scores", "advance", "row_state", "sample", "score_tokens"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,45 +31,25 @@ class RowState:
     position: int  # of the token to draw, counted from the beginning of the prompt
     want_logprobs: bool = False
     top_logprobs: int = 0
-    bias: LogitBias | None = None
-    penalties: PenaltyState | None = None
-
-    @property
-    def is_edited(self) -> bool:
-        """Whether the row's logits are changed by a bias or a penalty."""
-        return self.bias is not None or self.penalties is not None
+    edits: RowEdits | None = None  # of its logits, by a bias or penalties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnRows:
     """What a call of `sample` gave, lazily, for R rows.
 
     tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
-    meaningless (but a valid id). chosen_logprobs: fp32 [R], top_ids: uint32 [R, k], top_logprobs: fp32 [R, k], most likely first;
-    k is the largest that any row wants, so cut each row to its own. None when no row wants them; meaningless in rows that do not.
+    meaningless (but a valid id). scores: of R rows, with the largest k that any row wants, so cut each row to its own; those
+    of rows that do not want them mean nothing. None when no row does.
     """
 
     tokens: mx.array
     ok: mx.array
-    chosen_logprobs: mx.array | None = None
-    top_ids: mx.array | None = None
-    top_logprobs: mx.array | None = None
+    scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
         """All arrays that are there, for one evaluation."""
-        return [a for a in (self.tokens, self.ok, self.chosen_logprobs, self.top_ids, self.top_logprobs) if a is not None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Log-probabilities of given tokens.
-
-    chosen: fp32 [n]; top_ids: uint32 [n, k] and top_logprobs: fp32 [n, k], most likely first, None when k is 0.
-    """
-
-    chosen: mx.array
-    top_ids: mx.array | None = None
-    top_logprobs: mx.array | None = None
+        return [self.tokens, self.ok, *([] if self.scores is None else self.scores.arrays())]
 
 
 def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
@@ -87,10 +65,7 @@ def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_
         position=len(request.prompt_token_ids) + len(generated),
         want_logprobs=request.want_logprobs,
         top_logprobs=min(request.top_logprobs, vocab_size) if request.want_logprobs else 0,
-        bias=LogitBias.from_params(params, vocab_size=vocab_size),
-        penalties=PenaltyState.from_history(
-            request.prompt_token_ids, generated_ids=generated, vocab_size=vocab_size, params=params
-        ),
+        edits=RowEdits.of(params, prompt_ids=request.prompt_token_ids, generated_ids=generated, vocab_size=vocab_size),
     )
 
 
@@ -98,16 +73,16 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
     """Tell each row which token it drew (tokens: int [R], may be lazy), so that the next step can be laid out at once."""
     for index, row in enumerate(rows):
         row.position += 1
-        if row.penalties is not None:
-            row.penalties = row.penalties.with_token(tokens[index : index + 1])
+        if row.edits is not None:
+            row.edits = row.edits.with_token(tokens[index : index + 1])
 
 
-def sample(logits: mx.array, rows: Sequence[RowState]) -> Drawn:
+def sample(logits: mx.array, rows: Sequence[RowState]) -> DrawnRows:
     """Draw a token for each row. Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
-    if any(row.is_edited for row in rows):
+    if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
     if any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows):
         logits = logits.astype(mx.float32)
@@ -115,8 +90,8 @@ def sample(logits: mx.array, rows: Sequence[RowState]) -> Drawn:
     else:
         peaks = mx.max(logits, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
     tokens = _drawn_tokens(logits, rows, peaks)
-    drawn = Drawn(tokens=tokens, ok=mx.isfinite(peaks))
-    return _with_logprobs(drawn, logits, rows) if any(row.want_logprobs for row in rows) else drawn
+    scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
+    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), scores=scores)
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
@@ -126,7 +101,7 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
     """
     logits = logits.astype(mx.float32)
     if scoring_pays(vocab_size=logits.shape[-1]):
-        return _scored_on_host(logits, token_ids, count=min(top_logprobs, logits.shape[-1]))
+        return score_on_host(logits, token_ids, top_logprobs=min(top_logprobs, logits.shape[-1]))
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
     if top_logprobs == 0:
@@ -135,24 +110,13 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
     return Scores(chosen=chosen, top_ids=ids, top_logprobs=values - total)
 
 
-def _scored_on_host(logits: mx.array, token_ids: mx.array, *, count: int) -> Scores:
-    found = score_on_host(logits, token_ids, top_logprobs=count)
-    if count == 0:
-        return Scores(chosen=mx.array(found.chosen))
-    ids = mx.array(found.top_ids.astype("uint32"))
-    return Scores(chosen=mx.array(found.chosen), top_ids=ids, top_logprobs=mx.array(found.top_logprobs))
-
-
 def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
-    def edit(part: mx.array, members: Sequence[int]) -> mx.array:
-        edits = [RowEdits(params=rows[m].params, bias=rows[m].bias, penalties=rows[m].penalties) for m in members]
-        return apply_edits(part, edits)
-
-    edited = [index for index, row in enumerate(rows) if row.is_edited]
-    plain = [index for index, row in enumerate(rows) if not row.is_edited]
-    if not plain:
-        return edit(logits, edited)
-    return _by_groups([(edited, lambda: edit(logits[mx.array(edited)], edited)), (plain, lambda: logits[mx.array(plain)])])
+    edits = [row.edits for row in rows if row.edits is not None]
+    if len(edits) == len(rows):
+        return apply_edits(logits, edits)
+    edited = [index for index, row in enumerate(rows) if row.edits is not None]
+    plain = [index for index, row in enumerate(rows) if row.edits is None]
+    return _by_groups([(edited, lambda: apply_edits(logits[mx.array(edited)], edits)), (plain, lambda: logits[mx.array(plain)])])
 
 
 def _drawn_tokens(logits: mx.array, rows: Sequence[RowState], peaks: mx.array) -> mx.array:
@@ -186,19 +150,14 @@ def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx
     return mx.concatenate([compute() for _, compute in groups])[mx.array(back)]
 
 
-def _with_logprobs(drawn: Drawn, logits: mx.array, rows: Sequence[RowState]) -> Drawn:
+def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> Scores:
     wanting = [index for index, row in enumerate(rows) if row.want_logprobs]
     count = max(rows[index].top_logprobs for index in wanting)
     if len(wanting) == len(rows):
-        scores = score_tokens(logits, drawn.tokens, top_logprobs=count)
-        return replace(drawn, chosen_logprobs=scores.chosen, top_ids=scores.top_ids, top_logprobs=scores.top_logprobs)
+        return score_tokens(logits, tokens, top_logprobs=count)
     at = mx.array(wanting)
-    scores = score_tokens(logits[at], drawn.tokens[at], top_logprobs=count)
+    scores = score_tokens(logits[at], tokens[at], top_logprobs=count)
     place = {index: number for number, index in enumerate(wanting)}
     spread = mx.array([place.get(index, 0) for index in range(len(rows))])
-    return replace(
-        drawn,
-        chosen_logprobs=scores.chosen[spread],
-        top_ids=None if scores.top_ids is None else scores.top_ids[spread],
-        top_logprobs=None if scores.top_logprobs is None else scores.top_logprobs[spread],
-    )
+    chosen, *top = (array[spread] for array in scores.arrays())
+    return Scores(chosen=chosen, top_ids=top[0] if top else None, top_logprobs=top[1] if top else None)

@@ -6,7 +6,7 @@ Sparse: a state holds the ids seen, not an array as long as the vocabulary, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -16,60 +16,51 @@ from holdfast.messages.requests import SAMPLING_RANGES, SamplingParams
 BANNED_AT = SAMPLING_RANGES["logit_bias"][0]  # a bias this low means "never", not "rarely"
 
 
-@dataclass(frozen=True, slots=True)
-class LogitBias:
-    """The logit bias of one sequence, on the device. ids: int32 [entries]; values: fp32 [entries], -inf where banned."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEdits:
+    """What changes the logits of one sequence, on the device. Immutable: a drawn token makes new edits.
 
-    ids: mx.array
-    values: mx.array
+    bias_ids: int32 [entries]; bias_values: fp32 [entries], -inf where banned.
+    prompt_ids: int32 [n], each distinct id of the prompt once, empty when the repetition penalty is off.
+    generated_ids: int32 [m], as generated, with repeats, empty without penalties. May be lazy; the next `sample` evaluates it.
+    """
+
+    params: SamplingParams
+    bias_ids: mx.array
+    bias_values: mx.array
+    prompt_ids: mx.array
+    generated_ids: mx.array
 
     @staticmethod
-    def from_params(params: SamplingParams, *, vocab_size: int) -> LogitBias | None:
-        """None when there is no bias. Raises InvalidRequest for ids that the model does not have."""
-        if not params.logit_bias:
+    def of(
+        params: SamplingParams, *, prompt_ids: Sequence[int], generated_ids: Sequence[int], vocab_size: int
+    ) -> RowEdits | None:
+        """Those after `generated_ids`; None when there are none. Raises InvalidRequest for ids that the model does not have."""
+        if not params.logit_bias and not _penalises(params):
             return None
         for token_id in params.logit_bias:
             if not 0 <= token_id < vocab_size:
                 message = f"logit_bias names token {token_id}, the model's tokens are 0 to {vocab_size - 1}"
                 raise InvalidRequest(message, field="logit_bias")
-        values = [value if value > BANNED_AT else -mx.inf for value in params.logit_bias.values()]
-        return LogitBias(mx.array(list(params.logit_bias), dtype=mx.int32), mx.array(values, dtype=mx.float32))
-
-
-@dataclass(frozen=True, slots=True)
-class PenaltyState:
-    """The tokens that one sequence's penalties look at, on the device. Immutable: a drawn token makes a new state.
-
-    prompt_ids: int32 [n], each distinct id of the prompt once, empty when the repetition penalty is off.
-    generated_ids: int32 [m], as generated, with repeats. May be lazy; the next `sample` evaluates it.
-    """
-
-    prompt_ids: mx.array
-    generated_ids: mx.array
-
-    @staticmethod
-    def from_history(
-        prompt_ids: Sequence[int], *, generated_ids: Sequence[int], vocab_size: int, params: SamplingParams
-    ) -> PenaltyState | None:
-        """The state after `generated_ids`; None when no penalty is on."""
-        if params.repetition_penalty == 1.0 and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
-            return None
         seen = sorted(set(prompt_ids)) if params.repetition_penalty != 1.0 else []
-        known = [token_id for token_id in seen if 0 <= token_id < vocab_size]  # image placeholders may lie beyond
-        return PenaltyState(mx.array(known, dtype=mx.int32), mx.array(list(generated_ids), dtype=mx.int32))
+        return RowEdits(
+            params=params,
+            bias_ids=mx.array(list(params.logit_bias), dtype=mx.int32),
+            bias_values=mx.array([value if value > BANNED_AT else -mx.inf for value in params.logit_bias.values()], mx.float32),
+            # image placeholders may lie beyond the vocabulary
+            prompt_ids=mx.array([token_id for token_id in seen if 0 <= token_id < vocab_size], dtype=mx.int32),
+            generated_ids=mx.array(list(generated_ids) if _penalises(params) else [], dtype=mx.int32),
+        )
 
-    def with_token(self, token: mx.array) -> PenaltyState:
-        """The state after one more generated token. token: any int dtype, [1], lazy or not."""
-        return PenaltyState(self.prompt_ids, mx.concatenate([self.generated_ids, token.astype(mx.int32)]))
+    def with_token(self, token: mx.array) -> RowEdits:
+        """The edits after one more generated token. token: any int dtype, [1], lazy or not."""
+        if not _penalises(self.params):
+            return self
+        return replace(self, generated_ids=mx.concatenate([self.generated_ids, token.astype(mx.int32)]))
 
 
-@dataclass(frozen=True, slots=True)
-class RowEdits:
-    """The edits of one row of logits. At least one of `bias` and `penalties` is there."""
-
-    params: SamplingParams
-    bias: LogitBias | None
-    penalties: PenaltyState | None
+def _penalises(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
@@ -79,21 +70,20 @@ def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
     Repetition (prompt and generated): positive logits are divided by the penalty, others multiplied. Presence is taken off once,
     frequency once per occurrence, of generated tokens only.
     """
-    biases = [(row, edit.bias) for row, edit in enumerate(edits) if edit.bias is not None]
-    if biases:
-        rows, ids = _places([(row, bias.ids) for row, bias in biases])
-        logits = logits.at[rows, ids].add(mx.concatenate([bias.values for _, bias in biases]))
-    penalised = [(row, edit.params, edit.penalties) for row, edit in enumerate(edits) if edit.penalties is not None]
+    biased = [(row, edit.bias_ids) for row, edit in enumerate(edits)]
+    if _entries(biased):
+        rows, ids = _places(biased)
+        logits = logits.at[rows, ids].add(mx.concatenate([edit.bias_values for edit in edits]))
     repeated = [
         (row, ids)
-        for row, params, state in penalised
-        if params.repetition_penalty != 1.0
-        for ids in (state.prompt_ids, state.generated_ids)
+        for row, edit in enumerate(edits)
+        if edit.params.repetition_penalty != 1.0
+        for ids in (edit.prompt_ids, edit.generated_ids)
     ]
     counted = [
-        (row, state.generated_ids)
-        for row, params, state in penalised
-        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        (row, edit.generated_ids)
+        for row, edit in enumerate(edits)
+        if edit.params.presence_penalty != 0.0 or edit.params.frequency_penalty != 0.0
     ]
     return _take_off(_penalise_repetition(logits, repeated, edits), counted, edits)
 

@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 
-from holdfast.engine.sampling import Drawn, Scores, score_tokens
+from holdfast.engine.host_scores import Scores
+from holdfast.engine.sampling import DrawnRows, score_tokens
 from holdfast.engine.step_logits import LaterLogits
 from holdfast.messages.events import TokenLogprob
 
 PIECE_BYTES = 32 << 20  # of float32 logits that are there at a time; half as much more where the model computes in 16 bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptScores:
-    """What it takes to score the prompt tokens that follow the first positions of one chunk."""
+def prompt_logprobs(
+    logits: LaterLogits, token_ids: Sequence[int], *, top_logprobs: int, vocab_size: int, piece_bytes: int = PIECE_BYTES
+) -> tuple[TokenLogprob, ...]:
+    """The log-probabilities of prompt tokens; logits: of the positions before each of them.
 
-    token_ids: tuple[int, ...]
-    logits: LaterLogits  # of the positions before each of them
-    top_logprobs: int
-    vocab_size: int
-
-    def logprobs(self, *, piece_bytes: int = PIECE_BYTES) -> tuple[TokenLogprob, ...]:
-        """Compute and read back, a piece after the other, none of which has more logits than fit in `piece_bytes` or one row."""
-        rows = max(1, piece_bytes // (4 * self.vocab_size))
-        starts = range(0, len(self.token_ids), rows)
-        return tuple(logprob for start in starts for logprob in self._piece(start, start + rows))
-
-    def _piece(self, start: int, stop: int) -> Iterator[TokenLogprob]:
-        token_ids = self.token_ids[start:stop]
-        logits = self.logits.of(start, start + len(token_ids))
-        scores = score_tokens(logits, mx.array(token_ids, dtype=mx.int32), top_logprobs=self.top_logprobs)
-        return _logprobs(scores, token_ids)
+    Computed and read back a piece after the other, none of which has more logits than fit in `piece_bytes` or one row.
+    """
+    rows = max(1, piece_bytes // (4 * vocab_size))
+    found: list[TokenLogprob] = []
+    for start in range(0, len(token_ids), rows):
+        piece = token_ids[start : start + rows]
+        scores = score_tokens(
+            logits.of(start, start + len(piece)), mx.array(list(piece), dtype=mx.int32), top_logprobs=top_logprobs
+        )
+        found.extend(_logprobs(scores, piece))
+    return tuple(found)
 
 
-def drawn_logprobs(drawn: Drawn, tokens: list[int]) -> list[TokenLogprob]:
+def drawn_logprobs(drawn: DrawnRows, tokens: list[int]) -> list[TokenLogprob]:
     """The log-probability of every drawn row, with as many rivals as any row wants; empty when no row wants them."""
-    if drawn.chosen_logprobs is None:
-        return []
-    scores = Scores(chosen=drawn.chosen_logprobs, top_ids=drawn.top_ids, top_logprobs=drawn.top_logprobs)
-    return list(_logprobs(scores, tokens))
+    return [] if drawn.scores is None else list(_logprobs(drawn.scores, tokens))
 
 
 def _logprobs(scores: Scores, token_ids: Sequence[int]) -> Iterator[TokenLogprob]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from holdfast.engine.plan import KeepPolicy, Span
-from holdfast.kv.kinds import LayerState
+from holdfast.engine.sampling import RowState
+from holdfast.kv.layer import LayerState
 from holdfast.messages.commands import SequenceRequest
-
-if TYPE_CHECKING:
-    from holdfast.engine.sampling import RowState
 
 
 @dataclass(slots=True)
-class Sequence:
+class EngineSequence:
     """Live state. `known` are the tokens that are on the host (prompt, and what was generated before a preemption)."""
 
     request: SequenceRequest
@@ -30,7 +28,16 @@ class Sequence:
     fed: int = 0  # tokens that the live state has (in steps under way too)
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
-    is_settled: bool = True
+    is_trimmed: bool = True
+
+    @staticmethod
+    def begin(
+        request: SequenceRequest, *, layers: list[LayerState], sampler: RowState, generated: tuple[int, ...] = ()
+    ) -> EngineSequence:
+        """One that has read nothing yet, of what it knows: its prompt and what it had generated."""
+        known = request.prompt_token_ids + generated
+        ids = mx.array(known, dtype=mx.int32)
+        return EngineSequence(request=request, known=ids, known_tokens=len(known), layers=layers, sampler=sampler)
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""
@@ -42,24 +49,34 @@ class Sequence:
         for layer in self.layers:
             layer.reserve(tokens)
 
-    def settle(self) -> None:
-        """Let go of what only the last step needed: its chunk, the states of its company. Once its forward pass is laid out."""
-        self.is_settled = True
+    def trim(self) -> None:
+        """Let go of what only the last step needed: its chunk, the states of its batch. Once its forward pass is laid out."""
+        self.is_trimmed = True
         for layer in self.layers:
-            layer.settle()
+            layer.trim()
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """A span of the plan together with its sequence."""
+    """A span of the plan together with its sequence. Its rows are its tokens, in their order, known ones or drawn ones."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     span: Span
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the span's token is one that the sequence drew itself and the host may not know yet."""
+        """Whether the span reads what the sequence drew itself, which the host may not know yet."""
         return self.span.start >= self.sequence.known_tokens
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the span is one such token: those of several sequences can be the rows of one pass."""
+        return self.is_decoding and self.span.tokens == 1
+
+    @property
+    def wanted_rows(self) -> range:
+        """The rows from whose logits a token is drawn: the last one, where the span reaches the end of what is known."""
+        return range(self.span.tokens - 1 if self.span.draws else self.span.tokens, self.span.tokens)
 
     @property
     def scored_tokens(self) -> tuple[int, ...]:
@@ -70,32 +87,26 @@ class SequenceSpan:
         return self.sequence.request.prompt_token_ids[first : first + self.span.tokens]
 
 
-@dataclass(slots=True)
-class TokenSource:
-    """Gathers the token ids of spans into one array without waiting for those that are still on the device."""
+def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
+    """int32 [tokens of all spans], in their order, without waiting for those that are still on the device."""
+    pieces: list[mx.array] = []
+    index = 0
+    while index < len(spans):
+        span, sequence = spans[index].span, spans[index].sequence
+        if not spans[index].is_decoding:
+            pieces.append(sequence.known[span.start : span.start + span.tokens])
+            index += 1
+            continue
+        assert sequence.drawn is not None, "a decoding span has no drawn token"
+        rows = _rows_drawn_together(spans[index:])
+        whole = rows == list(range(sequence.drawn.shape[0]))
+        pieces.append(sequence.drawn if whole else sequence.drawn[mx.array(rows)])
+        index += len(rows)
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
-    pieces: list[mx.array] = field(default_factory=list)
 
-    def gather(self, spans: list[SequenceSpan]) -> mx.array:
-        """int32 [tokens of all spans], in their order."""
-        index = 0
-        while index < len(spans):
-            if not spans[index].is_decoding:
-                span, known = spans[index].span, spans[index].sequence.known
-                self.pieces.append(known[span.start : span.start + span.tokens])
-                index += 1
-                continue
-            index = self._gather_drawn(spans, index)
-        return self.pieces[0] if len(self.pieces) == 1 else mx.concatenate(self.pieces)
-
-    def _gather_drawn(self, spans: list[SequenceSpan], first: int) -> int:
-        """Take a run of decoding spans that drew in the same step; returns the index behind it."""
-        drawn = spans[first].sequence.drawn
-        assert drawn is not None, "a decoding span has no drawn token"
-        last = first
-        while last < len(spans) and spans[last].is_decoding and spans[last].sequence.drawn is drawn:
-            last += 1
-        rows = [each.sequence.drawn_row for each in spans[first:last]]
-        whole = rows == list(range(drawn.shape[0]))
-        self.pieces.append(drawn if whole else drawn[mx.array(rows)])
-        return last
+def _rows_drawn_together(spans: Sequence[SequenceSpan]) -> list[int]:
+    """The rows of what the first of these spans' sequences drew in that step, for it and those behind it that drew there too."""
+    drawn = spans[0].sequence.drawn
+    together = itertools.takewhile(lambda each: each.is_decoding and each.sequence.drawn is drawn, spans)
+    return [each.sequence.drawn_row for each in together]

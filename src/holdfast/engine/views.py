@@ -6,15 +6,16 @@ Views live for one step. None of them defines `__len__`: an empty one would be f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
 from holdfast.engine import host_attention
 from holdfast.engine.host_attention import AttentionSpan
-from holdfast.kv.kinds import Composite, FullKV, LayerKV, LayerState, RecurrentState, WindowKV
+from holdfast.kv.layer import LayerKV
+from holdfast.kv.recurrent import RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,16 @@ def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     return (weights @ values).reshape(1, heads, 1, values.shape[3])
 
 
-class MaskCache:
-    """What the layers of one step share: causal masks, each made once, and whether attention is composed or fused."""
+@dataclass(slots=True)
+class StepContext:
+    """What the layers of one step share: how attention is computed, and causal masks, each made once.
 
-    def __init__(self) -> None:
-        self.composes_attention = mx.default_device() == mx.Device(mx.cpu)
-        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
+    composes_attention: there is no fused kernel. host_scores: from so many scores on numpy computes them then.
+    """
+
+    composes_attention: bool = field(default_factory=lambda: mx.default_device() == mx.Device(mx.cpu))
+    host_scores: int = field(default_factory=lambda: host_attention.SCORES_WORTH_IT)
+    _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def causal(self, tokens: int, *, held: int, window: int | None) -> mx.array:
         """bool [tokens, held]: the last `tokens` of `held` positions, each seeing itself and the (window - 1) before it."""
@@ -68,20 +73,20 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
     return AttentionSpan(queries=queries, keys=keys, values=values, window=window)
 
 
-def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, masks: MaskCache) -> list[mx.array]:
+def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext) -> list[mx.array]:
     """Attention of each span over its own sequence. scale: what is still to be applied; 1 where attention is composed."""
-    if masks.composes_attention and host_attention.pays(spans):
+    if context.composes_attention and host_attention.pays(spans, host_scores=context.host_scores):
         return host_attention.attend(spans, sinks=sinks)
-    return [_attend_alone(span, scale, sinks, masks) for span in spans]
+    return [_attend_alone(span, scale, sinks, context) for span in spans]
 
 
-def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, masks: MaskCache) -> mx.array:
+def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext) -> mx.array:
     seen = span.keys.shape[2]
     mask: mx.array | str | None = None
     if span.tokens > 1:
         hides = span.window is not None and seen > span.window
-        mask = masks.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
-    elif sinks is None and masks.composes_attention:
+        mask = context.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
+    elif sinks is None and context.composes_attention:
         return attend_one(span.queries, span.keys, span.values)
     return mx.fast.scaled_dot_product_attention(span.queries, span.keys, span.values, scale=scale, mask=mask, sinks=sinks)
 
@@ -92,8 +97,8 @@ class RowsView:
     Attention comes back here through the seam and is done span by span, each over its own sequence's keys and values.
     """
 
-    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, masks: MaskCache) -> None:
-        self._layers, self._tokens, self._masks = layers, tokens, masks
+    def __init__(self, layers: Sequence[LayerKV], *, tokens: Sequence[int], offset: mx.array, context: StepContext) -> None:
+        self._layers, self._tokens, self._context = layers, tokens, context
         self.offset = offset
         self._cuts = [sum(tokens[: index + 1]) for index in range(len(tokens) - 1)]
 
@@ -110,10 +115,10 @@ class RowsView:
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries: [rows, heads, 1, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        if self._masks.composes_attention:
+        if self._context.composes_attention:
             queries, scale = queries * scale, 1.0  # once for all rows
         spans = [_attention_span(layer, part, asked) for layer, part in zip(self._layers, self._split(queries), strict=True)]
-        parts = _attend(spans, scale=scale, sinks=sinks, masks=self._masks)
+        parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
         return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
@@ -160,50 +165,38 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 
 
 class SpanView:
-    """One layer of one sequence whose span is a forward pass of its own: plain arrays, plain masks."""
+    """One layer of one sequence whose span is a forward pass of its own.
 
-    def __init__(self, layer: LayerKV, *, masks: MaskCache) -> None:
-        self._layer, self._masks = layer, masks
+    Plain arrays and plain masks, as mlx-lm would have it; but where attention is composed it comes back here through the seam.
+    """
+
+    def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
+        self._layer, self._context = layer, context
         self.offset = layer.tokens
 
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
-        """The mask over what `update_and_fetch` is about to return."""
+    def make_mask(
+        self, tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | WindowMask | None:
+        """The mask over what `update_and_fetch` is about to return, or the window that the model asks for."""
+        if self._context.composes_attention:
+            return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
         seen = _seen_by(self._layer, tokens)
         if not return_array and (window is None or seen <= window):
             return None if tokens == 1 else "causal"
-        return self._masks.causal(tokens, held=seen, window=window)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see."""
-        seen = _seen_by(self._layer, keys.shape[2])
-        self._layer.append(keys, values)
-        return self._layer.last(seen)
-
-
-class LoneView(SpanView):
-    """One layer of a sequence whose span is a forward pass of its own, for models whose attention goes through the seam.
-
-    As mlx-lm would run it, but that attention is done here where no kernel is fused.
-    """
-
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The window that the model asks for where attention is done here, else as the class above."""
-        if self._masks.composes_attention:
-            return WindowMask(window_size)
-        return super().make_mask(tokens, return_array, window_size)
+        return self._context.causal(tokens, held=seen, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """keys, values: [1, kv_heads, tokens, head_dim]. Returns itself twice for the seam, or all that the span may see."""
-        if not self._masks.composes_attention:
-            return super().update_and_fetch(keys, values)
+        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see, or itself twice for the seam."""
+        seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
-        return self, self
+        return (self, self) if self._context.composes_attention else self._layer.last(seen)
 
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries: [1, heads, tokens, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        (attended,) = _attend([_attention_span(self._layer, queries * scale, asked)], scale=1.0, sinks=sinks, masks=self._masks)
+        span = _attention_span(self._layer, queries * scale, asked)
+        (attended,) = _attend([span], scale=1.0, sinks=sinks, context=self._context)
         return attended
 
 
@@ -237,34 +230,3 @@ class StateView:
 
     def advance(self, tokens: int) -> None:
         """Nothing to count: there is no padding."""
-
-
-class CompositeView:
-    """One layer made of parts: indexable by part, as mlx-lm's `CacheList`."""
-
-    def __init__(self, views: Sequence[Any]) -> None:
-        self._views = views
-
-    def __getitem__(self, index: int) -> Any:
-        return self._views[index]
-
-
-def layer_view(
-    states: Sequence[LayerState],
-    *,
-    for_kv: Callable[[Sequence[LayerKV]], Any],
-    for_recurrent: Callable[[Sequence[RecurrentState]], Any],
-) -> Any:
-    """The view of one layer over the same layer's states of all sequences in a forward pass. All states are of one kind.
-
-    Raises TypeError for a kind that cannot be laid out (the `solo` layout passes mlx-lm's own objects instead).
-    """
-    first = states[0]
-    if isinstance(first, Composite):
-        parts = zip(*(state.parts for state in states if isinstance(state, Composite)), strict=True)
-        return CompositeView([layer_view(part, for_kv=for_kv, for_recurrent=for_recurrent) for part in parts])
-    if isinstance(first, FullKV | WindowKV):
-        return for_kv([state for state in states if isinstance(state, FullKV | WindowKV)])
-    if isinstance(first, RecurrentState):
-        return for_recurrent([state for state in states if isinstance(state, RecurrentState)])
-    raise TypeError(f"cache kind {type(first).__name__} cannot be laid out")

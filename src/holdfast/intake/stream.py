@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.link.event_stream import EventStream, RequestEvent
-from holdfast.messages.events import Rejected, RejectionKind
+from holdfast.messages.events import Rejected
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 from holdfast.parsing.choice import ChoiceText
@@ -136,9 +136,9 @@ async def _next_event(source: EventStream) -> RequestEvent:
 def refusal(event: Rejected) -> HoldfastError:
     """The error that a worker's refusal means to the client."""
     match event.kind:
-        case RejectionKind.QUEUE_FULL:
+        case "queue_full":
             return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
-        case RejectionKind.SHUTTING_DOWN:
+        case "shutting_down":
             return WorkerUnavailable(event.message)
         case _:
             return InvalidRequest(event.message, field=event.field)

@@ -6,44 +6,22 @@ scale and bias): 0.53 and 0.28 of bf16. Windows and recurrent states are small a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 
-from holdfast.kv.form import ITEM_BYTES, ArrayForm, FixedForm, HeadsForm, ModelForm, WindowForm
-from holdfast.kv.snapshot import FixedSnapshot, KVBlock, RecurrentSnapshot, SnapshotMismatch, StateCheckpoint, WindowSnapshot
-
-Codec: TypeAlias = Literal["native", "q8", "q4"]
+from holdfast.kv.form import ITEM_BYTES, ArrayForm, CheckpointLayout, Codec, ModelForm
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 
 GROUP_SIZE = 64
 _BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedBlock:
-    """A run of keys and values in the form in which it is kept.
-
-    arrays: with `native` those of the KVBlock; else three for each of them: codes uint32, scales and biases, tokens on axis 2.
-    dtype: of the keys and values.
-    """
-
-    start: int
-    tokens: int
-    codec: Codec
-    dtype: mx.Dtype
-    arrays: tuple[mx.array, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
-
-Payload: TypeAlias = PackedBlock | StateCheckpoint
+Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview
 Content: TypeAlias = tuple[bytes, tuple[memoryview, ...]]  # description and parts
 
@@ -56,38 +34,36 @@ class _BlockForm(msgspec.Struct, frozen=True, tag="run"):
     arrays: tuple[ArrayForm, ...]
 
 
-class _LayerForm(msgspec.Struct, frozen=True, array_like=True):
-    kind: Literal["window", "recurrent"]
-    slots: int  # of a recurrent layer
-    filled: tuple[int, ...]  # slots that the arrays belong to
-
-
 class _StateForm(msgspec.Struct, frozen=True, tag="state"):
     position: int
-    layers: tuple[_LayerForm, ...]
+    layers: tuple[CheckpointLayout, ...]
     arrays: tuple[ArrayForm, ...]
 
 
 _Form = TypeVar("_Form", _BlockForm, _StateForm)
 
 _DTYPES = {name: getattr(mx, name) for name in ITEM_BYTES}
+_FLOATS = ("float32", "float16", "bfloat16")
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def can_quantize(run: KVBlock) -> bool:
-    """Whether every head dimension is a multiple of the group size."""
-    return all(array.shape[3] % GROUP_SIZE == 0 for array in run.arrays)
+def can_keep(model: ModelForm, codec: Codec) -> bool:
+    """Whether blocks of the model can be kept so: quantized only if every head dimension is a multiple of the group size."""
+    return codec == "native" or all(_fits_groups(form.of(1)) for form in model.block)
 
 
-def pack(run: KVBlock, codec: Codec) -> PackedBlock:
-    """Bring a run into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
-    dtype = run.arrays[0].dtype if run.arrays else mx.float32
+def _fits_groups(form: ArrayForm) -> bool:
+    return form.dtype in _FLOATS and form.shape[-1] % GROUP_SIZE == 0
+
+
+def pack(block: KVBlock, codec: Codec) -> KVBlock:
+    """Bring a block into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
     if codec == "native":
-        return PackedBlock(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=run.arrays)
-    if not can_quantize(run):
+        return block
+    if not all(map(_fits_groups, _forms(block.arrays))):
         raise SnapshotMismatch(f"{codec} cannot keep this model: a head dimension is not a multiple of {GROUP_SIZE}")
-    packed = [part for array in run.arrays for part in _quantized(array, bits=_BITS[codec])]
-    return PackedBlock(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=tuple(packed))
+    arrays = tuple(part for array in block.arrays for part in _quantized(array, bits=_BITS[codec]))
+    return replace(block, codec=codec, arrays=arrays)
 
 
 def _quantized(array: mx.array, *, bits: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -101,71 +77,47 @@ def _scale_type(dtype: str) -> str:
     return "float16" if dtype == "float32" else dtype
 
 
-def cut(packed: PackedBlock, *, offset: int, tokens: int) -> PackedBlock:
-    """`tokens` tokens of a run from its token `offset` on; lazy, sharing the run's buffers."""
-    if (offset, tokens) == (0, packed.tokens):
+def unpack(packed: KVBlock) -> KVBlock:
+    """A block as keys and values again; lazy."""
+    if packed.codec == "native":
         return packed
-    arrays = tuple(array[:, :, offset : offset + tokens] for array in packed.arrays)
-    return PackedBlock(start=packed.start + offset, tokens=tokens, codec=packed.codec, dtype=packed.dtype, arrays=arrays)
+    triples = [packed.arrays[at : at + 3] for at in range(0, len(packed.arrays), 3)]
+    arrays = tuple(_dequantized(*triple, dtype=packed.dtype, bits=_BITS[packed.codec]) for triple in triples)
+    return replace(packed, codec="native", arrays=arrays)
 
 
-def unpack(packed: PackedBlock) -> KVBlock:
-    """A run as keys and values again; lazy."""
-    arrays = packed.arrays
-    if packed.codec != "native":
-        triples = [arrays[at : at + 3] for at in range(0, len(arrays), 3)]
-        arrays = tuple(
-            mx.dequantize(
-                codes,
-                scales.astype(packed.dtype),
-                biases.astype(packed.dtype),
-                group_size=GROUP_SIZE,
-                bits=_BITS[packed.codec],
-            )
-            for codes, scales, biases in triples
-        )
-    return KVBlock(start=packed.start, tokens=packed.tokens, arrays=arrays)
+def _dequantized(codes: mx.array, scales: mx.array, biases: mx.array, *, dtype: mx.Dtype, bits: int) -> mx.array:
+    return mx.dequantize(codes, scales.astype(dtype), biases.astype(dtype), group_size=GROUP_SIZE, bits=bits)
 
 
 def to_bytes(payload: Payload) -> Content:
     """Description and payload parts of a run or a state. The arrays must be evaluated; the parts are views of them."""
-    return run_to_bytes(payload) if isinstance(payload, PackedBlock) else state_to_bytes(payload)
+    forms = _forms(payload.arrays)
+    described: _BlockForm | _StateForm
+    if isinstance(payload, StateCheckpoint):
+        described = _StateForm(position=payload.position, layers=payload.layers, arrays=forms)
+    else:
+        dtype = _NAMES[payload.dtype]
+        described = _BlockForm(start=payload.start, tokens=payload.tokens, codec=payload.codec, dtype=dtype, arrays=forms)
+    # numpy has no bfloat16: bytes travel as uint8, whatever they mean
+    parts = (np.array(mx.flatten(array).view(mx.uint8), copy=False).data for array in payload.arrays)
+    return msgspec.msgpack.encode(described), tuple(parts)
 
 
-def run_to_bytes(packed: PackedBlock) -> tuple[bytes, tuple[memoryview, ...]]:
-    """Description and payload parts of a run. The arrays must be evaluated; the parts are views of them, on any thread."""
-    form = _BlockForm(
-        start=packed.start, tokens=packed.tokens, codec=packed.codec, dtype=_NAMES[packed.dtype], arrays=_forms(packed.arrays)
-    )
-    return msgspec.msgpack.encode(form), _parts(packed.arrays)
-
-
-def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> PackedBlock:
+def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:
     """A run out of its bytes; copies them into MLX. Raises SnapshotMismatch when description and bytes do not fit each other."""
     form = _decoded(meta, _BlockForm)
     dtype = _DTYPES.get(form.dtype)
     if dtype is None:
         raise SnapshotMismatch(f"a run of unknown type {form.dtype!r}")
     arrays = _arrays(form.arrays, parts)
-    return PackedBlock(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
-
-
-def state_to_bytes(state: StateCheckpoint) -> tuple[bytes, tuple[memoryview, ...]]:
-    """Description and payload parts of a state, as with runs."""
-    arrays = tuple(state.arrays())
-    form = _StateForm(position=state.position, layers=tuple(map(_layer_form, state.layers)), arrays=_forms(arrays))
-    return msgspec.msgpack.encode(form), _parts(arrays)
+    return KVBlock(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
 
 
 def state_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoint:
     """A state out of its bytes, as with runs."""
     form = _decoded(meta, _StateForm)
-    arrays = iter(_arrays(form.arrays, parts))
-    try:
-        layers = tuple(_layer(layer, arrays) for layer in form.layers)
-    except StopIteration:
-        raise SnapshotMismatch("a state has fewer arrays than its layers need") from None
-    return StateCheckpoint(position=form.position, layers=layers)
+    return StateCheckpoint(position=form.position, layers=form.layers, arrays=_arrays(form.arrays, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +132,12 @@ class Description:
 def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
     """Hold the description of a run against what the model's runs look like. Any thread. Raises SnapshotMismatch."""
     form = _decoded(meta, _BlockForm)
-    dtype = model.heads[0].dtype if model.heads else "float32"
+    dtype = model.block[0].dtype if model.block else "float32"
     if (form.codec, form.dtype) != (codec, dtype):
         raise SnapshotMismatch(f"a run is kept as {form.codec} of {form.dtype}, this model's as {codec} of {dtype}")
     if form.tokens < 1 or form.start < 0:
         raise SnapshotMismatch(f"a run of {form.tokens} tokens begins at token {form.start}")
-    expected = tuple(array for heads in model.heads for array in _packed_forms(heads, tokens=form.tokens, codec=codec))
+    expected = tuple(array for kept in model.block for array in _packed_forms(kept.of(form.tokens), codec=codec))
     _check_arrays(form.arrays, part_bytes, expected=expected)
     return Description(form.tokens, expected, form.start)
 
@@ -195,9 +147,9 @@ def check_state(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> 
     form = _decoded(meta, _StateForm)
     if form.position < 1:
         raise SnapshotMismatch(f"a state stands at token {form.position}")
-    if form.layers != tuple(map(_expected_layer, model.fixed)):
+    if form.layers != model.layers:
         raise SnapshotMismatch("a state has other layers than this model")
-    expected = tuple(array for layer in model.fixed for array in layer.arrays(form.position))
+    expected = tuple(kept.of(form.position) for kept in model.checkpoint)
     _check_arrays(form.arrays, part_bytes, expected=expected)
     return Description(form.position, expected)
 
@@ -215,13 +167,12 @@ def _is_finite(dtype: str, part: Part) -> bool:
     return not dtype.startswith("float") or bool(np.isfinite(np.frombuffer(part, dtype)).all())
 
 
-def _packed_forms(heads: HeadsForm, *, tokens: int, codec: Codec) -> tuple[ArrayForm, ...]:
-    whole = heads.of(tokens)
+def _packed_forms(whole: ArrayForm, *, codec: Codec) -> tuple[ArrayForm, ...]:
     if codec == "native":
         return (whole,)
-    rows = whole.shape[:3]
-    groups = ArrayForm(_scale_type(heads.dtype), (*rows, heads.dimension // GROUP_SIZE))
-    return ArrayForm("uint32", (*rows, heads.dimension * _BITS[codec] // 32)), groups, groups
+    *rows, dimension = whole.shape
+    groups = ArrayForm(_scale_type(whole.dtype), (*rows, dimension // GROUP_SIZE))
+    return ArrayForm("uint32", (*rows, dimension * _BITS[codec] // 32)), groups, groups
 
 
 def _check_arrays(forms: Sequence[ArrayForm], part_bytes: Sequence[int], *, expected: Sequence[ArrayForm]) -> None:
@@ -232,31 +183,8 @@ def _check_arrays(forms: Sequence[ArrayForm], part_bytes: Sequence[int], *, expe
             raise SnapshotMismatch(f"an array is {form} of {nbytes} bytes, this model's is {wanted} of {wanted.nbytes}")
 
 
-def _expected_layer(layer: FixedForm) -> _LayerForm:
-    if isinstance(layer, WindowForm):
-        return _LayerForm("window", 0, ())
-    return _LayerForm("recurrent", layer.slots, tuple(index for index, _ in layer.filled))
-
-
-def _layer_form(layer: FixedSnapshot) -> _LayerForm:
-    if isinstance(layer, WindowSnapshot):
-        return _LayerForm("window", 0, ())
-    return _LayerForm("recurrent", layer.slots, tuple(index for index, _ in layer.filled))
-
-
-def _layer(form: _LayerForm, arrays: Iterator[mx.array]) -> FixedSnapshot:
-    if form.kind == "window":
-        return WindowSnapshot(keys=next(arrays), values=next(arrays))
-    return RecurrentSnapshot(slots=form.slots, filled=tuple((index, next(arrays)) for index in form.filled))
-
-
 def _forms(arrays: Sequence[mx.array]) -> tuple[ArrayForm, ...]:
     return tuple(ArrayForm(_NAMES[array.dtype], tuple(array.shape)) for array in arrays)
-
-
-def _parts(arrays: Sequence[mx.array]) -> tuple[memoryview, ...]:
-    # numpy has no bfloat16: bytes travel as uint8, whatever they mean
-    return tuple(np.array(mx.flatten(array).view(mx.uint8), copy=False).data for array in arrays)
 
 
 def _arrays(forms: Sequence[ArrayForm], parts: Sequence[memoryview]) -> tuple[mx.array, ...]:

@@ -1,28 +1,32 @@
-"""Live state that only mlx-lm understands, and what can be told of its size from outside. Device thread only."""
+"""Live state that only mlx-lm understands, and what can be told of its size from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import mlx.core as mx
 
+from holdfast.kv.layer import LayerState, ShowStates
 
-class ForeignState:
-    """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use it."""
+
+class ForeignState(LayerState):
+    """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use it. It grows by itself."""
+
+    is_foreign = True
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
 
-    def reserve(self, tokens: int) -> None:
-        """mlx-lm's caches grow by themselves."""
+    def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """mlx-lm's object, for one sequence. Raises TypeError for several."""
+        if len(states) > 1:
+            raise TypeError(f"{type(self.cache).__name__} of several sequences cannot be laid out")
+        return self.cache
 
     def arrays(self) -> Iterator[mx.array]:
         """All arrays of the state, to be evaluated with a step."""
         yield from _arrays_within(self.cache.state)
-
-    def settle(self) -> None:
-        """mlx-lm's caches are left alone."""
 
     def bytes_per_token(self) -> int:
         """Bytes per token of what grows, as far as it can be told from outside: keys and values without a largest size."""

@@ -1,6 +1,6 @@
-"""What the kept state of a model looks like: the kind of each layer, shape and type of each array. Pure: any thread may ask.
+"""What the kept state of a model looks like: shape and type of each array, and the layers. Pure: any thread may ask.
 
-Live layers say it of themselves (`kinds`). What comes from outside, out of a store or a session's file, is held against it
+Live layers say it of themselves (`layer`). What comes from outside, out of a store or a session's file, is held against it
 before any of its bytes are used.
 """
 
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2,
               "int64": 8, "uint64": 8, "bool_": 1}  # fmt: skip
+
+
+Codec: TypeAlias = Literal["native", "q8", "q4"]  # how blocks are kept
 
 
 class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +33,10 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
         """Bytes of such an array; 0 for a type that nothing here has."""
         return math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 0)
 
+    def of(self, tokens: int) -> ArrayForm:
+        """The same, however many tokens."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class HeadsForm:
@@ -38,62 +45,37 @@ class HeadsForm:
     heads: int
     dimension: int
     dtype: str
+    most_tokens: int | None = None  # that are there, of however many; None: all
 
     def of(self, tokens: int) -> ArrayForm:
         """Of so many tokens."""
-        return ArrayForm(self.dtype, (1, self.heads, tokens, self.dimension))
+        there = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+        return ArrayForm(self.dtype, (1, self.heads, there, self.dimension))
 
 
-@dataclass(frozen=True, slots=True)
-class GrowingForm:
-    """A layer that keeps every token."""
-
-    keys: HeadsForm
-    values: HeadsForm
+KeptForm: TypeAlias = HeadsForm | ArrayForm
 
 
-@dataclass(frozen=True, slots=True)
-class WindowForm:
-    """A layer that keeps the tokens that the next one can see."""
+class CheckpointLayout(msgspec.Struct, frozen=True, array_like=True):
+    """Which arrays the checkpoint of a layer has."""
 
-    visible: int  # at most
-    keys: HeadsForm
-    values: HeadsForm
-
-    def arrays(self, position: int) -> tuple[ArrayForm, ...]:
-        """Its arrays after so many tokens."""
-        held = min(position, self.visible)
-        return self.keys.of(held), self.values.of(held)
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentForm:
-    """A layer whose state does not depend on the number of tokens: the arrays of its filled slots."""
-
-    slots: int
-    filled: tuple[tuple[int, ArrayForm], ...]
-
-    def arrays(self, position: int) -> tuple[ArrayForm, ...]:
-        """Its arrays, whatever the position."""
-        return tuple(form for _, form in self.filled)
-
-
-FixedForm: TypeAlias = WindowForm | RecurrentForm
+    kind: str  # of the layer
+    slots: int  # of a recurrent layer
+    filled: tuple[int, ...]  # slots that the arrays belong to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForm:
-    """The layers of one model, in order, composites taken apart: those of which runs are kept, and those with a state."""
+    """What is kept of one model, composites taken apart, in the order of the layers.
 
-    growing: tuple[GrowingForm, ...]
-    fixed: tuple[FixedForm, ...]
+    block: the arrays of a KV block. layers, checkpoint: those of a state checkpoint; both empty where every layer grows.
+    """
+
+    block: tuple[KeptForm, ...]
+    layers: tuple[CheckpointLayout, ...] = ()
+    checkpoint: tuple[KeptForm, ...] = ()
 
     @property
     def resumes_anywhere(self) -> bool:
         """Whether a sequence can be resumed at any token, not only where a state was taken."""
-        return not self.fixed
-
-    @property
-    def heads(self) -> tuple[HeadsForm, ...]:
-        """Keys and values of the growing layers, in the order of a run's arrays."""
-        return tuple(heads for layer in self.growing for heads in (layer.keys, layer.values))
+        return not self.layers

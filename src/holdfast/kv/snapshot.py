@@ -1,35 +1,57 @@
 """The immutable typed form of live state at a token boundary: what is kept when a sequence goes, and what a new one begins from.
 
-What grows with the sequence (full KV) is cut into runs of tokens; what does not (windows, recurrent states) is taken whole, at
+What grows with the sequence (full KV) is cut into blocks of tokens; what does not (windows, recurrent states) is taken whole, at
 one boundary. Snapshots are made on the device thread, share no buffer with live state, and are evaluated with the step that makes
 them. Restoring writes into fresh objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from holdfast.kv.foreign import ForeignState
-from holdfast.kv.form import ModelForm
-from holdfast.kv.kinds import Composite, FullKV, LayerState, RecurrentState, WindowKV
+from holdfast.kv.form import CheckpointLayout, Codec, ModelForm
+from holdfast.kv.layer import LayerState, SnapshotMismatch
 
-
-class SnapshotMismatch(Exception):
-    """A snapshot does not fit the model's layers: a miss, with the reason as message."""
+__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "form_of", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlock:
-    """Keys and values of a run of tokens, of every growing layer.
+    """Keys and values of a run of tokens, of every growing layer, as they are or packed.
 
-    arrays: two per growing layer (keys, values), each [1, kv_heads, tokens, head_dim], in the order of the layers.
+    arrays: those of each growing layer (mostly keys and values), tokens on axis 2, in the order of the layers. Packed by another
+    codec than `native`, there are three for each of them: codes uint32, scales and biases.
+    dtype: of keys and values, however they are kept.
     """
 
     start: int
     tokens: int
+    arrays: tuple[mx.array, ...]
+    codec: Codec = "native"
+    dtype: mx.Dtype = mx.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def cut(self, tokens: int, *, offset: int = 0) -> KVBlock:
+        """`tokens` tokens of the block from its token `offset` on; lazy, sharing its buffers."""
+        if (offset, tokens) == (0, self.tokens):
+            return self
+        arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
+        return replace(self, start=self.start + offset, tokens=tokens, arrays=arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCheckpoint:
+    """Windows and recurrent states of all layers after exactly `position` tokens. arrays: in the order of the layers."""
+
+    position: int
+    layers: tuple[CheckpointLayout, ...]
     arrays: tuple[mx.array, ...]
 
     @property
@@ -37,79 +59,26 @@ class KVBlock:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def cut(self, tokens: int) -> KVBlock:
-        """The first `tokens` tokens of the run; they share the run's buffers."""
-        if tokens == self.tokens:
-            return self
-        return KVBlock(start=self.start, tokens=tokens, arrays=tuple(array[:, :, :tokens] for array in self.arrays))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSnapshot:
-    """The tokens of a window that later ones can see. keys, values: [1, kv_heads, held, head_dim]."""
-
-    keys: mx.array
-    values: mx.array
-
-    def arrays(self) -> tuple[mx.array, ...]:
-        """Both."""
-        return (self.keys, self.values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentSnapshot:
-    """State arrays of a recurrent layer, [1, …] each; a slot that the model has not filled is left out."""
-
-    slots: int
-    filled: tuple[tuple[int, mx.array], ...]
-
-    def arrays(self) -> tuple[mx.array, ...]:
-        """The filled ones."""
-        return tuple(array for _, array in self.filled)
-
-
-FixedSnapshot = WindowSnapshot | RecurrentSnapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateCheckpoint:
-    """Windows and recurrent states of all layers after exactly `position` tokens."""
-
-    position: int
-    layers: tuple[FixedSnapshot, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays())
-
-    def arrays(self) -> Iterator[mx.array]:
-        """All arrays, in the order of the layers."""
-        for layer in self.layers:
-            yield from layer.arrays()
-
-
-def leaves(layers: Sequence[LayerState]) -> Iterator[LayerState]:
-    """All layers' states with composites taken apart, in order."""
-    for layer in layers:
-        if isinstance(layer, Composite):
-            yield from leaves(layer.parts)
-        else:
-            yield layer
+def _leaves(layers: Sequence[LayerState], *, grow: bool) -> list[LayerState]:
+    """Composites taken apart: the leaves that grow, or those that do not."""
+    return [leaf for layer in layers for leaf in layer.leaves() if leaf.grows == grow]
 
 
 def can_be_kept(layers: Sequence[LayerState]) -> bool:
     """Whether every layer has a snapshot form; mlx-lm's own cache objects have none."""
-    return not any(isinstance(leaf, ForeignState) for leaf in leaves(layers))
+    return not any(leaf.is_foreign for layer in layers for leaf in layer.leaves())
 
 
 def form_of(layers: Sequence[LayerState]) -> ModelForm | None:
     """What is kept of a model looks like, told by layers that have read something; None when they have no snapshot form."""
     if not can_be_kept(layers):
         return None
+    fixed = _leaves(layers, grow=False)
     return ModelForm(
-        growing=tuple(leaf.form() for leaf in leaves(layers) if isinstance(leaf, FullKV)),
-        fixed=tuple(leaf.form() for leaf in leaves(layers) if isinstance(leaf, WindowKV | RecurrentState)),
+        block=tuple(form for leaf in _leaves(layers, grow=True) for form in leaf.form()),
+        layers=tuple(leaf.layout() for leaf in fixed),
+        checkpoint=tuple(form for leaf in fixed for form in leaf.form()),
     )
 
 
@@ -119,75 +88,54 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
     return mx.stack([mx.isfinite(array).all() for array in floats]).all() if floats else mx.array(True)
 
 
-def take_run(layers: Sequence[LayerState], *, start: int, tokens: int) -> KVBlock:
+def copy_block(layers: Sequence[LayerState], *, start: int, tokens: int) -> KVBlock:
     """Copy a run of tokens out of the growing layers, lazily."""
-    arrays = [copy for leaf in leaves(layers) if isinstance(leaf, FullKV) for copy in leaf.copied(start, start + tokens)]
-    return KVBlock(start=start, tokens=tokens, arrays=tuple(arrays))
+    arrays = tuple(array for leaf in _leaves(layers, grow=True) for array in leaf.copy_out(start, start + tokens))
+    return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=arrays[0].dtype if arrays else mx.float32)
 
 
-def take_state(layers: Sequence[LayerState], *, position: int) -> StateCheckpoint:
+def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateCheckpoint:
     """Copy windows and recurrent states as they are after the tokens that were appended last, lazily."""
-    return StateCheckpoint(
-        position=position, layers=tuple(_fixed(leaf) for leaf in leaves(layers) if not isinstance(leaf, FullKV))
-    )
+    fixed = _leaves(layers, grow=False)
+    arrays = tuple(array for leaf in fixed for array in leaf.copy_out(0, position))
+    return StateCheckpoint(position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays)
 
 
-def _fixed(leaf: LayerState) -> FixedSnapshot:
-    if isinstance(leaf, WindowKV):
-        keys, values = leaf.copied_visible()
-        return WindowSnapshot(keys=keys, values=values)
-    if isinstance(leaf, RecurrentState):
-        return RecurrentSnapshot(slots=leaf.slots, filled=tuple(leaf.copied()))
-    raise SnapshotMismatch(f"{type(leaf).__name__} has no snapshot form")
-
-
-def restore(layers: Sequence[LayerState], runs: Sequence[KVBlock], state: StateCheckpoint | None) -> int:
+def restore(layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> int:
     """Write snapshots into fresh layers; returns how many tokens they now hold. Lazy.
 
-    runs: adjoining, from token 0 on. Raises SnapshotMismatch when kinds, shapes or positions do not fit; which spoils the layers.
+    blocks: adjoining, from token 0 on. Raises SnapshotMismatch when kinds, shapes or positions do not fit, and spoils the layers.
     """
-    tokens = _adjoining_tokens(runs)
-    growing = [leaf for leaf in leaves(layers) if isinstance(leaf, FullKV)]
-    fixed = [leaf for leaf in leaves(layers) if not isinstance(leaf, FullKV)]
-    if any(len(run.arrays) != 2 * len(growing) for run in runs):
-        raise SnapshotMismatch(f"a run does not have the model's {len(growing)} growing layers")
-    for index, leaf in enumerate(growing):
-        for run in runs:
-            keys, values = run.arrays[2 * index : 2 * index + 2]
-            if keys.shape[2] != run.tokens or values.shape[2] != run.tokens:
-                raise SnapshotMismatch(
-                    f"a run of {run.tokens} tokens has keys of {keys.shape[2]} and values of {values.shape[2]}"
-                )
-            leaf.append(keys, values)
-    if not fixed:
-        return tokens
-    if state is None:
-        raise SnapshotMismatch("the model has layers that can only be resumed at a stored boundary")
-    if growing and state.position != tokens:
-        raise SnapshotMismatch(f"the boundary is at token {state.position}, the keys and values end at {tokens}")
-    if len(state.layers) != len(fixed):
-        raise SnapshotMismatch(f"the boundary has {len(state.layers)} layers, the model {len(fixed)}")
-    for layer, snapshot in zip(fixed, state.layers, strict=True):
-        _restore_fixed(layer, snapshot, position=state.position)
-    return state.position
-
-
-def _adjoining_tokens(runs: Sequence[KVBlock]) -> int:
+    growing, fixed = _leaves(layers, grow=True), _leaves(layers, grow=False)
     end = 0
-    for run in runs:
-        if run.start != end:
-            raise SnapshotMismatch(f"a run begins at token {run.start}, the one before it ends at {end}")
-        end += run.tokens
-    return end
+    for block in blocks:
+        assert block.codec == "native", "a block is unpacked before it is restored"
+        if block.start != end:
+            raise SnapshotMismatch(f"a run begins at token {block.start}, the one before it ends at {end}")
+        end += block.tokens
+        _restore(growing, block.arrays, [leaf.layout() for leaf in growing], end=end)
+    if not fixed:
+        return end
+    if checkpoint is None:
+        raise SnapshotMismatch("the model has layers that can only be resumed at a stored boundary")
+    if growing and checkpoint.position != end:
+        raise SnapshotMismatch(f"the boundary is at token {checkpoint.position}, the keys and values end at {end}")
+    _restore(fixed, checkpoint.arrays, checkpoint.layers, end=checkpoint.position)
+    return checkpoint.position
 
 
-def _restore_fixed(leaf: LayerState, snapshot: FixedSnapshot, *, position: int) -> None:
-    if isinstance(leaf, WindowKV) and isinstance(snapshot, WindowSnapshot):
-        if snapshot.keys.shape[2] != leaf.visible(position):
-            raise SnapshotMismatch(f"a window of {leaf.window} tokens was kept with {snapshot.keys.shape[2]} at token {position}")
-        leaf.restore(snapshot.keys, snapshot.values, tokens=position)
-    elif isinstance(leaf, RecurrentState) and isinstance(snapshot, RecurrentSnapshot) and leaf.slots == snapshot.slots:
-        for index, array in snapshot.filled:
-            leaf[index] = array
-    else:
-        raise SnapshotMismatch(f"a {type(snapshot).__name__} does not fit a {type(leaf).__name__}")
+def _restore(leaves: Sequence[LayerState], arrays: Sequence[mx.array], layouts: Sequence[CheckpointLayout], *, end: int) -> None:
+    """Give each layer its arrays, all of which must be taken."""
+    left = iter(arrays)
+    if len(layouts) != len(leaves):
+        raise SnapshotMismatch(f"the boundary has {len(layouts)} layers, the model {len(leaves)}")
+    for leaf, layout in zip(leaves, layouts, strict=True):
+        own = leaf.layout()
+        if (layout.kind, layout.slots) != (own.kind, own.slots):
+            raise SnapshotMismatch(f"a snapshot of a {layout.kind} layer does not fit a {type(leaf).__name__}")
+        try:
+            leaf.restore(left, layout, end=end)
+        except StopIteration:
+            raise SnapshotMismatch(f"{len(arrays)} arrays are too few for the model's {len(leaves)} layers") from None
+    if next(left, None) is not None:
+        raise SnapshotMismatch(f"{len(arrays)} arrays are too many for the model's {len(leaves)} layers")

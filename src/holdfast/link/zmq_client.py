@@ -37,7 +37,10 @@ class ZmqEngineClient:
     """
 
     def __init__(self, *, on_progress: Callable[[LoadProgress], None], unread_bytes: int) -> None:
-        """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
+        """unread_bytes: how much of one sequence may wait here to be read; then it is paused.
+
+        Raises OSError when there is no folder or no socket to be had.
+        """
         self._loop = asyncio.get_running_loop()
         self._claim = _socket_folder()
         self._folder = self._claim.folder
@@ -54,18 +57,26 @@ class ZmqEngineClient:
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
         self._closed = False
         self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
-            self._socket.setsockopt(option, value)
-        self.heartbeats = Heartbeats(self._context, f"ipc://{self._folder}/beat")
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.bind(self.endpoint)
+        try:
+            self._open_sockets()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            self._claim.give_back()
+            raise OSError(error.errno, f"the link to a worker cannot be made: {error}") from error
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._monitor_fd = int(self._monitor.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self._monitor_fd, self._notice_disconnect)
         self._drain()  # a ZeroMQ descriptor tells of news only since the last look, so there must be a first one
         self._notice_disconnect()
+
+    def _open_sockets(self) -> None:
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
+            self._socket.setsockopt(option, value)
+        self.heartbeats = Heartbeats(self._context, f"ipc://{self._folder}/beat")
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(self.endpoint)
 
     @property
     def info(self) -> ModelInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -86,13 +86,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
 
 
-class RejectionKind(enum.Enum):
-    """Why the worker did not take a request."""
-
-    QUEUE_FULL = "queue_full"
-    TOO_LARGE = "too_large"
-    INVALID = "invalid"
-    SHUTTING_DOWN = "shutting_down"
+RejectionKind: TypeAlias = Literal["queue_full", "too_large", "invalid", "shutting_down"]
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -180,19 +174,14 @@ class WorkerFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fatal_input: bool
 
 
-class Activity(enum.Enum):
-    """What a worker's device thread is at."""
-
-    LOADING = "loading"
-    RESTING = "resting"  # it waits for commands
-    WORKING = "working"
+Activity: TypeAlias = Literal["loading", "resting", "working"]  # resting: the device thread waits for commands
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Said now and then by a thread beside the device thread, on a socket of its own."""
+    """What the device thread is at. Sent now and then by a thread beside it, on a socket of its own."""
 
     activity: Activity
-    lasting_seconds: float  # since it began; time in which the process did not run, or waited for its own pages, does not count
+    lasting_seconds: float = 0.0  # since it began, without time in which the process did not run or waited for its own pages
     expected_seconds: float | None = None  # what such work takes at most, as far as was measured; None: nothing like it was
 
 

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,15 +18,9 @@ _NAME = "scaled_dot_product_attention"
 _MARK = "_holdfast_plain_attention"
 
 
-class AttendingKeys(Protocol):
-    """What a cache view returns in place of keys and values when it wants to do the attention itself."""
-
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
-        """queries: [rows, heads, 1, head_dim]; the result has the same shape."""
-        ...
-
-
 def _seam(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A cache view that wants to do the attention itself returns in place of keys and values something that can `attend`."""
+
     def scaled_dot_product_attention(
         queries: mx.array,
         keys: Any,

@@ -36,8 +36,8 @@ def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgr
     """What this process may use now. `working_set_bytes` comes from the device (`platform.working_set_bytes`)."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
-    for limit in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
-        total, available = min(total, limit.most_bytes), min(available, max(limit.most_bytes - limit.used_bytes, 0))
+    for most_bytes, used_bytes in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
+        total, available = min(total, most_bytes), min(available, max(most_bytes - used_bytes, 0))
     return DeviceMemory(total_bytes=total, available_bytes=available, working_set_bytes=working_set_bytes)
 
 
@@ -68,15 +68,10 @@ def kv_budget_bytes(requested: int, *, memory: DeviceMemory, weight_bytes: int) 
     return min(max(int(free * _KV_SHARE), _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Limit:
-    """What may be used at most, and what of it is used and cannot be given back."""
-
-    most_bytes: int
-    used_bytes: int
+# A limit is a pair of bytes: what may be used at most, and what of it is used and cannot be given back.
 
 
-def _process_limits() -> Iterator[_Limit]:
+def _process_limits() -> Iterator[tuple[int, int]]:
     """Limits that the process was started with. Linux only: macOS takes them and does not enforce them."""
     if sys.platform != "linux":
         return
@@ -84,10 +79,10 @@ def _process_limits() -> Iterator[_Limit]:
     for kind, used_bytes in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data)):
         most_bytes, _ = resource.getrlimit(kind)
         if most_bytes != resource.RLIM_INFINITY:
-            yield _Limit(most_bytes=most_bytes, used_bytes=used_bytes)
+            yield most_bytes, used_bytes
 
 
-def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[_Limit]:
+def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
     """Limits of the control groups that this process is in: its own and those above, version 2 and version 1."""
     for folder in _own_and_above(root, own_cgroups, ""):
         yield from _limit_of(folder, "memory.max", "memory.current")
@@ -108,10 +103,10 @@ def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]
     return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def _limit_of(folder: Path, most: str, used: str) -> Iterator[_Limit]:
+def _limit_of(folder: Path, most: str, used: str) -> Iterator[tuple[int, int]]:
     if most_bytes := _number(folder / most):
         used_bytes = max(_number(folder / used) - _inactive_file_bytes(folder / "memory.stat"), 0)
-        yield _Limit(most_bytes=most_bytes, used_bytes=used_bytes)
+        yield most_bytes, used_bytes
 
 
 def _number(file: Path) -> int:

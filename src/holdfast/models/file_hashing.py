@@ -86,11 +86,9 @@ class FileHashing:
                 self._hashes[name] = self._cache.find(stamp) or self._hash(path, stamp)
         except ModelLoadError as error:
             self._failure = error
-        except OSError as error:
-            self._failure = ModelLoadError(f"a file of the model cannot be read: {error}")
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """The hash of the file that looked like `stamp`. Raises ModelChanged when it is another by now or gone, OSError."""
+        """The hash of the file that looked like `stamp`. Raises ModelChanged when it is another now or gone, ModelLoadError."""
         digest = xxhash.xxh3_128()
         piece = memoryview(bytearray(min(PIECE_BYTES, max(stamp.size, 1))))
         try:
@@ -101,6 +99,8 @@ class FileHashing:
                     digest.update(piece[:count])
         except FileNotFoundError:
             raise _changed(path) from None
+        except OSError as error:
+            raise ModelLoadError(f"a file of the model cannot be read: {error}") from error
         return digest.hexdigest()
 
 

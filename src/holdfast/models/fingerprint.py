@@ -20,8 +20,9 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits; they were made of samples of large files.
-FINGERPRINT_FORMAT = 2
+# A fingerprint begins with the format. Those of format 1 were 64 hexadecimal digits, made of samples of large files. Format 2
+# named our own files by the folders that they lay in then, so that no model has such a fingerprint any more.
+FINGERPRINT_FORMAT = 3
 _PREFIX = f"{FINGERPRINT_FORMAT}-"
 
 _CONFIG = "config.json"

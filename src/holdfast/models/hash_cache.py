@@ -10,7 +10,6 @@ import logging
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -41,23 +40,17 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
         return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
 
 
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
+class FileHash(msgspec.Struct, frozen=True, array_like=True):
+    """The hash of a whole file (xxh3-128, hexadecimal) and what it was like then."""
+
     stamp: FileStamp
     hash: str
 
 
 class _Content(msgspec.Struct, frozen=True):
     format: int
-    entries: tuple[_Entry, ...]  # the one that was used last comes last
+    entries: tuple[FileHash, ...]  # the one that was used last comes last
     checksum: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileHash:
-    """The hash of a whole file (xxh3-128, hexadecimal) and what it was like then."""
-
-    stamp: FileStamp
-    hash: str
 
 
 def stamp_of(path: Path) -> FileStamp:
@@ -99,7 +92,7 @@ class HashCache:
         for stamp, found in self._used.items():
             known.pop(stamp, None)
             known[stamp] = found
-        entries = tuple(_Entry(stamp, found) for stamp, found in known.items())[-MOST_ENTRIES:]
+        entries = tuple(FileHash(stamp, found) for stamp, found in known.items())[-MOST_ENTRIES:]
         content = _Content(format=CACHE_FORMAT, entries=entries, checksum=_checksum(entries))
         try:
             _replace(self._path, msgspec.json.encode(content))
@@ -148,5 +141,5 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _checksum(entries: tuple[_Entry, ...]) -> str:
+def _checksum(entries: tuple[FileHash, ...]) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(entries))

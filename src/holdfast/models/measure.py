@@ -9,7 +9,6 @@ import importlib
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -23,17 +22,12 @@ _REPEATS = 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Speed:
-    gflops: float
-
-
 def measure_gflops(*, blas: bool, threads: int = 0, size: int = 0) -> float:
     """Billions of float32 operations per second in a product of two square matrices, in a process of its own.
 
     `blas`: put OpenBLAS or MKL in front first; `size` 0: 1,024, on a GPU 4,096. Takes about two seconds. Raises HoldfastError.
     """
-    return _child("gflops", str(int(blas)), str(threads), str(size), kind=_Speed).gflops
+    return _child("gflops", str(int(blas)), str(threads), str(size), kind=float)
 
 
 def platform_in_subprocess(*, threads: int = 0) -> platform.PlatformReport:
@@ -73,7 +67,7 @@ def _gflops(*, blas: bool, threads: int, size: int) -> float:
 def _main(arguments: list[str]) -> None:
     match arguments:
         case ["gflops", blas, threads, size]:
-            answer: object = _Speed(gflops=_gflops(blas=blas == "1", threads=int(threads), size=int(size)))
+            answer: object = _gflops(blas=blas == "1", threads=int(threads), size=int(size))
         case ["platform", threads]:
             platform.prepare_blas(int(threads))
             answer = platform.report()

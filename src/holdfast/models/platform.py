@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import platform as standard_platform
 import shutil
 import sys
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ from holdfast.models.device_memory import DeviceMemory, memory_report
 __all__ = ["PlatformReport", "prepare_blas", "prepare_device", "report", "working_set_bytes"]
 
 _NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
-_wired_limit_bytes = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +27,9 @@ class PlatformReport:
     device_name: str
     mlx_version: str
     mlx_lm_version: str
-    python_version: str
     blas: BlasReport
     memory: DeviceMemory
     compiler: bool  # whether g++ is there, which mx.compile needs on a CPU
-    wired_limit_bytes: int
     recommendations: tuple[str, ...]
 
 
@@ -49,11 +46,9 @@ def report() -> PlatformReport:
         device_name=str(mx.device_info().get("device_name", "")),
         mlx_version=_version("mlx"),
         mlx_lm_version=_version("mlx-lm"),
-        python_version=standard_platform.python_version(),
         blas=blas,
         memory=memory_report(working_set_bytes=working_set_bytes()),
         compiler=compiler,
-        wired_limit_bytes=_wired_limit_bytes,
         recommendations=tuple(_recommendations(backend, blas, compiler)),
     )
 
@@ -63,16 +58,11 @@ def prepare_device() -> None:
 
     Device thread only. On other devices nothing has to be set.
     """
-    global _wired_limit_bytes
     mx = _mlx()
     if _backend(mx) != "metal":
         return
-    limit = working_set_bytes()
-    try:
-        mx.set_wired_limit(limit)
-    except (RuntimeError, ValueError):  # before macOS 15, or more than the system grants
-        return
-    _wired_limit_bytes = limit
+    with contextlib.suppress(RuntimeError, ValueError):  # before macOS 15, or more than the system grants
+        mx.set_wired_limit(working_set_bytes())
 
 
 def working_set_bytes() -> int:

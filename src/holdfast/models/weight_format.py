@@ -109,27 +109,26 @@ def _noted(wish: WeightFormat, *, first_choice_bytes: int, available_bytes: int)
 def format_bytes(model: Module, wish: WeightFormat) -> int:
     """Bytes of the model's weights in that format. Nothing is evaluated."""
     total = 0
-    for module in _modules(model):
-        unpacked = wish.unpacks(module)
-        for name, array in _own_arrays(module):
-            if unpacked and name == "weight":
-                total += array.size * 32 // module.bits * (wish.dtype or module.scales.dtype).size
-            elif not (unpacked and name in ("scales", "biases", "global_scale")):
-                total += array.size * _target(array, wish.dtype).size
+    for module, array, numbers in _weights(model, wish.unpacks):
+        is_unpacked = numbers != array.size
+        total += numbers * ((wish.dtype or module.scales.dtype) if is_unpacked else _target(array, wish.dtype)).size
     return total
 
 
 def parameter_count(model: Module) -> int:
     """Weights of the model; packed ones counted one by one, their scales not."""
-    total = 0
+    return sum(numbers for _, _, numbers in _weights(model, lambda module: hasattr(module, "bits") and "scales" in module))
+
+
+def _weights(model: Module, unpacks: Callable[[Any], bool]) -> Iterator[tuple[Any, mx.array, int]]:
+    """(module, its array, numbers in it): packed ones unpacked and without their scales, where it is one that `unpacks`."""
     for module in _modules(model):
-        packed = hasattr(module, "bits") and "scales" in module
+        is_unpacked = unpacks(module)
         for name, array in _own_arrays(module):
-            if packed and name == "weight":
-                total += array.size * 32 // module.bits
-            elif not (packed and name in ("scales", "biases", "global_scale")):
-                total += array.size
-    return total
+            if is_unpacked and name == "weight":
+                yield module, array, array.size * 32 // module.bits
+            elif not (is_unpacked and name in ("scales", "biases", "global_scale")):
+                yield module, array, array.size
 
 
 def convert(model: Module, wish: WeightFormat, *, read: Callable[[int], None]) -> None:

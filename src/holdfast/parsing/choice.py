@@ -21,7 +21,7 @@ from holdfast.messages.events import (
     TokensGenerated,
 )
 from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta, TokenText
-from holdfast.parsing.detokenize import IncrementalDetokenizer
+from holdfast.parsing.detokenize import detokenizer
 from holdfast.parsing.formats.families import segment_format
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.places import PlacedToken, spread
@@ -63,7 +63,7 @@ class ChoiceText:
         self.timings = Timings()
         self._pieces = pieces
         self._rules = rules
-        self._detokenizer = IncrementalDetokenizer(pieces, at_start=rules.at_start)
+        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)
         self._format = segment_format(rules.family)
         self._stops = StopScanner(rules.stops) if rules.stops else None
         self._tracks = bool(rules.stops) or rules.want_logprobs
@@ -239,14 +239,14 @@ class ChoiceText:
         prompt = self._rules.prompt_token_ids
         logprobs: list[TokenText] = []
         if self._rules.want_logprobs and (scores or len(prompt) == 1):
-            detokenizer = IncrementalDetokenizer(self._pieces, show_special=True)
+            prompt_text = detokenizer(self._pieces, show_special=True)
             offset = 0
             for token_id, scored in zip(prompt, (None, *scores), strict=True):
                 text, raw = self._shown(token_id)
                 top = () if scored is None else tuple(self._rival(other, logprob) for other, logprob in scored.top)
                 logprob = math.nan if scored is None else scored.logprob
                 logprobs.append(TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset))
-                offset += len(detokenizer.push((token_id,)))
+                offset += len(prompt_text.push((token_id,)))
         return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=prompt, logprobs=tuple(logprobs)),)
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:

@@ -4,47 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import TypeAlias
 
-from holdfast.parsing.pieces import DecodingStyle, TokenPieces
+from holdfast.parsing.pieces import TokenPieces
 
 _REPLACEMENT = "\ufffd"
 _WINDOW_TOKENS = 16  # an opaque decoder's text may end in U+FFFD for so many tokens before it is believed
 
 
-class IncrementalDetokenizer:
-    """Turns token ids into text as they come. One per sequence.
-
-    The joined text of all `push` and the `flush` equals the tokenizer's decoding of all ids at once, however they were divided.
-    Incomplete characters are held back; bytes that are no UTF-8 become U+FFFD as they do in the whole.
-
-    at_start: the tokens open a text, so that the space which some tokenizers put in front of a first word is taken off again.
-        Off for a continuation: there the space parts the first word from what stands before it.
-    show_special: special tokens are part of the text (for an echoed prompt).
-    """
-
-    def __init__(self, pieces: TokenPieces, *, at_start: bool = True, show_special: bool = False) -> None:
-        decoder: _Decoder
-        if pieces.rules.style is DecodingStyle.BYTES:
-            decoder = _ByteDecoder(pieces, show_special)
-        elif pieces.rules.style is DecodingStyle.PIECES:
-            decoder = _PieceDecoder(pieces, at_start, show_special)
-        else:
-            decoder = _WindowDecoder(pieces, show_special)
-        self.push = decoder.push  # bound here: one call less per token
-        self.flush = decoder.flush
-
-
-class _Decoder:
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens; returns the text that is certain now."""
-        raise NotImplementedError
-
-    def flush(self) -> str:
-        """The text that was held back, when no token follows."""
-        raise NotImplementedError
-
-
-class _ByteDecoder(_Decoder):
+class _ByteDecoder:
     """Byte-level vocabularies: a table lookup per token and an incremental UTF-8 decoder."""
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
@@ -63,7 +31,7 @@ class _ByteDecoder(_Decoder):
         return text
 
 
-class _PieceDecoder(_Decoder):
+class _PieceDecoder:
     """SentencePiece-like vocabularies.
 
     A run of byte tokens is decoded as one when it ends: a whole decode turns *each* byte of a run that is not UTF-8 throughout
@@ -118,7 +86,7 @@ class _PieceDecoder(_Decoder):
         return text
 
 
-class _WindowDecoder(_Decoder):
+class _WindowDecoder:
     """Any other decoder: decodes the last few tokens again with their predecessors, and gives what is new.
 
     The result is the whole's as long as no decision of the decoder reaches back over more than the window.
@@ -137,17 +105,40 @@ class _WindowDecoder(_Decoder):
             text = self._text_of_new()
             if text and (not text.endswith(_REPLACEMENT) or len(self._new) >= _WINDOW_TOKENS):
                 parts.append(text)
-                self._settle()
+                self._begin_window()
         return "".join(parts)
 
     def flush(self) -> str:
         text = self._text_of_new()
-        self._settle()
+        self._begin_window()
         return text
 
     def _text_of_new(self) -> str:
         before = self._backend.decode(self._context, skip_special_tokens=self._skip)
         return self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)[len(before) :]
 
-    def _settle(self) -> None:
+    def _begin_window(self) -> None:
         self._context, self._new = self._new[-_WINDOW_TOKENS:], []
+
+
+Detokenizer: TypeAlias = _ByteDecoder | _PieceDecoder | _WindowDecoder
+"""Turns token ids into text as they come. One per sequence.
+
+`push` adds tokens and returns the text that is certain now; `flush` returns what was held back, when no token follows. All of it
+joined equals the tokenizer's decoding of all ids at once, however they were divided. Incomplete characters are held back; bytes
+that are no UTF-8 become U+FFFD as they do in the whole.
+"""
+
+
+def detokenizer(pieces: TokenPieces, *, at_start: bool = True, show_special: bool = False) -> Detokenizer:
+    """A detokenizer for one sequence of a model.
+
+    at_start: the tokens open a text, so that the space which some tokenizers put in front of a first word is taken off again.
+        Off for a continuation: there the space parts the first word from what stands before it.
+    show_special: special tokens are part of the text (for an echoed prompt).
+    """
+    if pieces.rules.style == "bytes":
+        return _ByteDecoder(pieces, show_special)
+    if pieces.rules.style == "pieces":
+        return _PieceDecoder(pieces, at_start, show_special)
+    return _WindowDecoder(pieces, show_special)

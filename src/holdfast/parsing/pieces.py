@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, TypeAlias
 
-from tokenizers import Regex, decoders
+from tokenizers import Regex, Tokenizer, decoders
 
 Piece = str | int | None  # text, one raw byte, or nothing (hidden special token, unknown id)
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenizerBackend(Protocol):
-    """The part of `tokenizers.Tokenizer` that decoding needs."""
-
-    @property
-    def decoder(self) -> Any:
-        """The decoder, None when there is none."""
-        ...
-
-    def id_to_token(self, id: int) -> str | None:  # noqa: A002 - the library's name
-        """The token of an id."""
-        ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of a whole list of ids."""
-        ...
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        """Added tokens by id."""
-        ...
-
-
-class DecodingStyle(enum.Enum):
-    """How tokens become text."""
-
-    BYTES = "bytes"  # byte-level: every token is a string of bytes, the text is their UTF-8
-    PIECES = "pieces"  # every token is text, with byte tokens <0xNN> for what has no token of its own
-    OPAQUE = "opaque"  # a decoder that cannot be taken apart
+# How tokens become text. bytes: every token is a string of bytes, the text is their UTF-8. pieces: every token is text, with byte
+# tokens <0xNN> for what has no token of its own. opaque: the decoder cannot be taken apart.
+DecodingStyle: TypeAlias = Literal["bytes", "pieces", "opaque"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +33,7 @@ class DecodingRules:
 
 def decoding_rules(decoder: Any) -> DecodingRules:
     """Read a decoder's definition. Anything unusual is OPAQUE: right, but slower and with windows instead of exact steps."""
-    opaque = DecodingRules(style=DecodingStyle.OPAQUE)
+    opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque
     stages = _flatten(json.loads(decoder.__getstate__()))
@@ -72,16 +47,14 @@ def decoding_rules(decoder: Any) -> DecodingRules:
         stages, kinds = stages[:-1], kinds[:-1]
     match kinds:
         case ["ByteLevel"]:
-            return DecodingRules(style=DecodingStyle.BYTES, replacements=tuple(replacements))
+            return DecodingRules(style="bytes", replacements=tuple(replacements))
         case ["Metaspace", *rest] if not replacements and rest in ([], ["Fuse"], ["ByteFallback"], ["ByteFallback", "Fuse"]):
             return _metaspace_rules(stages[0], byte_fallback="ByteFallback" in rest)
         case [] | ["Fuse"] | ["ByteFallback"] | ["ByteFallback", "Fuse"]:
-            return DecodingRules(
-                style=DecodingStyle.PIECES, replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds
-            )
+            return DecodingRules(style="pieces", replacements=tuple(replacements), byte_fallback="ByteFallback" in kinds)
         case ["Fuse", "Strip"] | ["ByteFallback", "Fuse", "Strip"] if stages[-1]["stop"] == 0:
             return DecodingRules(
-                style=DecodingStyle.PIECES,
+                style="pieces",
                 replacements=tuple(replacements),
                 byte_fallback="ByteFallback" in kinds,
                 leading_strip=(stages[-1]["content"], stages[-1]["start"]),
@@ -99,7 +72,7 @@ def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingR
     mark = stage["replacement"]
     never = stage.get("prepend_scheme", "always") == "never"
     return DecodingRules(
-        style=DecodingStyle.PIECES,
+        style="pieces",
         replacements=((mark, " "),),
         byte_fallback=byte_fallback,
         dropped_from_first_token="" if never else mark,
@@ -131,7 +104,7 @@ class _Table(dict[int, Any]):
 class TokenPieces:
     """What each token of one tokenizer adds to the text. Shared by all requests; the tables fill as tokens occur."""
 
-    def __init__(self, backend: TokenizerBackend) -> None:
+    def __init__(self, backend: Tokenizer) -> None:
         self.backend = backend
         self.rules = decoding_rules(backend.decoder)
         added = backend.get_added_tokens_decoder()
@@ -150,9 +123,9 @@ class TokenPieces:
 
     def raw(self, token_id: int) -> bytes:
         """The bytes of one token, whatever stands around it; empty for an unknown id."""
-        if self.rules.style is DecodingStyle.OPAQUE:
+        if self.rules.style == "opaque":
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
-        if self.rules.style is DecodingStyle.PIECES:
+        if self.rules.style == "pieces":
             piece = self._piece(token_id)
             if isinstance(piece, int):
                 return bytes([piece])

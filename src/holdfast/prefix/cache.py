@@ -1,4 +1,4 @@
-"""What was read stays read: asks the library when a request arrives, fetches from disk, keeps what sequences leave behind.
+"""What was read stays read: finds what a request can begin from, fetches it from disk, takes in what sequences compute.
 
 Device thread only. The store's threads see bytes, never arrays.
 """
@@ -9,37 +9,32 @@ import logging
 import time
 from array import array
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import mlx.core as mx
 
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
 from holdfast.kv.codec import (
-    Codec,
     Description,
-    PackedBlock,
     Payload,
     check_run,
     check_state,
     check_values,
-    cut,
     pack,
     run_from_bytes,
     state_from_bytes,
     to_bytes,
     unpack,
 )
-from holdfast.kv.form import ModelForm
+from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
-from holdfast.messages.events import CacheReport
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.addition import Addition
 from holdfast.prefix.evicted import EvictionCause
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.index import PrefixIndex
-from holdfast.prefix.report import figures_of, report_of
+from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.report import figures_of
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredBlock
@@ -53,40 +48,7 @@ OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
 BLOCKS_AT_A_TIME = 8
 
-logger = logging.getLogger("holdfast.memory")
-
-
-@dataclass(slots=True, eq=False)
-class Lookup:
-    """What one request can begin from. Holds it in memory until it is released."""
-
-    tokens: array[int]
-    tenant: str
-    plan: ReusePlan
-    hold: Hold
-    asked_at: float
-    awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
-    fetched: dict[BlockKey, Payload] = field(default_factory=dict)
-    restored_seconds: float = 0.0
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens that need not be read."""
-        return self.plan.tokens
-
-    @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """The blocks and the state that they are in, parents before children."""
-        return self.plan.keys
-
-    def report(self) -> CacheReport:
-        """What was found, and why not more."""
-        return report_of(self.plan, restore_seconds=self.restored_seconds)
-
-    def release(self) -> None:
-        """Let the memory go; what was fetched stays where the library put it."""
-        self.hold.release()
-        self.fetched.clear()
+logger = logging.getLogger("holdfast.cache")
 
 
 class PrefixCache:
@@ -110,6 +72,11 @@ class PrefixCache:
         """The disk side, if a folder is set."""
         return self._store
 
+    @property
+    def keeps_anything(self) -> bool:
+        """Whether there is any use in asking."""
+        return True
+
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """Where spans of a prompt have to end, for a state to be taken: every so often, at branch points, before the last token.
 
@@ -125,75 +92,75 @@ class PrefixCache:
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset(marks))
 
-    def recall(self, tokens: array[int], *, tenant: str = "") -> Lookup:
-        """Ask what a sequence that knows `tokens` can begin from, and begin to fetch what of it is on disk."""
+    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
+        """Find what a sequence that knows `tokens` can begin from, and begin to fetch what of it is on disk."""
         plan = self._plan(tokens, tenant)
-        recall = Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=self._library.hold(plan.keys), asked_at=time.perf_counter())
-        self._fetch(recall)
-        return recall
+        lookup = Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=self._library.hold(plan.keys), asked_at=time.perf_counter())
+        self._fetch(lookup)
+        return lookup
 
-    def is_settled(self, recall: Lookup) -> bool:
-        """Whether everything is in RAM. What cannot be read is forgotten, and the request begins from what remains.
+    def advance(self, lookup: Lookup) -> bool:
+        """Take what has come from the disk; whether all of the plan is in RAM now.
 
-        Takes a few blocks at a time, so that streams that are decoding meanwhile hardly feel it.
+        What cannot be read is forgotten, and the request begins from what remains. Takes a few blocks at a time, so that streams
+        that are decoding meanwhile hardly feel it.
         """
-        done = [key for key, future in recall.awaited.items() if future.done()]
-        if not all(self._take(recall, key) for key in done[:BLOCKS_AT_A_TIME]):
-            self._plan_again(recall)
+        done = [key for key, future in lookup.awaited.items() if future.done()]
+        if not all(self._take(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
+            self._plan_again(lookup)
             return False
-        if recall.awaited:
+        if lookup.awaited:
             return False
-        if not self._gather(recall):  # something was forgotten on another request's account
-            self._plan_again(recall)
+        if not self._gather(lookup):  # something was forgotten on another request's account
+            self._plan_again(lookup)
             return False
-        if not recall.restored_seconds:
-            recall.restored_seconds = time.perf_counter() - recall.asked_at
+        if lookup.fetched_at is None:
+            lookup.fetched_at = time.perf_counter()
         return True
 
-    def _take(self, recall: Lookup, key: BlockKey) -> bool:
+    def _take(self, lookup: Lookup, key: BlockKey) -> bool:
         """Take a block that was read; False when it cannot be used."""
         try:
-            payload = self._payload_of(recall.awaited.pop(key).result())
+            payload = self._payload_of(lookup.awaited.pop(key).result())
         except (ReadFailed, SnapshotMismatch) as failure:
             logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
             self._library.unreadable((key,))
             return False
-        recall.fetched[key] = payload
+        lookup.fetched[key] = payload
         self._library.restored(key, payload)
         return True
 
-    def _gather(self, recall: Lookup) -> bool:
+    def _gather(self, lookup: Lookup) -> bool:
         """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
-        for key in recall.plan.keys:
-            payload = recall.fetched.get(key) or self._library.payload(key)
-            if not isinstance(payload, PackedBlock | StateCheckpoint):
+        for key in lookup.plan.keys:
+            payload = lookup.fetched.get(key) or self._library.payload(key)
+            if not isinstance(payload, KVBlock | StateCheckpoint):
                 return False
-            recall.fetched[key] = payload
+            lookup.fetched[key] = payload
         return True
 
-    def prefix(self, recall: Lookup) -> Prefix | None:
+    def prefix(self, lookup: Lookup) -> Prefix | None:
         """What to give the engine; None when there is nothing. Counts as a use."""
-        plan = recall.plan
+        plan = lookup.plan
         if plan.tokens == 0:
             return None
         runs: list[KVBlock] = []
         for piece in plan.pieces:
-            kept = recall.fetched[piece.key]
-            assert isinstance(kept, PackedBlock)
-            part = unpack(cut(kept, offset=piece.offset, tokens=piece.tokens))
-            runs.append(KVBlock(start=piece.start, tokens=piece.tokens, arrays=part.arrays))
+            kept = lookup.fetched[piece.key]
+            assert isinstance(kept, KVBlock)
+            runs.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
         self._library.accept(plan)
-        return Prefix(runs=tuple(runs), state=self._state_of(recall))
+        return Prefix(runs=tuple(runs), state=self._state_of(lookup))
 
-    def _state_of(self, recall: Lookup) -> StateCheckpoint | None:
-        if recall.plan.state is None:
+    def _state_of(self, lookup: Lookup) -> StateCheckpoint | None:
+        if lookup.plan.state is None:
             return None
-        state = recall.fetched[recall.plan.state.key]
+        state = lookup.fetched[lookup.plan.state.key]
         assert isinstance(state, StateCheckpoint)
         return state
 
-    def keep(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
-        """Take in what a sequence that knows `tokens` has left behind; returns what is new of it.
+    def insert(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
+        """Take in what was copied out of a sequence that knows `tokens`; returns what is new of it.
 
         Longer than what it knows is not kept, and nothing that holds values which are not finite.
         """
@@ -225,7 +192,7 @@ class PrefixCache:
 
     def _is_sound(self, key: BlockKey) -> bool:
         payload = self._library.payload(key)
-        if not isinstance(payload, PackedBlock | StateCheckpoint):
+        if not isinstance(payload, KVBlock | StateCheckpoint):
             return False
         meta, parts = to_bytes(payload)
         try:
@@ -251,7 +218,7 @@ class PrefixCache:
         """Give the store once more what it had no room or no disk for."""
         for block in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self._library.payload(block.key)
-            if isinstance(payload, PackedBlock | StateCheckpoint):
+            if isinstance(payload, KVBlock | StateCheckpoint):
                 self._library.save_again(block)
                 self._save(block, payload)
 
@@ -267,17 +234,17 @@ class PrefixCache:
     def _plan(self, tokens: array[int], tenant: str) -> ReusePlan:
         return self._library.plan(tokens, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=len(tokens) - 1)
 
-    def _plan_again(self, recall: Lookup) -> None:
-        recall.hold.release()
-        recall.plan = self._plan(recall.tokens, recall.tenant)
-        recall.hold = self._library.hold(recall.plan.keys)
-        self._fetch(recall)
+    def _plan_again(self, lookup: Lookup) -> None:
+        lookup.hold.release()
+        lookup.plan = self._plan(lookup.tokens, lookup.tenant)
+        lookup.hold = self._library.hold(lookup.plan.keys)
+        self._fetch(lookup)
 
-    def _fetch(self, recall: Lookup) -> None:
-        wanted = [key for key in recall.plan.to_read if key not in recall.fetched]
-        recall.awaited = {key: future for key, future in recall.awaited.items() if key in wanted}
+    def _fetch(self, lookup: Lookup) -> None:
+        wanted = [key for key in lookup.plan.to_read if key not in lookup.fetched]
+        lookup.awaited = {key: future for key, future in lookup.awaited.items() if key in wanted}
         if self._store is not None:
-            recall.awaited |= {key: self._store.read(key) for key in wanted if key not in recall.awaited}
+            lookup.awaited |= {key: self._store.read(key) for key in wanted if key not in lookup.awaited}
 
     def _payload_of(self, stored: StoredBlock) -> Payload:
         block, parts = stored.block, tuple(memoryview(part) for part in stored.parts)
@@ -312,13 +279,13 @@ class PrefixCache:
             return ()
         return self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), tenant=tenant)
 
-    def keep_packed(self, tokens: array[int], run: PackedBlock, *, tenant: str) -> tuple[BlockKey, ...]:
+    def keep_packed(self, tokens: array[int], run: KVBlock, *, tenant: str) -> tuple[BlockKey, ...]:
         """Take in what is not there yet of a run that begins at its `start` among `tokens`; returns what is new."""
         end = min(run.start + run.tokens, len(tokens))
         start = max(run.start, self._library.missing(tokens[:end], tenant=tenant))
         if start >= end:
             return ()
-        packed = cut(run, offset=start - run.start, tokens=end - start)
+        packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
         if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
             return ()

@@ -47,7 +47,17 @@ class InFlightPrefills:
     def __init__(self) -> None:
         self._readers: dict[RequestId, _Reader] = {}  # oldest first
         self._waiting: dict[RequestId, InFlightPrefill] = {}
-        self._waits = self._freed_in_vain = 0
+        self._waits = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait now."""
+        return len(self._waiting)
+
+    @property
+    def waits(self) -> int:
+        """How often one has waited, since the start."""
+        return self._waits
 
     def announce(
         self,
@@ -82,9 +92,7 @@ class InFlightPrefills:
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
             return ()
-        freed = self._free([who for who, ahead in self._waiting.items() if ahead.request_id == request_id])
-        self._freed_in_vain += len(freed)
-        return freed
+        return self._free([who for who, ahead in self._waiting.items() if ahead.request_id == request_id])
 
     def ahead_of(
         self, token_ids: Sequence[int], have: int, *, tenant: str = "", limit: int | None = None
@@ -118,10 +126,6 @@ class InFlightPrefills:
         """What a request waits for."""
         return self._waiting.get(request_id)
 
-    def statistics(self) -> InFlightStatistics:
-        """Who reads and waits now, and counters since the start."""
-        return InFlightStatistics(len(self._readers), len(self._waiting), self._waits, self._freed_in_vain)
-
     def _free(self, waiting: list[RequestId]) -> tuple[RequestId, ...]:
         for request_id in waiting:
             del self._waiting[request_id]
@@ -133,13 +137,3 @@ class InFlightPrefills:
         for ahead in self._waiting.values():
             assert ahead.request_id in self._readers, "a request waits for nobody"
             assert self._readers[ahead.request_id].progress < ahead.tokens, "a request waits for what is there"
-
-
-@dataclass(frozen=True, slots=True)
-class InFlightStatistics:
-    """In-flight prefills now, and counters since the start."""
-
-    readers: int
-    waiting: int
-    waits: int
-    freed_in_vain: int  # their reader was withdrawn before it had what they waited for

@@ -21,14 +21,17 @@ _OF_A_LOSS = {
 }
 
 
-def report_of(plan: ReusePlan, *, restore_seconds: float) -> CacheReport:
-    """What a request begins from, and why it is not more."""
+def report_of(plan: ReusePlan, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float) -> CacheReport:
+    """What a request begins from, why it is not more, and what it took."""
     diverged = plan.shortfall if isinstance(plan.shortfall, Diverged) else plan.diverged
     report = functools.partial(
         CacheReport,
         ram_tokens=plan.ram_tokens,
         disk_tokens=plan.disk_tokens,
         divergence=None if diverged is None else _divergence(diverged),
+        waited_for_another=waited_seconds > 0,
+        waited_seconds=waited_seconds,
+        lookup_seconds=lookup_seconds,
         restore_seconds=restore_seconds,
     )
     match plan.shortfall:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.scheduler.decision import SequenceCosts
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.sequence import ScheduledSequence
 
 
 class KvLedger:
@@ -46,44 +46,44 @@ class KvLedger:
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
-    def capacity_at_admission(self, sequence: Sequence) -> int:
+    def capacity_at_admission(self, sequence: ScheduledSequence) -> int:
         """Capacity for what is known and the answer that is expected."""
         ahead = min(sequence.max_tokens - sequence.drawn, self._expected_output_tokens)
         return self.capacity_for(sequence.prompt_tokens + sequence.drawn + ahead)
 
-    def capacities_for_growth(self, sequence: Sequence) -> tuple[int, ...]:
+    def capacities_for_growth(self, sequence: ScheduledSequence) -> tuple[int, ...]:
         """Larger capacities for a sequence that has no room for its next token, the most welcome first, the least one last."""
         wanted = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
         least = self.capacity_for(sequence.position + 1)
         return (self.capacity_for(wanted), least) if self.capacity_for(wanted) > least else (least,)
 
-    def may_enter(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    def may_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
         """Whether it fits beside those that run and the next growth of each of them, lest it be preempted at once."""
         return self._needed_to_enter(sequence, running) <= self.free_bytes
 
-    def _needed_to_enter(self, sequence: Sequence, running: Iterable[Sequence]) -> int:
+    def _needed_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
         growing = sum(1 for other in running if other.capacity_tokens < other.final_tokens and not other.is_fully_planned)
         headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
         return self.bytes_for(self.capacity_at_admission(sequence)) + headroom
 
-    def may_enter_soon(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    def may_enter_soon(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
         """Whether it will, when the steps under way are over."""
         return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes
 
-    def enter(self, sequence: Sequence, *, step: int) -> None:
+    def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve for a sequence and let it run."""
         capacity = self.capacity_at_admission(sequence)
         needed = self.bytes_for(capacity)
         self.running_bytes += needed
         sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
 
-    def grow(self, sequence: Sequence, capacity_tokens: int) -> None:
+    def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:
         """Reserve more for a running sequence."""
         needed = self.bytes_for(capacity_tokens)
         self.running_bytes += needed - sequence.reserved_bytes
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 
-    def leave(self, sequence: Sequence, *, observed_steps: int) -> None:
+    def leave(self, sequence: ScheduledSequence, *, observed_steps: int) -> None:
         """Give back what a sequence has reserved, at once or when the last step that touches it is over."""
         freed = sequence.stop()
         self.running_bytes -= freed
@@ -98,7 +98,7 @@ class KvLedger:
             self._leaving = deque(kept)
             self.leaving_bytes = sum(held for _, held in kept)
 
-    def check_invariants(self, running: Iterable[Sequence]) -> None:
+    def check_invariants(self, running: Iterable[ScheduledSequence]) -> None:
         """Assert that the sums agree with the sequences and stay within the budget."""
         assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), "reserved bytes are miscounted"
         assert self.leaving_bytes == sum(held for _, held in self._leaving), "bytes of leaving sequences are miscounted"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 
 from holdfast.scheduler.cost_model import CostModel
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.sequence import ScheduledSequence
 
 PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
 MIXED_STEPS_IN_A_ROW = 32  # then one step only decodes: what chunks add cannot be told without knowing what it takes
@@ -38,7 +38,7 @@ class Allowance:
         """Give out what was held back."""
         self._held_tokens, self._held_seconds = 0, 0.0
 
-    def take(self, costs: CostModel, sequence: Sequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
+    def take(self, costs: CostModel, sequence: ScheduledSequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
         """Take as much as there is for one prompt that has `taken` tokens of the step already.
 
         Whole quanta, unless the prompt or a boundary ends with it. `at_least_a_quantum`: at any cost, so that somebody moves.
@@ -70,7 +70,9 @@ class ChunkSharing:
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
 
-    def share(self, prompts: list[Sequence], *, tokens: int, seconds: float, step: int) -> list[tuple[Sequence, int]]:
+    def share(
+        self, prompts: list[ScheduledSequence], *, tokens: int, seconds: float, step: int
+    ) -> list[tuple[ScheduledSequence, int]]:
         """Chunks for step number `step`; at least one, if there are prompts and tokens and the step shall not only decode.
 
         prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
@@ -83,7 +85,7 @@ class ChunkSharing:
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         ahead, behind = self._others(prompts, step)
         oldest = prompts[:1]
-        taken: dict[Sequence, int] = {}
+        taken: dict[ScheduledSequence, int] = {}
         if not ahead:
             self._deal(allowance, oldest, taken, must_move=True)
         else:
@@ -105,7 +107,7 @@ class ChunkSharing:
         self._mixed_steps = 0 if due else self._mixed_steps + 1
         return due
 
-    def _others(self, prompts: list[Sequence], step: int) -> tuple[list[Sequence], list[Sequence]]:
+    def _others(self, prompts: list[ScheduledSequence], step: int) -> tuple[list[ScheduledSequence], list[ScheduledSequence]]:
         """All but the oldest, split in those ahead of it and the rest, each in the order in which they are served."""
         oldest = prompts[0]
         passed_over = [other for other in prompts[1:] if step - other.last_step > PATIENCE_STEPS]
@@ -116,7 +118,12 @@ class ChunkSharing:
         return passed_over + shorter, patient[len(shorter) :]
 
     def _deal(
-        self, allowance: Allowance, takers: Iterable[Sequence], taken: dict[Sequence, int], *, must_move: bool = False
+        self,
+        allowance: Allowance,
+        takers: Iterable[ScheduledSequence],
+        taken: dict[ScheduledSequence, int],
+        *,
+        must_move: bool = False,
     ) -> None:
         for sequence in takers:
             before = taken.get(sequence, 0)

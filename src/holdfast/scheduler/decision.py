@@ -18,17 +18,8 @@ class SequenceCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """A sequence that runs from this step on. It is read from its first token, also when it was preempted before."""
-
-    request_id: RequestId
-    known_tokens: int  # the prompt and what was drawn before a preemption
-    capacity_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """A running sequence whose reserved capacity becomes larger."""
+class Reservation:
+    """A sequence and for how many tokens there is room for it now."""
 
     request_id: RequestId
     capacity_tokens: int
@@ -42,15 +33,15 @@ class Decision:
     with `observe` like any other: the sequence is not admitted again before that.
     """
 
-    admitted: tuple[Admission, ...] = ()
+    admitted: tuple[Reservation, ...] = ()  # read from their first token that is not cached, after a preemption too
     preempted: tuple[RequestId, ...] = ()
-    grown: tuple[Growth, ...] = ()
+    grown: tuple[Reservation, ...] = ()
     plan: StepPlan = StepPlan()
     expected_seconds: float | None = None  # what it takes at most, room made before included; None: not measured yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class DrawnTokens:
     """How many tokens a step drew for one sequence."""
 
     request_id: RequestId
@@ -66,7 +57,7 @@ class StepOutcome:
     """
 
     plan: StepPlan
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[DrawnTokens, ...]
     ended: tuple[RequestId, ...]  # by a stop token or a failure
     seconds: float
 
@@ -81,6 +72,3 @@ class SchedulerStatistics:
     reserved_bytes: int  # of running sequences, and of ended ones that a step under way still touches
     budget_bytes: int
     preemptions: int  # since the start
-    growths: int
-    decode_step_seconds: float  # estimate, at the number of rows seen lately
-    prompt_token_seconds: float  # estimate, at the positions seen lately

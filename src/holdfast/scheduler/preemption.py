@@ -7,21 +7,25 @@ from dataclasses import dataclass, field
 
 from holdfast.messages.requests import RequestId
 from holdfast.scheduler.admission import KvLedger
-from holdfast.scheduler.decision import Growth
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.decision import Reservation
+from holdfast.scheduler.sequence import ScheduledSequence
 
 
 @dataclass(slots=True)
 class RoomMade:
     """What was done so that running sequences can go on."""
 
-    grown: list[Growth] = field(default_factory=list)
+    grown: list[Reservation] = field(default_factory=list)
     preempted: list[RequestId] = field(default_factory=list)
     someone_waits: bool = False  # for memory that becomes free soon; nobody may be admitted before
 
 
 def make_room(
-    needy: list[Sequence], running: dict[RequestId, Sequence], ledger: KvLedger, *, preempt: Callable[[Sequence], None]
+    needy: list[ScheduledSequence],
+    running: dict[RequestId, ScheduledSequence],
+    ledger: KvLedger,
+    *,
+    preempt: Callable[[ScheduledSequence], None],
 ) -> RoomMade:
     """Grow each sequence that has no room for its next token, the oldest first.
 
@@ -50,19 +54,19 @@ def make_room(
     return made
 
 
-def _grow(ledger: KvLedger, sequence: Sequence, *, spare_bytes: int) -> Growth:
+def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
     for capacity in ledger.capacities_for_growth(sequence):
         if _extra_bytes(ledger, sequence, capacity) <= spare_bytes:
             break
     ledger.grow(sequence, capacity)
-    return Growth(request_id=sequence.request_id, capacity_tokens=capacity)
+    return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)
 
 
-def _extra_bytes(ledger: KvLedger, sequence: Sequence, capacity_tokens: int) -> int:
+def _extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
     return ledger.bytes_for(capacity_tokens) - sequence.reserved_bytes
 
 
-def first_to_give_way(running: dict[RequestId, Sequence]) -> Sequence:
+def first_to_give_way(running: dict[RequestId, ScheduledSequence]) -> ScheduledSequence:
     """The youngest that is paused, else the youngest that still has something to plan.
 
     One that is about to end frees its memory by itself.
@@ -71,6 +75,6 @@ def first_to_give_way(running: dict[RequestId, Sequence]) -> Sequence:
     return next((sequence for sequence in able if sequence.is_paused), able[0])
 
 
-def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, Sequence]) -> int:
+def _bytes_free_soon(ledger: KvLedger, running: dict[RequestId, ScheduledSequence]) -> int:
     ending = sum(sequence.reserved_bytes for sequence in running.values() if sequence.is_fully_planned)
     return ledger.free_bytes + ledger.leaving_bytes + ending

@@ -7,6 +7,7 @@ draw is then ignored. Memory that a step under way touches stays reserved until 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from holdfast.messages.requests import RequestId
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.chunking import ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.decision import Admission, Decision, SchedulerStatistics, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import Decision, Reservation, SchedulerStatistics, SequenceCosts, StepOutcome
+from holdfast.scheduler.place_estimate import PlaceEstimate
 from holdfast.scheduler.preemption import RoomMade, make_room
-from holdfast.scheduler.queue import PlaceEstimate, WaitingQueue
-from holdfast.scheduler.sequence import Sequence
+from holdfast.scheduler.sequence import ScheduledSequence
 
 _NOTHING_TO_DO = Decision()
 _COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
@@ -34,7 +35,7 @@ class _StepUnderWay:
     number: int
     plan: StepPlan
     load: StepLoad
-    drawless: tuple[Sequence, ...]  # may draw nothing and are read to their end with this step
+    drawless: tuple[ScheduledSequence, ...]  # may draw nothing and are read to their end with this step
 
 
 class Scheduler:
@@ -61,15 +62,14 @@ class Scheduler:
         self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens)
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
         self._places = PlaceEstimate()
-        self._queue = WaitingQueue()
-        self._known: dict[RequestId, Sequence] = {}  # waiting and running
-        self._aside: dict[RequestId, Sequence] = {}  # waiting for memory or for their reader, not for their turn
-        self._running: dict[RequestId, Sequence] = {}  # oldest first: only the youngest leave and come back
-        self._reading: list[Sequence] = []  # running, known tokens left to plan; oldest first
-        self._decoding: list[Sequence] = []  # running, draws left to plan
+        self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
+        self._queue: list[ScheduledSequence] = []  # oldest first; those that are not ready keep their place and let others pass
+        self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
+        self._reading: list[ScheduledSequence] = []  # running, known tokens left to plan; oldest first
+        self._decoding: list[ScheduledSequence] = []  # running, draws left to plan
         self._under_way: deque[_StepUnderWay] = deque()
         self._submissions = self._issued_steps = self._observed_steps = 0
-        self._preemptions = self._growths = 0
+        self._preemptions = 0
 
     def submit(
         self,
@@ -79,9 +79,11 @@ class Scheduler:
         max_tokens: int,
         boundaries: tuple[int, ...] = (),
         scores_prompt: bool = False,
+        is_ready: bool = True,
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
+        is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
@@ -96,11 +98,10 @@ class Scheduler:
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.
         limit = self._settings.max_queued + self._settings.max_running - len(self._running)
-        queued = len(self._queue) + len(self._aside)
-        if queued >= limit:
-            raise QueueFull(queued=queued, limit=limit, retry_after_seconds=self._places.seconds)
+        if len(self._queue) >= limit:
+            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
         self._submissions += 1
-        sequence = Sequence(
+        sequence = ScheduledSequence(
             request_id=request_id,
             order=self._submissions,
             prompt_tokens=prompt_tokens,
@@ -108,30 +109,28 @@ class Scheduler:
             submitted_after_step=self._issued_steps,
             boundaries=boundaries,
             scores_prompt=scores_prompt,
+            is_ready=is_ready,
         )
         self._known[request_id] = sequence
-        self._queue.join(sequence)
+        self._queue.append(sequence)
 
-    def set_cached(self, request_id: RequestId, tokens: int) -> None:
-        """Let a waiting request begin behind its first `tokens` tokens, which are in memory; fewer than it knows.
+    def begin_behind(self, request_id: RequestId, cached_tokens: int) -> None:
+        """A waiting request is ready: it begins behind its first tokens, which are cached; fewer than it knows.
 
         Counts from the next admission on, also for one that waits again after a preemption.
         """
         sequence = self._known[request_id]
         assert request_id not in self._running, "a running sequence has begun already"
-        assert 0 <= tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
-        sequence.cached_tokens = tokens
-        sequence.awaits_memory = False
-        self._come_back(sequence)
+        assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
+        sequence.cached_tokens = cached_tokens
+        sequence.is_ready = True
 
-    def wait_for_memory(self, request_id: RequestId) -> None:
-        """Set a waiting request aside until `set_cached` says what it begins from; then it is the last in the queue.
+    def hold_back(self, request_id: RequestId) -> None:
+        """Admit a waiting request only when `begin_behind` has said from where it is to be read. It keeps its place.
 
         Nobody who could run has to wait for what another one fetches.
         """
-        sequence = self._known[request_id]
-        sequence.awaits_memory = True
-        self._set_aside(sequence)
+        self._known[request_id].is_ready = False
 
     def pause(self, request_id: RequestId) -> None:
         """Plan nothing more for a request until it is resumed. It keeps its memory as long as nobody else needs it.
@@ -142,9 +141,7 @@ class Scheduler:
         if sequence is None or sequence.is_paused:
             return
         sequence.is_paused = True
-        if request_id not in self._running:
-            self._set_aside(sequence)
-        elif sequence in self._reading:
+        if sequence in self._reading:
             self._reading.remove(sequence)
         elif sequence in self._decoding:
             self._decoding.remove(sequence)
@@ -156,7 +153,8 @@ class Scheduler:
             return
         sequence.is_paused = False
         if request_id not in self._running:
-            self._come_back(sequence)
+            self._queue.remove(sequence)
+            self._join_as_the_last(sequence)
         elif sequence.position < sequence.known_tokens:
             reading = (*self._reading, sequence)
             self._reading = [each for each in self._running.values() if each in reading]  # oldest first
@@ -179,17 +177,11 @@ class Scheduler:
         sequence = self._known[request_id]
         if request_id in self._running:
             self._leave(sequence)
-        elif self._aside.pop(request_id, None) is None:
-            self._queue.remove(sequence)
-        self._submissions += 1
-        sequence.order = self._submissions
-        sequence.submitted_after_step = self._issued_steps
-        sequence.cached_tokens = 0
-        sequence.awaits_memory = False
-        if sequence.is_paused:
-            self._aside[request_id] = sequence
         else:
-            self._queue.join(sequence)
+            self._queue.remove(sequence)
+        sequence.submitted_after_step = self._issued_steps
+        sequence.cached_tokens, sequence.is_ready = 0, True
+        self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
         """Forget a request from the next step on; False when it is not known, because it has just ended for instance."""
@@ -203,19 +195,18 @@ class Scheduler:
     def next_step(self) -> Decision:
         """Decide about one more step. An empty plan means: nothing to do before something is observed or submitted."""
         needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
-        if not needy and not self._reading and not self._queue:
+        if not needy and not self._reading and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
             return self._decision(RoomMade(), ())
         room = make_room(needy, self._running, self._ledger, preempt=self._preempt) if needy else RoomMade()
-        self._growths += len(room.grown)
-        admitted: tuple[Admission, ...] = ()
+        admitted: tuple[Reservation, ...] = ()
         if not room.someone_waits and not room.preempted:
             room.preempted += self._make_paused_give_way()
             admitted = self._admit()
         return self._decision(room, admitted)
 
-    def _decision(self, room: RoomMade, admitted: tuple[Admission, ...]) -> Decision:
+    def _decision(self, room: RoomMade, admitted: tuple[Reservation, ...]) -> Decision:
         plan = self._plan()
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
@@ -257,100 +248,88 @@ class Scheduler:
         """What is going on now, and counters since the start."""
         return SchedulerStatistics(
             running=len(self._running),
-            queued=len(self._queue) + len(self._aside),
+            queued=len(self._queue),
             reading=len(self._reading),
             reserved_bytes=self._ledger.reserved_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
-            growths=self._growths,
-            decode_step_seconds=self._costs.decode_step_seconds,
-            prompt_token_seconds=self._costs.prompt_token_seconds,
         )
 
     def check_invariants(self) -> None:
         """Assert that all books agree."""
         self._ledger.check_invariants(self._running.values())
-        self._queue.check_invariants()
-        waiting = {sequence.request_id for sequence in self._queue} | set(self._aside)
+        waiting = {sequence.request_id for sequence in self._queue}
+        assert len(waiting) == len(self._queue), "a sequence waits twice"
         assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
         assert not waiting & set(self._running), "a sequence waits and runs"
+        for row in (self._queue, list(self._running.values())):
+            assert row == sorted(row, key=lambda each: each.order), "somebody overtook"
         assert len(self._running) <= self._settings.max_running, "too many run"
-        orders = [sequence.order for sequence in (*self._running.values(), *self._queue)]
-        assert orders == sorted(orders), "a younger sequence was let in before an older one"
         active = [sequence for sequence in self._running.values() if not sequence.is_paused]
         reading = [sequence for sequence in active if sequence.position < sequence.known_tokens]
         assert reading == self._reading, "the list of prompts being read is wrong"
         decoding = {each for each in active if each not in reading and not each.is_fully_planned}
-        assert all(each.awaits_memory or each.is_paused for each in self._aside.values()), "one stands aside without a reason"
-        assert not any(each.awaits_memory or each.is_paused for each in self._queue), "one in the queue cannot run"
         assert decoding == set(self._decoding), "the list of decoding sequences is wrong"
         assert len(decoding) == len(self._decoding), "a sequence decodes twice"
         for sequence in self._running.values():
             assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
             assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"
 
-    def _admit(self) -> tuple[Admission, ...]:
-        admitted: list[Admission] = []
-        while self._queue and len(self._running) < self._settings.max_running:
-            sequence = self._queue.head
+    def _next_in_queue(self) -> ScheduledSequence | None:
+        """The oldest that may be admitted."""
+        return next((sequence for sequence in self._queue if sequence.may_be_admitted), None)
+
+    def _admit(self) -> tuple[Reservation, ...]:
+        admitted: list[Reservation] = []
+        while len(self._running) < self._settings.max_running and (sequence := self._next_in_queue()) is not None:
             draws_are_known = sequence.last_step <= self._observed_steps
             if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
                 break
-            self._queue.pop_head()
+            self._queue.remove(sequence)
             self._ledger.enter(sequence, step=self._issued_steps)
-            self._running[sequence.request_id] = sequence
-            self._reading.append(sequence)
-            admitted.append(
-                Admission(
-                    request_id=sequence.request_id,
-                    known_tokens=sequence.known_tokens,
-                    capacity_tokens=sequence.capacity_tokens,
-                )
-            )
+            self._let_run(sequence)
+            admitted.append(Reservation(request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens))
         return tuple(admitted)
+
+    def _let_run(self, sequence: ScheduledSequence) -> None:
+        is_youngest = not self._running or next(reversed(self._running.values())).order < sequence.order
+        self._running[sequence.request_id] = sequence
+        self._reading.append(sequence)
+        if not is_youngest:  # younger ones have passed it while it was not ready
+            self._running = {each.request_id: each for each in sorted(self._running.values(), key=_order)}
+            self._reading.sort(key=_order)
 
     def _make_paused_give_way(self) -> list[RequestId]:
         """Preempt paused sequences for the head of the queue, as many as it takes."""
         preempted: list[RequestId] = []
-        while self._queue:
+        while (waits := self._next_in_queue()) is not None:
             paused = [each for each in self._running.values() if each.is_paused and not each.is_fully_planned]
             has_place = len(self._running) < self._settings.max_running
-            if not paused or (has_place and self._ledger.may_enter_soon(self._queue.head, self._running.values())):
+            if not paused or (has_place and self._ledger.may_enter_soon(waits, self._running.values())):
                 break
             preempted.append(paused[-1].request_id)
             self._preempt(paused[-1])
         return preempted
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: ScheduledSequence) -> None:
         self._leave(sequence)
         sequence.cached_tokens = 0
-        if sequence.is_paused:
-            self._aside[sequence.request_id] = sequence
-        else:
-            self._queue.rejoin(sequence)
+        bisect.insort(self._queue, sequence, key=_order)
         self._preemptions += 1
 
-    def _set_aside(self, sequence: Sequence) -> None:
-        if sequence.request_id not in self._aside:
-            self._queue.remove(sequence)
-            self._aside[sequence.request_id] = sequence
+    def _join_as_the_last(self, sequence: ScheduledSequence) -> None:
+        self._submissions += 1
+        sequence.order = self._submissions
+        self._queue.append(sequence)
 
-    def _come_back(self, sequence: Sequence) -> None:
-        """Into the queue, as the last, unless there is another reason to stay aside."""
-        if sequence.request_id in self._aside and not (sequence.awaits_memory or sequence.is_paused):
-            del self._aside[sequence.request_id]
-            self._submissions += 1
-            sequence.order = self._submissions
-            self._queue.join(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: ScheduledSequence) -> None:
         del self._known[sequence.request_id]
         if sequence.request_id in self._running:
             self._leave(sequence)
-        elif self._aside.pop(sequence.request_id, None) is None:
+        else:
             self._queue.remove(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: ScheduledSequence) -> None:
         del self._running[sequence.request_id]
         if not sequence.is_paused:
             if sequence.position < sequence.known_tokens:
@@ -402,7 +381,7 @@ class Scheduler:
             self._decoding = [sequence for sequence in self._decoding if not sequence.is_fully_planned]
         return spans
 
-    def _decoding_this_step(self, number: int) -> list[Sequence]:
+    def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
         """All that decode, unless there are more of them than fit beside a chunk: then they take turns."""
         limit = self._settings.step_tokens
         if self._reading:
@@ -415,11 +394,11 @@ class Scheduler:
         self._decoding = paused + able[limit:] + able[:limit]
         return able[:limit]
 
-    def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[Sequence, ...]]:
+    def _add_chunks(self, spans: list[Span], number: int) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
         rows = len(spans)
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
-        drawless: list[Sequence] = []
+        drawless: list[ScheduledSequence] = []
         chunks = self._sharing.share(self._reading, tokens=self._settings.step_tokens - rows, seconds=seconds, step=number)
         for sequence, tokens in chunks:
             start = sequence.position
@@ -439,3 +418,7 @@ class Scheduler:
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
         return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)
+
+
+def _order(sequence: ScheduledSequence) -> int:
+    return sequence.order

@@ -8,7 +8,7 @@ from holdfast.messages.requests import RequestId
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Sequence:
+class ScheduledSequence:
     """A request that waits or runs.
 
     Steps are numbered from 1 in the order they are given out. `planned_draws` runs ahead of `drawn` by the steps under way.
@@ -29,8 +29,13 @@ class Sequence:
     capacity_tokens: int = 0
     reserved_bytes: int = 0
     is_paused: bool = False  # nobody reads what it says; it gets no spans and gives way first
-    awaits_memory: bool = False  # before it is admitted: what it begins from is being fetched
+    is_ready: bool = True  # it is known from where it is to be read; what it begins from is at hand
     last_step: int = 0  # the last step with a span of it, or that admitted it
+
+    @property
+    def may_be_admitted(self) -> bool:
+        """Whether nothing but room keeps it waiting."""
+        return self.is_ready and not self.is_paused
 
     @property
     def final_tokens(self) -> int:

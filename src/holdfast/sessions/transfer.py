@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from holdfast.errors import SessionRefused
-from holdfast.kv.codec import Content, PackedBlock, check_values, cut, to_bytes
-from holdfast.kv.snapshot import SnapshotMismatch, StateCheckpoint
+from holdfast.kv.codec import Content, check_values, to_bytes
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 from holdfast.messages.sessions import SessionCommand, SessionFailure
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
@@ -171,7 +171,7 @@ class Transfers:
                 while contents.full():
                     yield True
                 payload = self._cache.library.payload(key)
-                contents.put_nowait(to_bytes(payload) if isinstance(payload, PackedBlock | StateCheckpoint) else None)
+                contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
                 yield False
             while not transfer.ended.is_set():
                 yield True
@@ -273,8 +273,8 @@ class Transfers:
         head = frame.head
         chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
         whole = self._cache.decoded("kv", head.meta, frame.parts)
-        assert isinstance(whole, PackedBlock)
-        self._cache.keep_packed(chain, cut(whole, offset=head.offset, tokens=part.tokens), tenant=tenant)
+        assert isinstance(whole, KVBlock)
+        self._cache.keep_packed(chain, whole.cut(part.tokens, offset=head.offset), tenant=tenant)
 
 
 def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from holdfast.config import StoreSettings
 from holdfast.engine.engine import KVCosts
 from holdfast.errors import ConfigError
+from holdfast.kv.codec import can_keep
 from holdfast.models.fingerprint import is_outdated, model_fingerprint
 from holdfast.models.load import LoadedModel
 from holdfast.models.mlx_lm_import import mlx_lm_version
@@ -22,7 +23,7 @@ from holdfast.store.store import BlockStore
 
 RAM_SHARE = 4  # the automatic budget is this part of the KV budget
 
-logger = logging.getLogger("holdfast.memory")
+logger = logging.getLogger("holdfast.cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def open_memory(
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
         return None
     codec = store.codec
-    if codec != "native" and any(heads.dimension % 64 for heads in costs.form.heads):
+    if not can_keep(costs.form, codec):
         logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
         codec = "native"
     fingerprint = model_fingerprint(

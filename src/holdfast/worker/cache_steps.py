@@ -1,11 +1,12 @@
-"""What the loop does about memory: look up at arrival, open from what is there, hand over what sequences leave behind."""
+"""What the loop does about the cache: look up at arrival, open from what is there, commit what sequences have computed.
+
+Whatever fails here costs a request its shortcut, never its answer: that promise is kept in this file.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,149 +14,125 @@ from holdfast.engine.plan import KeepPolicy
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome, CacheReport
 from holdfast.messages.figures import CacheFigures
-from holdfast.messages.requests import RequestId
-from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
-from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.store.block import BlockKey
-from holdfast.worker.counters import CacheCounters
-from holdfast.worker.parts import Engine, Memory, Sessions
+from holdfast.worker.commits import Commits
+from holdfast.worker.counters import Counters
+from holdfast.worker.failures import costing_no_answer
+from holdfast.worker.lookups import Lookups
+from holdfast.worker.parts import Cache, SequenceEngine
 from holdfast.worker.sequences import LiveSequence
 
-LEAST_SHARED_TOKENS = 64  # fewer are read faster than waited for
-
-
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """What a sequence has left behind."""
-
-    sequence: LiveSequence
-    kept: Any
-    for_good: bool
+if TYPE_CHECKING:
+    from holdfast.engine.keeping import Kept, Prefix
 
 
 class CacheSteps:
-    """The loop's side of a memory. Without one, every method does nothing."""
+    """The loop's side of a cache. Only `opening` may raise: what it gives is the engine's to judge."""
 
     def __init__(
         self,
-        memory: Memory | None,
+        cache: Cache,
         *,
-        engine: Engine,
+        engine: SequenceEngine,
         scheduler: Scheduler,
-        sessions: Sessions | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        counters: Counters,
+        on_end: Callable[[LiveSequence], None],
+        clock: Callable[[], float],
     ) -> None:
-        self._memory, self._engine, self._scheduler, self._clock = memory, engine, scheduler, clock
-        self._sessions = sessions
-        self._counters = CacheCounters()
-        self._readings = InFlightPrefills()
-        self._behind: dict[RequestId, LiveSequence] = {}  # wait until another one has read what they share
-        self._fetching: list[LiveSequence] = []
-        self._freed: list[LiveSequence] = []  # no longer wait for another one, and have to look again
-        self._left: list[_Left] = []  # what was copied out and is being computed
-        self._ready: list[_Left] = []
+        """`on_end`: all of a sequence that ended is committed."""
+        self._cache, self._counters, self._clock = cache, counters, clock
+        self._lookups = Lookups(cache, scheduler, clock=clock)
+        self._commits = Commits(cache, engine, on_progress=self._lookups.progress, on_end=on_end)
+        self._scheduler = scheduler
 
     @property
-    def is_fetching(self) -> bool:
-        """Whether a request waits for the disk, or a session is on its way out or in: the loop must not sleep then."""
-        return bool(self._fetching) or (self._sessions is not None and self._sessions.is_busy)
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for what `advance` does: the loop must not sleep then."""
+        return self._lookups.is_waited_for
 
     @property
-    def has_work(self) -> bool:
-        """Whether something that was left behind is not put away yet."""
-        return bool(self._left or self._ready)
+    def has_uncommitted(self) -> bool:
+        """Whether something that was copied out is not committed yet."""
+        return self._commits.has_work
+
+    def is_computing_for(self, sequences: Container[LiveSequence]) -> bool:
+        """Whether the step under way computes what was copied out of one of these."""
+        return self._commits.is_computing_for(sequences)
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """Where spans of the request's prompt have to end."""
-        return (
-            self._memory.boundaries(len(request.prompt_token_ids), request.branch_points)
-            if self._memory and _takes_part(request)
-            else ()
-        )
+        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self._serves(request) else ()
 
     def look_up(self, sequence: LiveSequence) -> None:
-        """Find what a waiting sequence can begin from, and tell the scheduler.
-
-        It waits when that is on its way from disk, or when another sequence is reading what both begin with.
-        """
-        if self._memory is None or not _takes_part(sequence.request) or sequence.reads_afresh:
+        """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
+        if not self._serves(sequence.request) or sequence.reads_afresh:
+            self._lookups.restart_cold(sequence)
             return
-        if self.has_work:
-            self.put_away_all()  # the next turn often comes right after the answer that it goes on from
-        began_at = self._clock()
-        _stop_waiting(sequence, now=began_at)
-        sequence.recall = self._memory.recall(sequence.chain, tenant=sequence.request.tenant)
-        sequence.lookup_seconds += self._clock() - began_at
-        if self._waits_for_another(sequence):
-            return
-        self._announce(sequence)
-        if self._memory.is_settled(sequence.recall):
-            self._begin_at(sequence)
-        else:
-            self._scheduler.wait_for_memory(sequence.request.request_id)
-            self._fetching.append(sequence)
+        self.flush()  # the next turn often comes right after the answer that it goes on from
+        with costing_no_answer(
+            "request %s is read from its beginning",
+            sequence.request.request_id,
+            otherwise=lambda error: self._lookups.restart_cold(sequence),
+        ):
+            self._lookups.begin(sequence)
 
-    def _waits_for_another(self, sequence: LiveSequence) -> bool:
-        request, cached = sequence.request, sequence.recall.cached_tokens
-        ahead = self._readings.ahead_of(sequence.chain, cached, tenant=request.tenant, limit=len(sequence.chain) - 1)
-        if ahead is None or ahead.tokens - cached < LEAST_SHARED_TOKENS:
-            return False
-        sequence.recall.release()
-        sequence.recall = None
-        sequence.waits_since = self._clock()
-        self._readings.wait(request.request_id, ahead)
-        self._behind[request.request_id] = sequence
-        self._scheduler.wait_for_memory(request.request_id)
-        return True
+    def advance(self) -> None:
+        """Take what has come from the disk, look up again what has to be, and do housekeeping."""
+        if self._lookups.has_to_repeat:
+            self.flush()
+        with costing_no_answer("what was to be restored is read again", otherwise=lambda error: self._lookups.restart_all_cold()):
+            self._lookups.advance()
+            self._cache.tend()
 
-    def _announce(self, sequence: LiveSequence) -> None:
-        assert self._memory is not None
+    def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
+        """What to open a sequence from, and what to keep of it while it runs. May raise, as opening may."""
         request = sequence.request
-        boundaries = self.boundaries(request) or None
-        self._readings.announce(
-            request.request_id,
-            sequence.chain,
-            tenant=request.tenant,
-            have=sequence.recall.cached_tokens,
-            boundaries=boundaries,
-        )
-
-    def settle(self) -> None:
-        """See what has come from the disk, and do housekeeping."""
-        if self._memory is None:
-            return
-        self._look_again(())
-        for sequence in self._fetching[:]:
-            if sequence.recall is not None and self._memory.is_settled(sequence.recall):
-                self._fetching.remove(sequence)
-                self._begin_at(sequence)
-        self._memory.tend()
-
-    def opening(self, sequence: LiveSequence) -> tuple[Any, KeepPolicy | None]:
-        """What to open a sequence from, and what to keep of it while it runs."""
-        if self._memory is None or not _takes_part(sequence.request):
-            outcome = CacheOutcome.OFF if self._memory is None else CacheOutcome.SCORED
-            self._book(sequence, CacheReport(outcome=outcome))
-            return None, None
-        prefix, report = None, CacheReport(outcome=CacheOutcome.FAILED)
         if not sequence.reads_afresh:
             sequence.began_from = ()
-        if sequence.recall is not None:
+        if not self._serves(request):
+            self._report(sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF)
+            return None, None
+        prefix, lookup = None, sequence.lookup
+        if lookup is None:
+            self._report(sequence, CacheOutcome.FAILED)
+        else:
             began_at = self._clock()
-            sequence.began_from = sequence.recall.keys
-            prefix = self._memory.prefix(sequence.recall)
-            report = sequence.recall.report()
-            report = msgspec.structs.replace(report, restore_seconds=report.restore_seconds + self._clock() - began_at)
-            self.drop_recall(sequence)
-        self._book(sequence, report)
-        return prefix, self._memory.policy(len(sequence.request.prompt_token_ids), sequence.request.branch_points)
+            sequence.began_from = lookup.keys
+            prefix = self._cache.prefix(lookup)
+            seconds = lookup.fetch_seconds + self._clock() - began_at
+            self._count(
+                sequence,
+                lookup.report(
+                    lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
+                ),
+            )
+            self._lookups.release(sequence)
+        return prefix, self._cache.policy(len(request.prompt_token_ids), request.branch_points)
 
-    def begin_again(self, sequence: LiveSequence) -> None:
-        """The sequence is read from its first token on: nothing was reused after all."""
-        self.drop_recall(sequence)
-        if sequence.memory is not None and sequence.memory.cached_tokens and not sequence.generated:
-            sequence.memory = CacheReport(outcome=CacheOutcome.FAILED)
+    def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
+        waited_seconds = sequence.waited_seconds
+        report = CacheReport(
+            outcome=outcome,
+            lookup_seconds=sequence.lookup_seconds,
+            waited_for_another=waited_seconds > 0,
+            waited_seconds=waited_seconds,
+        )
+        self._count(sequence, report)
+
+    def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
+        if sequence.report is None:  # else it was preempted, and finds mostly what it has read itself
+            sequence.report = report
+            self._counters.count_report(report)
+
+    def restart_cold(self, sequence: LiveSequence) -> None:
+        """A waiting sequence begins from its first token, whatever is cached."""
+        self._lookups.restart_cold(sequence)
+
+    def reused_nothing(self, sequence: LiveSequence) -> None:
+        """The sequence is read from its first token on after all."""
+        self._lookups.release(sequence)
+        if sequence.report is not None and sequence.report.cached_tokens and not sequence.generated:
+            sequence.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def distrust(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
         """What a sequence computed is not to be kept: forget what it handed over, and what it began from if that may be why.
@@ -163,184 +140,68 @@ class CacheSteps:
         What is known to be sound stays until the sequence, read afresh, has come out right (`blame`): a model may give nonsense
         for one prompt, and others stand on the same chain. `live`: who of them was to begin from what is gone looks again.
         """
-        self.discard_left((sequence,))
-        if self._memory is None:
-            return
-        gone = self._memory.forget(tuple(sequence.handed_over))
-        if not sequence.reads_afresh:
-            unsound = self._memory.forget_unsound(sequence.began_from)
-            if unsound:
-                sequence.began_from = ()
-            gone += unsound
-        self._look_elsewhere(gone, [other for other in live if other is not sequence])
+        with costing_no_answer("what request %s has handed over could not be forgotten", sequence.request.request_id):
+            self._commits.discard((sequence,))
+            gone = self._cache.forget(tuple(sequence.handed_over))
+            if not sequence.reads_afresh:
+                unsound = self._cache.forget_unsound(sequence.began_from)
+                if unsound:
+                    sequence.began_from = ()
+                gone += unsound
+            self._lookups.repeat_without(gone, [other for other in live if other is not sequence])
 
     def blame(self, sequence: LiveSequence, *, live: Iterable[LiveSequence]) -> None:
         """Read afresh, a sequence has come out right: forget what it began from the first time."""
-        began_from, sequence.began_from = sequence.began_from, ()
-        if self._memory is not None and began_from:
-            self._look_elsewhere(self._memory.forget(began_from), live)
+        with costing_no_answer("what request %s began from could not be forgotten", sequence.request.request_id):
+            began_from, sequence.began_from = sequence.began_from, ()
+            if began_from:
+                self._lookups.repeat_without(self._cache.forget(began_from), live)
 
-    def _look_elsewhere(self, gone: tuple[BlockKey, ...], live: Iterable[LiveSequence]) -> None:
-        lost = set(gone)
-        # Who has just been admitted begins from what it holds, as those do that have begun: it finds out by itself.
-        waiting = [other for other in live if self._scheduler.is_waiting(other.request.request_id)]
-        for other in waiting:
-            if other.recall is not None and not lost.isdisjoint(other.recall.keys):
-                self._scheduler.wait_for_memory(other.request.request_id)
-                self.drop_recall(other)
-                self._freed.append(other)
-                self._freed += [self._behind.pop(request_id) for request_id in self._readings.withdraw(other.request.request_id)]
-        self._look_again(())
+    def release(self, sequence: LiveSequence) -> None:
+        """The sequence has begun, or never will."""
+        self._lookups.release(sequence)
+
+    def withdraw(self, sequence: LiveSequence) -> None:
+        """The sequence reads no more: who waits for it is looked up again."""
+        with costing_no_answer(
+            "requests that waited for %s begin from their first token",
+            sequence.request.request_id,
+            otherwise=lambda error: self._lookups.restart_all_cold(),
+        ):
+            self._lookups.withdraw(sequence)
+
+    def copy_rest(self, sequence: LiveSequence, *, for_good: bool) -> None:
+        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
+        with costing_no_answer("what request %s has read could not be kept", sequence.request.request_id):
+            if self._serves(sequence.request):
+                self._commits.copy_rest(sequence, for_good=for_good)
+
+    def discard(self, sequences: Container[LiveSequence]) -> None:
+        """Commit nothing more of what was copied out of these."""
+        self._commits.discard(sequences)
+
+    def commit_step(self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]) -> None:
+        """A step was collected: commit what it has made of these sequences, and what was copied out before its dispatch."""
+        with costing_no_answer("what a step has read could not be kept"):
+            self._commits.commit_step(take_kept(), sequences)
+
+    def flush(self) -> None:
+        """Commit everything that was copied out; waits for the device."""
+        with costing_no_answer("what a request has read could not be kept"):
+            if self._commits.has_work:
+                self._commits.flush()
 
     def figures(self) -> CacheFigures | None:
-        """What is kept and what it was good for; None without a memory."""
-        if self._memory is None:
+        """What is kept, and who waits; None for a cache that keeps nothing."""
+        figures = self._cache.figures()
+        if figures is None:
             return None
-        readings = self._readings.statistics()
-        figures = msgspec.structs.replace(self._memory.figures(), waiting=readings.waiting, waits=readings.waits)
-        return self._counters.written_into(figures)
-
-    def _book(self, sequence: LiveSequence, report: CacheReport) -> None:
-        if sequence.memory is None:  # else it was preempted, and finds mostly what it has read itself
-            sequence.memory = msgspec.structs.replace(
-                report,
-                waited_for_another=sequence.waited_seconds > 0,
-                waited_seconds=sequence.waited_seconds,
-                lookup_seconds=sequence.lookup_seconds,
-            )
-            self._counters.count(sequence.memory)
-
-    def begin_afresh(self, sequence: LiveSequence) -> None:
-        """Let a waiting sequence begin from its first token."""
-        _stop_waiting(sequence, now=self._clock())
-        self.drop_recall(sequence)
-        self._scheduler.set_cached(sequence.request.request_id, 0)
-
-    def stop_fetching(self) -> None:
-        """Let all that wait, for the disk or for another one, begin from their first token."""
-        waiting = (*self._fetching, *self._behind.values(), *self._freed)
-        self._behind.clear()
-        self._freed.clear()
-        for sequence in waiting:
-            self._readings.withdraw(sequence.request.request_id)
-            self.begin_afresh(sequence)
-
-    def stop_reading(self, sequence: LiveSequence) -> None:
-        """The sequence has ended or is preempted: who waits for it looks again."""
-        self._behind.pop(sequence.request.request_id, None)
-        if sequence in self._freed:
-            self._freed.remove(sequence)
-        self._look_again(self._readings.withdraw(sequence.request.request_id))
-
-    def drop_recall(self, sequence: LiveSequence) -> None:
-        """The sequence has begun, or never will."""
-        if sequence.recall is not None:
-            sequence.recall.release()
-            sequence.recall = None
-            if sequence in self._fetching:
-                self._fetching.remove(sequence)
-
-    def leave(self, sequence: LiveSequence, *, for_good: bool) -> None:
-        """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
-        if self._memory is not None and _takes_part(sequence.request):
-            rest = self._engine.keep_rest(sequence.request.request_id)
-            if rest is not None:
-                self._left.append(_Left(sequence, rest, for_good))
-            elif for_good:
-                self._note_use(sequence)
-
-    def discard_left(self, sequences: Container[LiveSequence]) -> None:
-        """Keep nothing of what these have left behind."""
-        self._left = [left for left in self._left if left.sequence not in sequences]
-        self._ready = [left for left in self._ready if left.sequence not in sequences]
-
-    def has_left(self, sequences: Container[LiveSequence]) -> bool:
-        """Whether one of these has left behind what is still being computed."""
-        return any(left.sequence in sequences for left in self._left)
-
-    def take(self, pending: Any, sequences: tuple[LiveSequence, ...]) -> None:
-        """A step was collected: put away what it has made of these sequences, and what was left behind before its dispatch."""
-        if self._memory is None:
-            return
-        by_id = {sequence.request.request_id: sequence for sequence in sequences}
-        for kept in self._engine.take_kept(pending):
-            if kept.request_id in by_id:
-                self._put_away(by_id[kept.request_id], kept)
-        self.put_away_ready()
-        self._ready, self._left = self._left, []
-
-    def put_away_all(self) -> None:
-        """Put away everything that was left behind; waits for the device."""
-        self.put_away_ready()
-        self._ready, self._left = self._left, []
-        self.put_away_ready()
-
-    def put_away_ready(self) -> None:
-        """Put away what a collected step has surely computed. What one request raises leaves the others for the next time."""
-        while self._ready:
-            left = self._ready.pop(0)
-            self._put_away(left.sequence, left.kept)
-            if left.for_good:
-                self._note_use(left.sequence)
-
-    def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        """The answer to a session command; None when it comes later."""
-        if self._sessions is None:
-            message = "this worker keeps nothing of what it reads, so there are no sessions"
-            return SessionAnswer(call_id=command.call_id, failure=SessionFailure.OFF, message=message)
-        self.put_away_all()
-        return self._sessions.carry_out(command)
-
-    def tend_sessions(self) -> list[SessionAnswer]:
-        """Housekeeping of sessions; answers that are due."""
-        return [] if self._sessions is None else self._sessions.tend()
-
-    def _note_use(self, sequence: LiveSequence) -> None:
-        request = sequence.request
-        if self._sessions is not None and request.session_id:
-            self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
+        return msgspec.structs.replace(figures, waiting=self._lookups.waiting, waits=self._lookups.waits)
 
     def close(self) -> None:
-        """Write what is queued and let the memory go."""
-        if self._memory is not None:
-            self.put_away_all()
-            if self._sessions is not None:
-                self._sessions.close()
-            self._memory.close()
+        """Write what is queued and let the cache go."""
+        self._cache.close()
 
-    def abandon(self) -> None:
-        """End all threads: the device is broken, and nothing more can be put away."""
-        if self._memory is not None:
-            if self._sessions is not None:
-                self._sessions.abandon()
-            self._memory.close()
-
-    def _begin_at(self, sequence: LiveSequence) -> None:
-        self._scheduler.set_cached(sequence.request.request_id, sequence.recall.cached_tokens)
-
-    def _put_away(self, sequence: LiveSequence, kept: Any) -> None:
-        assert self._memory is not None
-        sequence.handed_over += self._memory.keep(sequence.chain, kept, tenant=sequence.request.tenant)
-        if kept.runs:
-            self._look_again(self._readings.progress(sequence.request.request_id, kept.runs[-1].start + kept.runs[-1].tokens))
-
-    def _look_again(self, freed: tuple[RequestId, ...]) -> None:
-        self._freed += [self._behind.pop(request_id) for request_id in freed]
-        while self._freed:
-            sequence = self._freed.pop(0)
-            try:
-                self.look_up(sequence)
-            except BaseException:
-                self.begin_afresh(sequence)  # the others look again the next time
-                raise
-
-
-def _stop_waiting(sequence: LiveSequence, *, now: float) -> None:
-    if sequence.waits_since is not None:
-        sequence.waited_seconds += now - sequence.waits_since
-        sequence.waits_since = None
-
-
-def _takes_part(request: SequenceRequest) -> bool:
-    """A prompt that is to be scored has to be read whole."""
-    return not request.want_prompt_logprobs
+    def _serves(self, request: SequenceRequest) -> bool:
+        """A prompt that is to be scored has to be read whole."""
+        return self._cache.keeps_anything and not request.want_prompt_logprobs

@@ -44,14 +44,28 @@ class Counters:
     rejected: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
+    lookups: Counter[CacheOutcome] = field(default_factory=Counter)
+    ram_tokens: int = 0  # that were not read again, by where they were
+    disk_tokens: int = 0
+    lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
+    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
 
     def count_step(self, seconds: float) -> None:
         """One step has been collected."""
         self.steps += 1
         self.step_seconds.count(seconds)
 
-    def statistics(self, load: SchedulerStatistics, memory: CacheFigures | None, *, in_answer: bool) -> WorkerStatistics:
-        """All of them with what the scheduler and the memory say of now."""
+    def count_report(self, report: CacheReport) -> None:
+        """One request has begun, and this is what the cache had of it."""
+        self.lookups[report.outcome] += 1
+        self.ram_tokens += report.ram_tokens
+        self.disk_tokens += report.disk_tokens
+        self.lookup_seconds.count(report.lookup_seconds)
+        if report.cached_tokens:
+            self.restore_seconds.count(report.restore_seconds)
+
+    def statistics(self, load: SchedulerStatistics, cache: CacheFigures | None, *, in_answer: bool) -> WorkerStatistics:
+        """All of them with what the scheduler and the cache say of now; `cache` is None when nothing is kept."""
         return WorkerStatistics(
             in_answer=in_answer,
             running=load.running,
@@ -59,7 +73,7 @@ class Counters:
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
-            cached_tokens=0 if memory is None else memory.ram_tokens + memory.disk_tokens,
+            cached_tokens=self.ram_tokens + self.disk_tokens,
             preemptions=load.preemptions,
             finished=sum(self.finished.values()),
             failed=self.finished[FinishReason.FAILED],
@@ -69,36 +83,15 @@ class Counters:
             kv_budget_bytes=load.budget_bytes,
             resident_bytes=resident_bytes(),
             step_seconds=self.step_seconds.histogram(),
-            memory=memory,
+            memory=None if cache is None else self._with_lookups(cache),
         )
 
-
-@dataclass(slots=True, kw_only=True)
-class CacheCounters:
-    """What the memory was asked, and what it had."""
-
-    outcomes: Counter[CacheOutcome] = field(default_factory=Counter)
-    ram_tokens: int = 0
-    disk_tokens: int = 0
-    lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
-    restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)
-
-    def count(self, report: CacheReport) -> None:
-        """One request has begun."""
-        self.outcomes[report.outcome] += 1
-        self.ram_tokens += report.ram_tokens
-        self.disk_tokens += report.disk_tokens
-        self.lookup_seconds.count(report.lookup_seconds)
-        if report.cached_tokens:
-            self.restore_seconds.count(report.restore_seconds)
-
-    def written_into(self, figures: CacheFigures) -> CacheFigures:
-        """The figures of what is kept, with these counters."""
+    def _with_lookups(self, cache: CacheFigures) -> CacheFigures:
         return msgspec.structs.replace(
-            figures,
+            cache,
             ram_tokens=self.ram_tokens,
             disk_tokens=self.disk_tokens,
-            lookups={outcome.value: count for outcome, count in self.outcomes.items()},
+            lookups={outcome.value: count for outcome, count in self.lookups.items()},
             lookup_seconds=self.lookup_seconds.histogram(),
             restore_seconds=self.restore_seconds.histogram(),
         )

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
 from holdfast.worker.sequences import LiveSequence
+
+if TYPE_CHECKING:
+    from holdfast.engine.keeping import Kept
+
+
+def _nothing_kept() -> Sequence[Kept]:
+    return ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,7 +27,8 @@ class Flight:
     lives: tuple[int, ...]  # of the sequences, when it was dispatched
     started_at: float
     expected_seconds: float | None  # what it takes at most; None: nothing like it was measured
-    pending: Any = None
+    collect: Callable[[], StepResult] | None = None  # None: it was not dispatched
+    take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
     is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
 
     def wanted(self, result: StepResult) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
@@ -28,6 +36,14 @@ class Flight:
         for span, sequence, life, given in zip(self.plan.spans, self.sequences, self.lives, result.spans, strict=True):
             if sequence.lives == life:
                 yield span, sequence, given
+
+    def unhealthy(self, result: StepResult) -> tuple[LiveSequence, ...]:
+        """For whom it did not come out right."""
+        return tuple(sequence for _, sequence, given in self.wanted(result) if given.failure)
+
+    def healthy(self, result: StepResult) -> tuple[LiveSequence, ...]:
+        """For whom it did."""
+        return tuple(sequence for _, sequence, given in self.wanted(result) if not given.failure)
 
 
 def expected_together(expected_seconds: float | None, ahead: Flight | None) -> float | None:

@@ -1,4 +1,4 @@
-"""The books of the worker: who is live, what the front is to be told. Sees to it that each accepted request gets one Finished."""
+"""The books of the worker: who is live, which events wait to be sent. Sees to it that each accepted request gets one Finished."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ledger:
         assert request.request_id not in self._live
         sequence = LiveSequence(request=request, submitted_at=self._clock())
         self._live[request.request_id] = sequence
-        self.tell(Accepted(request_id=request.request_id))
+        self.emit(Accepted(request_id=request.request_id))
         return sequence
 
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
@@ -72,16 +72,16 @@ class Ledger:
         else:
             field = refusal.field if isinstance(refusal, InvalidRequest) else ""
             rejected = Rejected(request_id=request_id, kind=kind, message=message, field=field)
-        self.tell(rejected)
+        self.emit(rejected)
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         """Strike a live sequence off; says its one and only Finished."""
         assert self.is_live(sequence)
         del self._live[sequence.request.request_id]
         if sequence.prompt_logprobs and reason is FinishReason.LENGTH:  # nothing was to be drawn, only the prompt scored
-            self._tell_scores(sequence)
+            self._emit_scores(sequence)
         self.counters.finished[reason] += 1
-        self.tell(sequence.finished(reason, now=self._clock(), error=error))
+        self.emit(sequence.finished(reason, now=self._clock(), error=error))
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the part of a span that lies in the prompt as read."""
@@ -93,17 +93,17 @@ class Ledger:
             sequence.prompt_logprobs += logprobs
 
     def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Tell drawn tokens; before the first of them, what they begin from, and the prompt's scores if they are wanted."""
+        """Emit drawn tokens; before the first of them, what they begin from, and the prompt's scores if they are wanted."""
         now = self._clock()
         if sequence.first_token_at is None:
-            self.tell(sequence.started(now=now))
+            self.emit(sequence.started(now=now))
         if sequence.request.want_prompt_logprobs and not sequence.is_scored:
-            self._tell_scores(sequence)
+            self._emit_scores(sequence)
         sequence.take(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
-        self.tell(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
+        self.emit(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Put an event into the next message."""
         self._outbox.append(event)
 
@@ -118,15 +118,15 @@ class Ledger:
             assert sequence.request.request_id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens
 
-    def _tell_scores(self, sequence: LiveSequence) -> None:
+    def _emit_scores(self, sequence: LiveSequence) -> None:
         sequence.is_scored = True
-        self.tell(PromptScored(request_id=sequence.request.request_id, logprobs=tuple(sequence.prompt_logprobs)))
+        self.emit(PromptScored(request_id=sequence.request.request_id, logprobs=tuple(sequence.prompt_logprobs)))
         sequence.prompt_logprobs.clear()
 
 
 def _kind(refusal: HoldfastError) -> RejectionKind:
     if isinstance(refusal, QueueFull):
-        return RejectionKind.QUEUE_FULL
+        return "queue_full"
     if isinstance(refusal, TooLargeForMemory):
-        return RejectionKind.TOO_LARGE
-    return RejectionKind.INVALID if isinstance(refusal, InvalidRequest) else RejectionKind.SHUTTING_DOWN
+        return "too_large"
+    return "invalid" if isinstance(refusal, InvalidRequest) else "shutting_down"

@@ -1,22 +1,28 @@
-"""What the loop works with, as protocols: the engine behind them needs MLX, the loop and its tests do not."""
+"""What the loop works with, as protocols: the engine and the cache behind them need MLX, the loop and its tests do not."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
 from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.events import CacheReport
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
+from holdfast.prefix.lookup import Lookup
 from holdfast.store.block import BlockKey
 
+if TYPE_CHECKING:  # at run time they bring MLX with them
+    from array import array
 
-class Engine(Protocol):
-    """Executes plans on the device. Device thread only.
+    from holdfast.engine.keeping import Kept, Prefix
+
+Step = TypeVar("Step")  # a step under way; only the engine knows what is in it
+
+
+class SequenceEngine(Protocol):
+    """Holds the state of open sequences. Device thread only.
 
     Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
     """
@@ -32,7 +38,7 @@ class Engine(Protocol):
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
-        prefix: Any = None,
+        prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
     ) -> object:
         """Make room for a sequence; `generated`: tokens drawn before it was preempted.
@@ -49,19 +55,7 @@ class Engine(Protocol):
         """Forget an open sequence; a plan that is under way with a span of it still runs."""
         ...
 
-    def dispatch(self, plan: StepPlan) -> Any:
-        """Start one step and return what `collect` needs, without waiting for the device."""
-        ...
-
-    def collect(self, pending: Any) -> StepResult:
-        """Wait for a dispatched step and return its results, one per span."""
-        ...
-
-    def take_kept(self, pending: Any) -> Sequence[Any]:
-        """The snapshots that a collected step has made, each with the `request_id` that it belongs to."""
-        ...
-
-    def keep_rest(self, request_id: RequestId) -> Any | None:
+    def keep_rest(self, request_id: RequestId) -> Kept | None:
         """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
         ...
 
@@ -70,53 +64,52 @@ class Engine(Protocol):
         ...
 
 
-class Lookup(Protocol):
-    """What one request can begin from, held until it is released."""
+class StepEngine(SequenceEngine, Protocol[Step]):
+    """Executes plans over the open sequences."""
+
+    def dispatch(self, plan: StepPlan) -> Step:
+        """Start one step, without waiting for the device."""
+        ...
+
+    def collect(self, pending: Step) -> StepResult:
+        """Wait for a dispatched step and return its results, one per span."""
+        ...
+
+    def take_kept(self, pending: Step) -> Sequence[Kept]:
+        """The snapshots that a collected step has made."""
+        ...
+
+
+class Cache(Protocol):
+    """Keeps what sequences have computed and finds what new ones can begin from. Device thread only; anything may raise."""
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens that need not be read, fewer than the request knows."""
+    def keeps_anything(self) -> bool:
+        """Whether there is any use in asking."""
         ...
-
-    @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """What it stands on, parents before children."""
-        ...
-
-    def report(self) -> CacheReport:
-        """What was found, and why not more. The times are the caller's, but for that of the disk."""
-        ...
-
-    def release(self) -> None:
-        """Let it go."""
-        ...
-
-
-class Memory(Protocol):
-    """Keeps what sequences leave behind and finds what new ones can begin from."""
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """Positions in a prompt of that length at which spans have to end."""
         ...
 
-    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
-        """What the engine is to copy out of a sequence with such a prompt."""
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy | None:
+        """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
         ...
 
-    def recall(self, tokens: array[int], *, tenant: str = "") -> Lookup:
-        """Ask what a sequence that knows these tokens can begin from; what is on disk is fetched meanwhile."""
+    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
+        """Find what a sequence that knows these tokens can begin from; what is on disk is fetched meanwhile."""
         ...
 
-    def is_settled(self, recall: Any) -> bool:
-        """Whether all of it has been fetched."""
+    def advance(self, lookup: Lookup) -> bool:
+        """Take what has come from the disk; whether all of it is there. May find less than before."""
         ...
 
-    def prefix(self, recall: Any) -> Any | None:
+    def prefix(self, lookup: Lookup) -> Prefix | None:
         """What to give to the engine; None when there is nothing."""
         ...
 
-    def keep(self, tokens: array[int], kept: Any, *, tenant: str = "") -> tuple[BlockKey, ...]:
-        """Take in what a sequence that knows `tokens` has left behind; returns what is new of it."""
+    def insert(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
+        """Take in what was copied out of a sequence that knows `tokens`; returns what is new of it."""
         ...
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
@@ -131,8 +124,8 @@ class Memory(Protocol):
         """Housekeeping; call often."""
         ...
 
-    def figures(self) -> CacheFigures:
-        """What is kept. Who asked for what is the caller's to count."""
+    def figures(self) -> CacheFigures | None:
+        """What is kept; None when nothing ever is. Who asked for what is the caller's to count."""
         ...
 
     def close(self) -> None:
@@ -140,7 +133,7 @@ class Memory(Protocol):
         ...
 
 
-class Sessions(Protocol):
+class SessionService(Protocol):
     """The worker's sessions. Device thread only; any method but `is_busy` may raise, which harms no request."""
 
     @property
@@ -153,7 +146,7 @@ class Sessions(Protocol):
         ...
 
     def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
-        """A request of a session has ended, and what it leaves is put away."""
+        """A request of a session has ended, and what it computed is committed."""
         ...
 
     def tend(self) -> list[SessionAnswer]:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
-from holdfast.messages.events import Activity, Heartbeat
+from holdfast.messages.events import Heartbeat
 
 PAGING_FAULTS = 16  # pages brought in from disk between two beats, from which on the process is taken to wait for its own memory
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Occupation:
-    """One thing that the device thread does. Its identity says whether it is still the same one."""
-
-    activity: Activity
-    expected_seconds: float | None = None
-
-
-_RESTING = _Occupation(Activity.RESTING, 0.0)
+_RESTING = Heartbeat(activity="resting", expected_seconds=0.0)
 
 
 class Pulse:
-    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced whole."""
+    """Written by the device thread, read by the thread of the heartbeat: one reference, replaced whole.
+
+    Which heartbeat it is, and not what it says, tells whether the device thread is still at the same thing.
+    """
 
     def __init__(self) -> None:
-        self.occupation = _Occupation(Activity.LOADING)
+        self.occupation = Heartbeat(activity="loading")
 
     def rest(self) -> None:
         """From now on the device thread waits for commands."""
@@ -32,7 +27,7 @@ class Pulse:
 
     def work(self, expected_seconds: float | None = None) -> None:
         """From now on it does something that takes so long at most, as far as was measured; None: nothing like it was."""
-        self.occupation = _Occupation(Activity.WORKING, expected_seconds)
+        self.occupation = Heartbeat(activity="working", expected_seconds=expected_seconds)
 
 
 class BeatCounter:
@@ -54,8 +49,4 @@ class BeatCounter:
             self._seen, self._lasting_seconds = occupation, 0.0
         elif page_faults < PAGING_FAULTS:
             self._lasting_seconds += min(elapsed_seconds, self._interval_seconds)
-        return Heartbeat(
-            activity=occupation.activity,
-            lasting_seconds=self._lasting_seconds,
-            expected_seconds=occupation.expected_seconds,
-        )
+        return msgspec.structs.replace(occupation, lasting_seconds=self._lasting_seconds)

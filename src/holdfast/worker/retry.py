@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.messages.events import TokenLogprob
-from holdfast.worker.parts import Engine
+from holdfast.worker.parts import Step, StepEngine
 
 
-def read_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResult:
+def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> SpanResult:
     """Read a freshly opened sequence up to the end of `span`. The result stands for the span's, with the scores of all before it.
 
     Raises what the engine raises.

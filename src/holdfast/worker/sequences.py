@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
+from holdfast.prefix.lookup import Lookup
 from holdfast.scheduler.stopping import Ending, ending
 from holdfast.store.block import BlockKey
 
@@ -28,13 +28,13 @@ class LiveSequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     is_scored: bool = False  # PromptScored has been sent
     chain: array[int] = field(default_factory=lambda: array("I"))  # prompt and what was generated
-    recall: Any = None  # what it begins from, until the engine has it
+    lookup: Lookup | None = None  # what it is to begin from, until the engine has it
     lookup_seconds: float = 0.0
     waits_since: float | None = None  # for another one that reads the same beginning
     waited_seconds: float = 0.0
-    memory: CacheReport | None = None  # what it began from; None before it does
+    report: CacheReport | None = None  # what it began from; None before it does
     began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
-    handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the memory
+    handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the cache
     lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
     reads_afresh: bool = False  # it came to grief with what it began from, and begins from nothing any more
 
@@ -53,6 +53,12 @@ class LiveSequence:
     def can_begin_anew(self) -> bool:
         """Whether what it began from may be why it does not come out right; only once."""
         return bool(self.began_from) and not self.reads_afresh
+
+    def stop_waiting(self, *, now: float) -> None:
+        """It no longer waits for another one, if it did."""
+        if self.waits_since is not None:
+            self.waited_seconds += now - self.waits_since
+            self.waits_since = None
 
     def give_up_state(self) -> None:
         """Nothing that it has computed since it was opened counts any more, in steps under way neither."""
@@ -85,12 +91,12 @@ class LiveSequence:
             completion_tokens=len(self.generated),
             error=error,
             timings=self._timings(now),
-            memory=self.memory or CacheReport(),
+            memory=self.report or CacheReport(),
         )
 
     def started(self, *, now: float) -> Started:
         """What is said about it right before its first token."""
-        return Started(request_id=self.request.request_id, memory=self.memory or CacheReport(), timings=self._timings(now))
+        return Started(request_id=self.request.request_id, memory=self.report or CacheReport(), timings=self._timings(now))
 
     def _timings(self, now: float) -> Timings:
         admitted = now if self.admitted_at is None else self.admitted_at

@@ -86,7 +86,7 @@ def _loop_over(
         scheduler=plans,
         inbox=inbox,
         retry_chunk_tokens=scheduler.step_tokens,
-        memory=kept,
+        cache=kept,
         sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
         pulse=pulse,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.http.openai.completions_answer import completion_logprobs
-from holdfast.http.openai.shapes import Completion
+from holdfast.http.openai.shapes import TextCompletion
 from holdfast.messages.output import TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest, TextPrompt
 from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body, events_of
@@ -19,12 +19,12 @@ async def answered(gateway: ScriptedGateway, **fields: Any) -> Any:
         response = await client.post(COMPLETIONS, json=completion_body(**fields))
     assert response.status_code == 200, response.text
     if not fields.get("stream"):
-        msgspec.json.decode(response.content, type=Completion)
+        msgspec.json.decode(response.content, type=TextCompletion)
         return response.json()
     events = events_of(response.text)
     assert events.pop() == "[DONE]"
     for event in events:
-        msgspec.json.decode(json.dumps(event).encode(), type=Completion)
+        msgspec.json.decode(json.dumps(event).encode(), type=TextCompletion)
     return events
 
 

@@ -19,7 +19,7 @@ def requests(count: int) -> list[GenerationRequest]:
 
 
 async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:
-    stream = await open_streams(gateway, requests(count))
+    stream = await open_streams(gateway.generate, requests(count))
     try:
         assert stream.prompt_tokens == count * PROMPT_TOKENS
         return [event async for event in stream]
@@ -39,7 +39,7 @@ async def test_a_slow_prompt_does_not_hold_up_the_others() -> None:
     def script(request: GenerationRequest) -> Any:
         return [gate, *answer("slow")] if request.request_id == "r0" else answer("fast")
 
-    stream = await open_streams(ScriptedGateway(script=script), requests(2))
+    stream = await open_streams(ScriptedGateway(script=script).generate, requests(2))
     events = aiter(stream)
     assert (await anext(events)).index == 1
     assert (await anext(events)).index == 1
@@ -70,7 +70,7 @@ class PickyGateway(ScriptedGateway):
 async def test_one_refused_prompt_cancels_the_accepted_and_the_waiting_ones() -> None:
     gateway = PickyGateway()
     with pytest.raises(PromptTooLong) as refusal:
-        await open_streams(gateway, requests(3))
+        await open_streams(gateway.generate, requests(3))
     assert refusal.value.field == "prompt.1"
     assert gateway.closed == ["r0"]
 
@@ -86,11 +86,11 @@ class CrowdedGateway(ScriptedGateway):
 async def test_what_would_never_find_room_is_told_so(prompts: int, choices: int, field: str) -> None:
     wanted = [msgspec.structs.replace(request, choices=choices) for request in requests(prompts)]
     with pytest.raises(RequestRefused, match=rf"{prompts * choices} answers .* \(10\)") as refusal:
-        await open_streams(CrowdedGateway(), wanted)
+        await open_streams(CrowdedGateway().generate, wanted)
     assert (refusal.value.status, refusal.value.field) == (400, field)
 
 
 @pytest.mark.parametrize("prompts", [1, 10])
 async def test_what_would_find_room_later_is_to_come_again(prompts: int) -> None:
     with pytest.raises(QueueFull):
-        await open_streams(CrowdedGateway(), requests(prompts))
+        await open_streams(CrowdedGateway().generate, requests(prompts))

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from holdfast.errors import GenerationFailed
 from holdfast.http.openai.dialect import OPENAI
-from holdfast.http.server.dialect import Operation
+from holdfast.http.server.dialect import operation
 from holdfast.http.server.services import Services
 from holdfast.messages.events import FinishReason
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, events_of
@@ -45,6 +45,7 @@ async def test_an_end_that_is_no_end_of_an_answer_is_never_shown_as_one(reason: 
 
 
 async def test_an_error_after_the_answer_was_begun_does_not_begin_a_second_answer() -> None:
+    @operation("POST", "/late")
     async def broken(request: Request, services: Services) -> Response:
         async def pieces() -> AsyncIterator[bytes]:
             yield b"a"
@@ -52,7 +53,7 @@ async def test_an_error_after_the_answer_was_begun_does_not_begin_a_second_answe
 
         return StreamingResponse(pieces())
 
-    late = replace(OPENAI, operations=(Operation(method="POST", path="/late", handler=broken),))
+    late = replace(OPENAI, operations=(broken,))
     exchange = Exchange(ScriptedGateway(), dialects=[late])
     with pytest.raises(RuntimeError):  # goes on to the server, which logs it and closes the connection
         await exchange.run("/late", {})

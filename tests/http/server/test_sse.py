@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -38,30 +39,33 @@ class Socket:
         return [message["body"] for message in self.messages if message["type"] == "http.response.body"]
 
 
-async def write(opening: bytes, produce: Any) -> Socket:
+async def write(opening: bytes, produce: Callable[[Socket], AsyncIterator[bytes]]) -> Socket:
     out = Socket()
-    writer = EventWriter(out.send, FORM)
-    writer.begin_with(opening)
-    await writer.run(asyncio.create_task(produce(writer, out)))
+
+    async def events() -> AsyncIterator[bytes]:
+        yield opening
+        async for event in produce(out):
+            yield event
+
+    await EventWriter(out.send, FORM, events()).run()
     assert out.messages[0]["type"] == "http.response.start"
     assert [message["more_body"] for message in out.messages[1:]] == [True] * (len(out.messages) - 2) + [False]
     return out
 
 
 async def test_events_that_are_ready_together_are_written_together_with_the_opening() -> None:
-    async def produce(writer: EventWriter, _: Socket) -> None:
+    async def produce(_: Socket) -> AsyncIterator[bytes]:
         for event in (b"a", b"b", b"c"):
-            writer.put(event)
-        writer.end()
+            yield event
 
     assert (await write(b"o", produce)).bodies == [b"oabc"]
 
 
 async def test_an_event_is_written_at_once_without_waiting_for_the_next() -> None:
-    async def produce(writer: EventWriter, out: Socket) -> None:
-        writer.put(b"a")
+    async def produce(out: Socket) -> AsyncIterator[bytes]:
+        yield b"a"
         await out.writes(1)
-        writer.put(b"b")
+        yield b"b"
         await out.writes(2)
 
     assert (await write(b"", produce)).bodies == [b"a", b"b", b""]
@@ -71,35 +75,56 @@ async def test_a_long_silence_is_filled_with_comments_after_the_opening(monkeypa
     monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
 
-    async def produce(writer: EventWriter, out: Socket) -> None:
+    async def produce(out: Socket) -> AsyncIterator[bytes]:
         await out.writes(3)
-        writer.put(b"a")
+        yield b"a"
 
     bodies = (await write(b"o", produce)).bodies
     assert bodies[:3] == [b"o", FORM.keep_alive, FORM.keep_alive]
     assert b"a" in b"".join(bodies[3:])
 
 
+async def test_an_opening_that_comes_after_the_headers_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.01)
+    out = Socket()
+
+    async def events() -> AsyncIterator[bytes]:
+        await out.writes(1)
+        yield b"o"
+        await out.writes(2)
+
+    await EventWriter(out.send, FORM, events()).run()
+    assert out.bodies == [FORM.keep_alive, b"o", b""]
+
+
 async def test_a_failure_before_anything_was_written_is_raised() -> None:
-    async def fail() -> None:
+    async def fail() -> AsyncIterator[bytes]:
+        yield b"o"
         raise GenerationFailed("early")
 
     out = Socket()
     with pytest.raises(GenerationFailed):
-        await EventWriter(out.send, FORM).run(asyncio.create_task(fail()))
+        await EventWriter(out.send, FORM, fail()).run()
     assert out.messages == []
 
 
-async def test_a_cancelled_producer_cancels_the_writer() -> None:
-    async def wait() -> None:
-        await asyncio.Event().wait()
+async def test_a_cancelled_writer_ends_who_makes_the_events() -> None:
+    has_ended = asyncio.Event()
 
-    producer = asyncio.create_task(wait())
-    running = asyncio.create_task(EventWriter(Socket().send, FORM).run(producer))
-    await asyncio.sleep(0)
-    producer.cancel()
+    async def wait() -> AsyncIterator[bytes]:
+        yield b"o"
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    running = asyncio.create_task(EventWriter(Socket().send, FORM, wait()).run())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert has_ended.is_set()
 
 
 async def test_each_delta_is_an_event_of_its_own_even_when_written_together() -> None:
@@ -121,21 +146,15 @@ async def test_a_client_that_does_not_read_stops_who_writes_for_it(monkeypatch: 
             await reads.wait()
             written += len(message["body"])
 
-    writer = EventWriter(send, FORM)
-    writer.begin_with(b"o")
-
-    async def produce() -> None:
+    async def events() -> AsyncIterator[bytes]:
         nonlocal made
+        yield b"o"
         for _ in range(1000):
-            writer.put(b"0123456789")
+            yield b"0123456789"
             made += 10
-            if writer.is_full:
-                await writer.wait_for_room()
             await asyncio.sleep(0)
-        writer.end()
 
-    producer = asyncio.create_task(produce())
-    writing = asyncio.create_task(writer.run(producer))
+    writing = asyncio.create_task(EventWriter(send, FORM, events()).run())
     for _ in range(2000):
         await asyncio.sleep(0)
     assert made <= 200

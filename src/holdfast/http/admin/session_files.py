@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from holdfast.errors import SessionRefused
-from holdfast.http.server.body import too_large
+from holdfast.http.server.body import body_pieces
 from holdfast.messages.sessions import SessionFailure
 
 MEDIA_TYPE = "application/octet-stream"
@@ -36,16 +36,9 @@ def private_path() -> Iterator[Path]:
 
 async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
     """Write a request's body into a file. Raises RequestRefused (413) beyond the limit, SessionRefused when there is no room."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared[:20]) > limit_bytes:
-        raise too_large(limit_bytes)
-    size = 0
     try:
         with path.open("wb") as file:
-            async for piece in request.stream():
-                size += len(piece)
-                if size > limit_bytes:
-                    raise too_large(limit_bytes)
+            async for piece in body_pieces(request, limit_bytes=limit_bytes):
                 await asyncio.to_thread(file.write, piece)
     except OSError as error:
         failure = SessionFailure.NO_ROOM if error.errno in _NO_SPACE else SessionFailure.FAILED

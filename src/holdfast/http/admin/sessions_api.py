@@ -6,7 +6,7 @@ Made from the table of what can be done with sessions; what only some of it take
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -25,8 +25,9 @@ from holdfast.http.admin.session_fields import (
     session_object,
 )
 from holdfast.http.server import openapi
-from holdfast.http.server.body import parse, read_body
-from holdfast.http.server.dialect import Handler, Operation
+from holdfast.http.server.body import json_response, parse, read_body
+from holdfast.http.server.dialect import Operation, Shape
+from holdfast.http.server.dialect import operation as described
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.extensions import TENANT_HEADER, checked_session_id
 from holdfast.http.server.problem import RequestRefused
@@ -41,35 +42,35 @@ _NAMED = {"open": "session_id", "fork": "new_session_id"}  # what the body's `id
 _ANSWERS: dict[str, type[msgspec.Struct]] = {"list": SessionList, "close": SessionDeleted}
 
 
-def _handler(operation: SessionOperation) -> Handler:
+def _operation(operation: SessionOperation) -> Operation:
     async def handle(request: Request, services: Services) -> Response:
         model, command = await _command(operation, request, services)
         if "path" not in operation.takes:
-            return _json(command, await _objects(request, services, model, command))
+            return _answer(command, await _objects(request, services, model, command))
         with session_files.private_path() as path:
             command = msgspec.structs.replace(command, path=str(path))
             if operation.name == "import":
                 await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
-                return _json(command, await _objects(request, services, model, command))
+                return _answer(command, await _objects(request, services, model, command))
             await _objects(request, services, model, command)
             return session_files.sent(path, name=command.session_id)
 
     handle.__name__, handle.__doc__ = operation.title, operation.summary
-    return handle
+    page = "what is kept, by name" if operation.name == "list" else ""
+    return described(operation.method, SESSIONS_PATH + operation.path, *_shapes(operation), summary=page)(handle)
 
 
-def _shape(operation: SessionOperation) -> openapi.Shape:
+def _shapes(operation: SessionOperation) -> Iterator[Shape]:
     """What the description of the API says of its query, its body and its answer."""
     name, takes = operation.name, operation.takes
-    own = (["id"] if name == "import" else []) + [field for field in ("limit", "forget") if field in takes]
-    shapes = [openapi.file_answer() if name == "export" else openapi.answers_of(_ANSWERS.get(name, SessionObject))]
+    yield openapi.file_answer() if name == "export" else openapi.answers_of(_ANSWERS.get(name, SessionObject))
     if name != "open":  # its body says of which model it is
-        shapes.append(openapi.query_of("model", *own, "cache_salt"))
+        own = (["id"] if name == "import" else []) + [field for field in ("limit", "forget") if field in takes]
+        yield openapi.query_of("model", *own, "cache_salt")
     if name in _BODIES:
-        shapes.append(openapi.request_of(_BODIES[name], required=name not in _NAMED))
+        yield openapi.request_of(_BODIES[name], required=name not in _NAMED)
     if name == "import":
-        shapes.append(openapi.file_request())
-    return {key: value for shape in shapes for key, value in shape.items()}
+        yield openapi.file_request()
 
 
 async def _command(operation: SessionOperation, request: Request, services: Services) -> tuple[str, SessionCommand]:
@@ -84,7 +85,7 @@ async def _command(operation: SessionOperation, request: Request, services: Serv
 
 async def _from_body(operation: SessionOperation, request: Request, services: Services) -> dict[str, Any]:
     """Fields of the command that the body has, and the model if it names one."""
-    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
     given = fields.model_dump(exclude_unset=True)
     if operation.name in _NAMED:
@@ -119,7 +120,7 @@ async def _objects(request: Request, services: Services, model: str, command: Se
     return [session_object(info, model=model) for info in found]
 
 
-def _json(command: SessionCommand, objects: list[SessionObject]) -> Response:
+def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
     """What a client is told of the sessions that a command was about."""
     shown: msgspec.Struct
     if command.operation == "list":
@@ -128,7 +129,7 @@ def _json(command: SessionCommand, objects: list[SessionObject]) -> Response:
         shown = SessionDeleted(id=command.session_id)
     else:
         (shown,) = objects
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+    return json_response(shown)
 
 
 def _limit(query: Mapping[str, str]) -> int:
@@ -145,13 +146,4 @@ def _truth(query: Mapping[str, str], name: str) -> bool:
     return _YES[text.lower()]
 
 
-OPERATIONS = tuple(
-    Operation(
-        method=operation.method,
-        path=SESSIONS_PATH + operation.path,
-        handler=_handler(operation),
-        shape=_shape(operation),
-        summary="what is kept, by name" if operation.name == "list" else "",
-    )
-    for operation in SESSION_OPERATIONS.values()
-)
+OPERATIONS = tuple(map(_operation, SESSION_OPERATIONS.values()))

@@ -14,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.server.api_key import opens
-from holdfast.http.server.dialect import DialectTable
+from holdfast.http.server.dialect import DialectTable, operation
 from holdfast.http.server.host_header import host_name
+from holdfast.http.server.openapi import text_answer
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
 
@@ -43,11 +44,12 @@ _DOCUMENTS = "README.md, docs/http.md and docs/memory.md of the repository say m
 _HIDDEN = "shown to who sends the API key"
 
 
+@operation("GET", "/", text_answer("text/html", "text/plain"), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
     """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
     key = services.server.api_key
     is_locked = not opens(dict(request.scope["headers"]), api_key=key)
-    models = [] if is_locked else [(model.id, _state(model)) for model in services.models.statuses()]
+    models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
     table: DialectTable = request.app.state.dialects
     paths = [(operation.path, operation.summary) for operation in table.operations if operation.summary]
     example = _example(_address(request), needs_key=bool(key))

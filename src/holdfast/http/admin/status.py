@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from holdfast.http.server.body import json_response
-from holdfast.http.server.openapi import description
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.openapi import answers_of, description, text_answer
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
@@ -58,25 +59,28 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelHealth]
 
 
+@operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
-    models = [_health(model) for model in services.models.statuses()]
+    models = [_health(model) for model in services.statuses()]
     states = [model.state for model in models] or ["loading"]
     status = "ok" if _READY in states else states[0]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
 
 
+@operation("GET", "/metrics", text_answer("text/plain"), summary="figures for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
-    models = services.models.statuses()
+    models = services.statuses()
     facts = ModelFacts(
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
     )
-    text = services.metrics.exposition(await services.models.statistics(), facts)
+    text = services.metrics.exposition(await services.statistics(), facts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
+@operation("GET", "/openapi.json", summary="every field of every path")
 async def openapi_document(request: Request, services: Services) -> Response:
     """This description."""
     return JSONResponse(description(request.app.state.dialects, version=services.version))

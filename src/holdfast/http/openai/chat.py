@@ -12,9 +12,12 @@ from holdfast.config import LimitsSettings
 from holdfast.http.openai.chat_answer import ChatAnswer
 from holdfast.http.openai.fields import GenerationFields, MaxTokens, refuse_above
 from holdfast.http.openai.messages import ChatMessage, refuse_what_is_not_text
+from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import parse
+from holdfast.http.server.dialect import operation
 from holdfast.http.server.generation import generate
+from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
@@ -86,6 +89,13 @@ class ChatCompletionRequest(GenerationFields):
         return {**options, **(self.chat_template_kwargs or {})}
 
 
+@operation(
+    "POST",
+    "/v1/chat/completions",
+    request_of(ChatCompletionRequest),
+    answers_of(ChatCompletion, chunk=ChatCompletionChunk),
+    summary="conversations, as OpenAI's",
+)
 async def create_chat_completion(request: Request, services: Services) -> Response:
     """Answer a conversation."""
     return await generate(request, services, lambda body: parse(ChatCompletionRequest, body).plan(services))

@@ -11,9 +11,12 @@ from starlette.responses import Response
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.completions_answer import CompletionAnswer
 from holdfast.http.openai.fields import GenerationFields, refuse_above
+from holdfast.http.openai.shapes import TextCompletion
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import TAG_MARK, parse
+from holdfast.http.server.dialect import operation
 from holdfast.http.server.generation import generate
+from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
 from holdfast.messages.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
@@ -102,6 +105,13 @@ class CompletionRequest(GenerationFields):
         )
 
 
+@operation(
+    "POST",
+    "/v1/completions",
+    request_of(CompletionRequest),
+    answers_of(TextCompletion, chunk=TextCompletion),
+    summary="raw text, as OpenAI's",
+)
 async def create_completion(request: Request, services: Services) -> Response:
     """Continue a text."""
     return await generate(request, services, lambda body: parse(CompletionRequest, body).plan(services))

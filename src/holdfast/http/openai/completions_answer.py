@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.http.openai.answers import OpenAIAnswer, finish_reason, shown_logprob
-from holdfast.http.openai.shapes import Completion, CompletionChoice, CompletionLogprobs
+from holdfast.http.openai.shapes import CompletionChoice, CompletionLogprobs, TextCompletion
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
 from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
@@ -48,7 +48,7 @@ class CompletionAnswer(OpenAIAnswer):
             )
             for index, choice in enumerate(choices)
         ]
-        return _encode(Completion(choices=shown, **self._around_choices(counts, explanation)))
+        return _encode(TextCompletion(choices=shown, **self._around_choices(counts, explanation)))
 
 
 def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:

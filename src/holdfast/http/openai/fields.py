@@ -14,7 +14,7 @@ from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.extensions import HoldfastOptions
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, first_model
-from holdfast.messages.requests import GenerationRequest, SamplingParams
+from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
@@ -23,6 +23,12 @@ _MOST_DIGITS = 9
 _LONGEST_SALT = 4096
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
+
+
+def _within(name: str, *, le: float | None = None) -> Any:
+    """The range of a sampling parameter; OpenAI may end it earlier."""
+    lowest, highest = SAMPLING_RANGES[name]
+    return Field(ge=lowest, le=highest if le is None else le)
 
 
 def one_or_many(value: Any) -> str:
@@ -44,7 +50,10 @@ def _token_key(value: Any) -> Any:
 
 
 TokenKey = Annotated[str, BeforeValidator(_token_key)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+TopP = Annotated[float, Field(gt=0, le=SAMPLING_RANGES["top_p"][1])]
+PresencePenalty = Annotated[float, _within("presence_penalty")]
+FrequencyPenalty = Annotated[float, _within("frequency_penalty")]
+Bias = Annotated[float, _within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
     Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
@@ -75,15 +84,15 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="0 takes the most likely token.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Draw from the likeliest tokens of this mass.")
-    top_k: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = Field(None, description="Draw from so many tokens; 0: off.")
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+    temperature: Annotated[float, _within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
+    top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
+    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="Draw from so many tokens; 0: off.")
+    min_p: Annotated[float, _within("min_p")] | None = Field(
         None, description="Draw from tokens at least this likely, relative to the likeliest."
     )
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="On tokens the answer has already.")
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(None, description="Per time the answer has a token.")
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = Field(
+    presence_penalty: PresencePenalty | None = Field(None, description="On tokens the answer has already.")
+    frequency_penalty: FrequencyPenalty | None = Field(None, description="Per time the answer has a token.")
+    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = Field(
         None, description="Factor on tokens of prompt and answer; 1: off."
     )
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = Field(

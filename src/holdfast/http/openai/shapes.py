@@ -125,7 +125,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length"] | None
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer of /v1/completions, or one event of a streamed one."""
 
     id: str

@@ -12,61 +12,27 @@ _log = logging.getLogger(__name__)
 _NOT_YET = "this version does not support it yet"
 _MOST_REMEMBERED = 1000
 _already_logged: set[str] = set()
-_OFF = (False,)
-_EMPTY: tuple[Any, ...] = ([], {}, "")
+_EMPTY = (
+    "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema mm_processor_kwargs "
+    "media_io_kwargs stop_token_ids bad_words logits_processors logit_processors documents role_mapping adapters draft_model"
+)
+_OFF = "use_beam_search early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids"
+_NEVER = (
+    "audio web_search_options prediction allowed_token_ids truncate_prompt_tokens prompt_logprobs repetition_context_size "
+    "repeat_penalty repeat_last_n n_predict num_predict num_ctx chat_template prompt_embeds num_draft_tokens"
+)
 KNOWN: Mapping[str, tuple[Any, ...]] = {  # field → the values with which it asks for nothing; null does for every field
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
+    **dict.fromkeys(_NEVER.split(), ()),
+    **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
+    **dict.fromkeys(_OFF.split(), (False,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none",)),
+    **dict.fromkeys(("min_tokens", "mirostat"), (0,)),
+    **dict.fromkeys(("xtc_probability", "dry_multiplier", "top_a"), (0, 0.0)),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
     "response_format": ({"type": "text"},),
-    "structured_outputs": _EMPTY,
-    "guided_json": _EMPTY,
-    "guided_regex": _EMPTY,
-    "guided_choice": _EMPTY,
-    "guided_grammar": _EMPTY,
-    "grammar": _EMPTY,
-    "json_schema": _EMPTY,
-    "audio": (),
     "modalities": (["text"],),
-    "web_search_options": (),
-    "prediction": (),
-    "mm_processor_kwargs": _EMPTY,
-    "media_io_kwargs": _EMPTY,
-    "use_beam_search": _OFF,
-    "length_penalty": (1, 1.0),
-    "early_stopping": _OFF,
-    "min_tokens": (0,),
-    "stop_token_ids": _EMPTY,
-    "bad_words": _EMPTY,
-    "allowed_token_ids": (),
-    "include_stop_str_in_output": _OFF,
     "skip_special_tokens": (True,),
-    "logits_processors": _EMPTY,
-    "logit_processors": _EMPTY,
-    "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
-    "xtc_probability": (0, 0.0),
-    "dry_multiplier": (0, 0.0),
-    "mirostat": (0,),
-    "typical_p": (1, 1.0),
-    "top_a": (0, 0.0),
-    "tfs_z": (1, 1.0),
-    "repetition_context_size": (),
-    "repeat_penalty": (),
-    "repeat_last_n": (),
-    "n_predict": (),
-    "num_predict": (),
-    "num_ctx": (),
-    "chat_template": (),
-    "documents": _EMPTY,
-    "role_mapping": _EMPTY,
-    "prompt_embeds": (),
-    "adapters": _EMPTY,
-    "draft_model": _EMPTY,
-    "num_draft_tokens": (),
-    "return_token_ids": _OFF,
-    "return_tokens_as_token_ids": _OFF,
 }
 _REASONS = {
     "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",

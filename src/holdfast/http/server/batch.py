@@ -9,21 +9,21 @@ import msgspec
 
 from holdfast.errors import QueueFull
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Generator, OutputStream
+from holdfast.http.server.services import GenerateCall, OutputStream
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 
 _MOST_READY = 64  # events of several prompts that are read before they are asked for
 
 
-async def open_streams(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
+async def open_streams(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
     """Submit all requests; once all are accepted, their events come as one stream with the choices counted through.
 
     Raises the first refusal, after the requests that had been accepted are cancelled. What would never find room in the queue,
     however often it was sent again, is a RequestRefused.
     """
     try:
-        return await (gateway.generate(requests[0]) if len(requests) == 1 else _open_many(gateway, requests))
+        return await (generate(requests[0]) if len(requests) == 1 else _open_many(generate, requests))
     except QueueFull as full:
         answers = sum(request.choices for request in requests)
         if answers <= full.limit:
@@ -33,8 +33,8 @@ async def open_streams(gateway: Generator, requests: Sequence[GenerationRequest]
         raise RequestRefused(message, code="request_too_large_for_queue", field=field) from full
 
 
-async def _open_many(gateway: Generator, requests: Sequence[GenerationRequest]) -> OutputStream:
-    tasks = [asyncio.create_task(gateway.generate(request)) for request in requests]
+async def _open_many(generate: GenerateCall, requests: Sequence[GenerationRequest]) -> OutputStream:
+    tasks = [asyncio.create_task(generate(request)) for request in requests]
     streams: list[OutputStream] = []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

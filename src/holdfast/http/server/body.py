@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import msgspec
 import pydantic
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope
 
 from holdfast.http.server.problem import RequestRefused
 
@@ -24,24 +24,23 @@ _REPLACEMENT = b"\\ufffd"
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit_bytes: int) -> bytes:
-    """The whole body. Raises RequestRefused (413) as soon as it is known to be larger than the limit."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > limit_bytes:
-            raise too_large(limit_bytes)
-    parts: list[bytes] = []
+async def body_pieces(request: Request, *, limit_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises RequestRefused (413) as soon as it is known to be larger than the limit."""
+    declared = request.headers.get("content-length", "")
+    size = int(declared[:20]) if declared.isdecimal() else 0
+    if size > limit_bytes:
+        raise _too_large(limit_bytes)
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        part = message.get("body", b"")
-        size += len(part)
+    async for piece in request.stream():
+        size += len(piece)
         if size > limit_bytes:
-            raise too_large(limit_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            raise _too_large(limit_bytes)
+        yield piece
+
+
+async def read_body(request: Request, *, limit_bytes: int) -> bytes:
+    """The whole body. Raises RequestRefused (413) beyond the limit."""
+    return b"".join([piece async for piece in body_pieces(request, limit_bytes=limit_bytes)])
 
 
 def json_response(value: msgspec.Struct, *, status: int = 200) -> Response:
@@ -96,6 +95,5 @@ def _shown(given: Any) -> str:
     return ""
 
 
-def too_large(limit_bytes: int) -> RequestRefused:
-    """The refusal of a body beyond the limit."""
+def _too_large(limit_bytes: int) -> RequestRefused:
     return RequestRefused(f"the body is larger than {limit_bytes:,} bytes", status=413, code="body_too_large")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -17,6 +17,9 @@ Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 _VERSION = "v1"
 
 
+Shape: TypeAlias = Mapping[str, Any]  # a part of an operation's description, made by `openapi`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one path: who answers it, and how /openapi.json describes it. An ASGI application."""
@@ -24,7 +27,7 @@ class Operation:
     method: str
     path: str  # with its variables in braces, as Starlette has them
     handler: Handler  # its name and docstring are shown in /openapi.json
-    shape: Mapping[str, Any] = field(default_factory=dict)  # made by `openapi`; an operation without one is not described
+    shape: Shape  # empty: the operation is not described
     summary: str = ""  # for the start page, which leaves out operations without one
     needs_key: bool = True
 
@@ -33,6 +36,18 @@ class Operation:
         request = Request(scope, receive, send)
         response = await self.handler(request, request.app.state.services)
         await response(scope, receive, send)
+
+
+def operation(
+    method: str, path: str, *shapes: Shape, summary: str = "", needs_key: bool = True
+) -> Callable[[Handler], Operation]:
+    """Decorator that makes an operation of its handler; `shapes` together describe it."""
+
+    def of(handler: Handler) -> Operation:
+        shape = {name: part for each in shapes for name, part in each.items()}
+        return Operation(method=method, path=path, handler=handler, shape=shape, summary=summary, needs_key=needs_key)
+
+    return of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

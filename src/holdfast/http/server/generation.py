@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -31,7 +31,7 @@ from holdfast.telemetry.requests import RequestWatch
 async def generate(request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan]) -> Response:
     """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused."""
     watch = RequestWatch(services.metrics)
-    body = await read_body(request.scope, request.receive, limit_bytes=services.limits.max_body_bytes)
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
     return GenerationResponse(services, plan, watch)
 
@@ -76,7 +76,7 @@ class GenerationResponse(Response):
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
             if not is_loading(self._services, self._plan.requests[0].model):
                 await self._opened(record)
-            await self._write_stream(send, record)
+            await EventWriter(send, self._plan.form, self._events(record)).run()
         finally:
             if self._stream is not None:
                 await self._stream.aclose()
@@ -85,7 +85,7 @@ class GenerationResponse(Response):
     async def _opened(self, record: RequestRecord) -> OutputStream:
         """The events; submits the request the first time, which waits for a model that is being loaded."""
         if self._stream is None:
-            self._stream = await open_streams(self._services.gateway, self._plan.requests)
+            self._stream = await open_streams(self._services.generate, self._plan.requests)
             self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
             record.answer = AnswerRecord(
                 prompt_tokens=self._stream.prompt_tokens,
@@ -94,31 +94,18 @@ class GenerationResponse(Response):
             )
         return self._stream
 
-    async def _write_stream(self, send: Send, record: RequestRecord) -> None:
+    async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
         form = self._plan.form
-        writer = EventWriter(send, form)
-
-        async def produce() -> None:
-            try:
-                stream = await self._opened(record)
-                writer.begin_with(form.opening(prompt_tokens=stream.prompt_tokens))
-                async for event in stream:
-                    self._observe(event, record)
-                    writer.put(form.delta(event) if isinstance(event, TextDelta) else form.finish(event))
-                    if writer.is_full:
-                        await writer.wait_for_room()
-            except HoldfastError as error:
-                record_problem(record, problem_of(error), error)
-                raise
-            writer.put(form.closing(_counts(record), explanation_of(self._explained)))
-            writer.end()
-
-        producer = asyncio.create_task(produce())
         try:
-            await writer.run(producer)
-        finally:
-            producer.cancel()
-            await asyncio.wait((producer,))
+            stream = await self._opened(record)
+            yield form.opening(prompt_tokens=stream.prompt_tokens)
+            async for event in stream:
+                self._observe(event, record)
+                yield form.delta(event) if isinstance(event, TextDelta) else form.finish(event)
+        except HoldfastError as error:
+            record_problem(record, problem_of(error), error)
+            raise
+        yield form.closing(_counts(record), explanation_of(self._explained))
 
     async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
         choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]

@@ -1,4 +1,7 @@
-"""The description at /openapi.json, made from the operations and the very types that check requests and encode answers."""
+"""The description at /openapi.json, made from the operations and the very types that check requests and encode answers.
+
+Where a schema is meant, a shape has the type itself.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,9 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from holdfast.http.server.dialect import DialectTable, Operation
+from holdfast.http.server.dialect import DialectTable, Operation, Shape
 from holdfast.messages.sessions import LONGEST_SESSION_ID
 
-Shape = Mapping[str, Any]  # a part of an operation's description; where a schema is meant, it may have the type itself
 _COMPONENTS = "#/components/schemas/{name}"
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
@@ -105,7 +107,7 @@ def _described(operation: Operation, failure: Shape) -> dict[str, Any]:
         "operationId": f"{name}{place}_{operation.method.lower()}",
         **operation.shape,
         **({"parameters": parameters} if parameters else {}),
-        "responses": {**operation.shape["responses"], "default": failure},
+        "responses": {**operation.shape.get("responses", {}), "default": failure},
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.messages.figures import WorkerStatistics
@@ -40,33 +40,18 @@ class OutputStream(Protocol):
         ...
 
 
-class Generator(Protocol):
-    """Intake's gateway, as far as the protocols use it."""
-
-    async def generate(self, request: GenerationRequest) -> OutputStream:
-        """Check the request, submit it and return once all its sequences are accepted; raises a HoldfastError otherwise."""
-        ...
-
-
-class ModelDirectory(Protocol):
-    """Residency, as far as /v1/models, /health and /metrics use it."""
-
-    def statuses(self) -> Sequence[ModelStatus]:
-        """All models of the server, in the order in which they are listed."""
-        ...
-
-    async def statistics(self) -> Mapping[str, WorkerStatistics]:
-        """Counters of the workers that answer, by model id."""
-        ...
+# Checks a request, submits it and returns once all its sequences are accepted; raises a HoldfastError otherwise.
+GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
 
-    gateway: Generator
+    generate: GenerateCall
     sessions: SessionsCall
-    models: ModelDirectory
+    statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
+    statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
     limits: LimitsSettings
     metrics: Metrics
@@ -79,9 +64,9 @@ _LOADING = frozenset({"loading", "restarting"})
 
 def is_loading(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
-    return any(model.id == model_id and model.state in _LOADING for model in services.models.statuses())
+    return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
 
 
 def first_model(services: Services) -> str:
     """The model of requests that name none; empty when there is none."""
-    return next((model.id for model in services.models.statuses()), "")
+    return next((model.id for model in services.statuses()), "")

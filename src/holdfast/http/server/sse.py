@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from starlette.types import Send
 
@@ -18,70 +19,49 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 class EventWriter:
     """Writes the events of one answer in order; while nothing comes, it keeps the line open as the dialect does that."""
 
-    def __init__(self, send: Send, form: AnswerFormat) -> None:
-        self._send, self._form = send, form
+    def __init__(self, send: Send, form: AnswerFormat, events: AsyncIterator[bytes]) -> None:
+        """events: the first is the answer's opening, which may be empty."""
+        self._send, self._form, self._events = send, form, events
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._taken = asyncio.Event()
         self._wake = asyncio.Event()
-        self._ended = False
         self._quiet = False
         self._started = False
 
-    def begin_with(self, opening: bytes) -> None:
-        """What comes before the first event. It is written with it, but at once to a client that has its headers already."""
-        if opening:
-            self._ready.append(opening)
-            self._ready_bytes += len(opening)
-        if opening and self._started:
-            self._wake.set()
-
-    def put(self, event: bytes) -> None:
-        """Queue one event; never waits. See `is_full`."""
-        self._ready.append(event)
-        self._ready_bytes += len(event)
-        self._wake.set()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has left so much unread that nothing more should be put before `wait_for_room` returns."""
-        return self._ready_bytes >= MOST_READY_BYTES
-
-    async def wait_for_room(self) -> None:
-        """Wait until the client reads on."""
-        while self.is_full:
-            self._taken.clear()
-            await self._taken.wait()
-
-    def end(self) -> None:
-        """Say that nothing more comes."""
-        self._ended = True
-        self._wake.set()
-
-    async def run(self, producer: asyncio.Task[None]) -> None:
-        """Write until the producer, which calls `put`, is done. Raises its error when nothing has been sent by then."""
-        producer.add_done_callback(lambda _: self.end())
+    async def run(self) -> None:
+        """Write until the events end. Raises their error when nothing has been sent by then."""
+        reader = asyncio.create_task(self._read())
+        reader.add_done_callback(lambda _: self._wake.set())
         self._tick_in(HEADER_GRACE_SECONDS)
         try:
-            while not self._ended:
+            while not reader.done():
                 await self._wake.wait()
                 self._wake.clear()
-                if not self._ended:
+                if not reader.done():
                     await self._flush()
+            if (error := reader.exception()) is not None:
+                if not self._started:
+                    raise error
+                self._ready.append(self._form.broken(problem_of(error)))
+            await self._flush(more=False)
         finally:
             self._timer.cancel()
-        await self._close(producer)
+            reader.cancel()
+            await asyncio.wait((reader,))
 
-    async def _close(self, producer: asyncio.Task[None]) -> None:
-        await asyncio.wait((producer,))
-        error = None if producer.cancelled() else producer.exception()
-        if producer.cancelled():
-            raise asyncio.CancelledError
-        if error is not None:
-            if not self._started:
-                raise error
-            self._ready.append(self._form.broken(problem_of(error)))
-        await self._flush(more=False)
+    async def _read(self) -> None:
+        is_opening = True  # it is written with what follows, but at once to a client that has its headers already
+        async for event in self._events:
+            if event:
+                self._ready.append(event)
+                self._ready_bytes += len(event)
+                if self._started or not is_opening:
+                    self._wake.set()
+            is_opening = False
+            while self._ready_bytes >= MOST_READY_BYTES:  # the client has left so much unread
+                self._taken.clear()
+                await self._taken.wait()
 
     async def _flush(self, *, more: bool = True) -> None:
         if not self._started:

@@ -42,7 +42,7 @@ def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInf
     )
 
 
-class ScriptedEngine:
+class ScriptedClient:
     """Sends each request's script; after `Accepted` it waits until `may_go_on` is set. Keeps what was submitted and cancelled."""
 
     def __init__(self, script: Script, *, info: ModelInfo | None = None) -> None:

@@ -1,0 +1,62 @@
+"""A cache that keeps nothing: for models whose state cannot be kept."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+
+from holdfast.prefix.eviction import EvictionOrder
+from holdfast.prefix.hold import Hold
+from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.reuse import NothingStored, ReusePlan
+from holdfast.store.block import BlockKey
+
+
+class NoCache:
+    """Has nothing of any prompt, and wants nothing of any sequence."""
+
+    @property
+    def keeps_anything(self) -> bool:
+        """No."""
+        return False
+
+    def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
+        """Spans may end where they like."""
+        return ()
+
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> None:
+        """Nothing is to be copied out."""
+
+    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
+        """Nothing is found."""
+        plan = ReusePlan(tokens=0, pieces=(), state=None, shortfall=NothingStored())
+        return Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=Hold(EvictionOrder(), ()), asked_at=time.perf_counter())
+
+    def advance(self, lookup: Lookup) -> bool:
+        """Nothing has to be fetched."""
+        return True
+
+    def prefix(self, lookup: Lookup) -> None:
+        """There is nothing to begin from."""
+
+    def insert(self, tokens: array[int], kept: object, *, tenant: str = "") -> tuple[BlockKey, ...]:
+        """Nothing is kept."""
+        return ()
+
+    def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Nothing is there to be forgotten."""
+        return ()
+
+    def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
+        """Nothing is there to be forgotten."""
+        return ()
+
+    def tend(self) -> None:
+        """Nothing has to be done."""
+
+    def figures(self) -> None:
+        """There is nothing to count."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,76 @@
+"""Running steps on an engine that may raise anything at any time: a step that fails is tried again, each sequence alone."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Generic
+
+from holdfast.engine.plan import Span, SpanResult, StepResult
+from holdfast.worker.failures import DeviceBroken, DeviceFailed, device_call
+from holdfast.worker.flight import Flight
+from holdfast.worker.parts import Step, StepEngine
+from holdfast.worker.retry import read_alone
+
+FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without one success between them
+
+logger = logging.getLogger("holdfast.worker")
+
+
+class DeviceSteps(Generic[Step]):
+    """Dispatches and collects. Device thread only."""
+
+    def __init__(self, engine: StepEngine[Step], *, retry_chunk_tokens: int) -> None:
+        self._engine, self._retry_chunk_tokens = engine, retry_chunk_tokens
+        self._failures_in_a_row = 0
+
+    def dispatch(self, flight: Flight) -> None:
+        """Start a step; one that cannot be dispatched is suspect."""
+        if not flight.sequences:
+            return
+        try:
+            with device_call():
+                pending = self._engine.dispatch(flight.plan)
+        except DeviceFailed:
+            logger.exception("a step of %d spans could not be dispatched; each is tried alone", len(flight.sequences))
+            flight.is_suspect = True
+        else:
+            flight.collect = functools.partial(self._engine.collect, pending)
+            flight.take_kept = functools.partial(self._engine.take_kept, pending)
+
+    def collect(self, flight: Flight, *, behind: Flight | None) -> StepResult | None:
+        """Wait for a step. None when it failed: its sequences have to be tried alone, and so have those of the step behind it."""
+        if not flight.sequences:
+            return StepResult(spans=())
+        if flight.collect is not None and not flight.is_suspect:
+            try:
+                with device_call():
+                    result = flight.collect()
+            except DeviceFailed:
+                logger.exception("a step of %d spans failed; each is tried alone", len(flight.sequences))
+                if behind is not None:
+                    behind.is_suspect = True
+            else:
+                self._failures_in_a_row = 0
+                return result
+        self._engine.abandon_pending()
+        return None
+
+    def retry_alone(self, span: Span, *, reopen: Callable[[], None]) -> SpanResult:
+        """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
+
+        reopen: opens the sequence anew, with nothing read.
+        """
+        try:
+            with device_call():
+                reopen()
+                result = read_alone(self._engine, span, chunk_tokens=self._retry_chunk_tokens)
+        except DeviceFailed as failure:
+            logger.exception("request %s fails alone too", span.request_id)
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
+                raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {failure}") from failure
+            return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")
+        self._failures_in_a_row = 0
+        return result

@@ -1,0 +1,137 @@
+"""The life of an accepted request from its admission to its Finished: opened, given room, preempted, given up, closed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from holdfast.messages.events import FinishReason
+from holdfast.scheduler.decision import Reservation
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.worker.cache_steps import CacheSteps
+from holdfast.worker.failures import DeviceFailed, device_call
+from holdfast.worker.ledger import Ledger
+from holdfast.worker.parts import SequenceEngine
+from holdfast.worker.sequences import LiveSequence
+
+logger = logging.getLogger("holdfast.worker")
+
+
+class Lifetimes:
+    """Keeps engine, scheduler, cache and ledger in step about who is there. Device thread only."""
+
+    def __init__(
+        self,
+        *,
+        engine: SequenceEngine,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        cache: CacheSteps,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine, self._scheduler, self._ledger, self._cache, self._clock = engine, scheduler, ledger, cache, clock
+
+    def preempt(self, sequence: LiveSequence) -> None:
+        """It gives its room back, and waits again."""
+        self._close(sequence, for_good=False)
+        if not self._scheduler.is_paused(sequence.request.request_id):  # else it is looked up when it goes on
+            self._cache.look_up(sequence)
+
+    def grow(self, growth: Reservation) -> None:
+        """Give an open sequence more room; it ends when there is none."""
+        sequence = self._ledger.find(growth.request_id)
+        if sequence is None or not sequence.is_open:
+            return
+        sequence.capacity_tokens = growth.capacity_tokens
+        try:
+            with device_call():
+                self._engine.grow(growth.request_id, growth.capacity_tokens)
+        except DeviceFailed as failure:
+            logger.exception("request %s could not be given more room", growth.request_id)
+            self.drop(sequence, FinishReason.FAILED, error=f"no more room for the request: {failure}")
+
+    def admit(self, admitted: Iterable[Reservation]) -> None:
+        """Open those that may run from now on."""
+        unopened: list[tuple[LiveSequence, DeviceFailed]] = []
+        for admission in admitted:
+            sequence = self._ledger[admission.request_id]
+            sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)
+            try:
+                with device_call():
+                    self._open(sequence)
+            except DeviceFailed as raised:
+                unopened.append((sequence, raised))
+        for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
+            if sequence.can_begin_anew:
+                self.give_up_state(sequence, f"it cannot begin from what is remembered: {failure}")
+                continue
+            logger.error("request %s could not be opened", sequence.request.request_id, exc_info=failure)
+            self.drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}")
+
+    def _open(self, sequence: LiveSequence) -> None:
+        prefix, keep = self._cache.opening(sequence)
+        self._engine.open(
+            sequence.request,
+            generated=tuple(sequence.generated),
+            capacity_tokens=sequence.capacity_tokens,
+            prefix=prefix,
+            keep=keep,
+        )
+        sequence.is_open = True
+
+    def reopen_cold(self, sequence: LiveSequence) -> None:
+        """Open an open sequence anew with nothing read, after a failure. Raises what the engine raises."""
+        self._close(sequence, is_healthy=False)
+        sequence.prompt_logprobs.clear()
+        self._cache.reused_nothing(sequence)
+        sequence.began_from = ()
+        generated = tuple(sequence.generated)
+        self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
+        sequence.is_open = True
+
+    def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
+        """Keep nothing of what a sequence has computed. If what it began from may be to blame, have it read again without."""
+        request_id = sequence.request.request_id
+        is_live = self._ledger.is_live(sequence)
+        begins_anew = is_live and sequence.can_begin_anew
+        if is_live:
+            logger.warning(
+                "request %s %s: %s", request_id, "is read again from its beginning" if begins_anew else "fails", reason
+            )
+        self._cache.distrust(sequence, live=self._ledger.live())
+        sequence.give_up_state()
+        if begins_anew:
+            self._close(sequence, is_healthy=False)
+            self._cache.reused_nothing(sequence)
+            sequence.reads_afresh = True
+            self._scheduler.restart(request_id)
+
+    def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
+        """End a sequence of which the scheduler does not know yet."""
+        self._scheduler.cancel(sequence.request.request_id)
+        self.finish(sequence, reason, error=error)
+
+    def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
+        """End a sequence that the scheduler has forgotten."""
+        self._ledger.finish(sequence, reason, error=error)
+        self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
+
+    def fail_all(self, error: str) -> None:
+        """Say the end of all sequences; the device is broken, and nothing is closed."""
+        for sequence in self._ledger.live():
+            self._ledger.finish(sequence, FinishReason.FAILED, error=error)
+
+    def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
+        """End all sequences; of those that are `unhealthy` nothing is kept."""
+        for sequence in self._ledger.live():
+            self._ledger.finish(sequence, FinishReason.CANCELLED)
+            self._close(sequence, is_healthy=sequence not in unhealthy)
+
+    def _close(self, sequence: LiveSequence, *, is_healthy: bool = True, for_good: bool = True) -> None:
+        self._cache.release(sequence)
+        if sequence.is_open:
+            sequence.is_open = False
+            if is_healthy:
+                self._cache.copy_rest(sequence, for_good=for_good)
+            self._engine.close(sequence.request.request_id)
+        self._cache.withdraw(sequence)

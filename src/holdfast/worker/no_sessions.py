@@ -1,0 +1,34 @@
+"""The sessions of a worker that keeps nothing: there are none."""
+
+from __future__ import annotations
+
+from array import array
+
+from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
+
+
+class NoSessions:
+    """Answers every command with a refusal."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Never."""
+        return False
+
+    def carry_out(self, command: SessionCommand) -> SessionAnswer:
+        """A refusal."""
+        message = "this worker keeps nothing of what it reads, so there are no sessions"
+        return SessionAnswer(call_id=command.call_id, failure=SessionFailure.OFF, message=message)
+
+    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+        """Nothing was kept, so there is nothing to hold on to."""
+
+    def tend(self) -> list[SessionAnswer]:
+        """Nothing is due."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abandon(self) -> None:
+        """There are no threads."""
