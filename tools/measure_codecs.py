@@ -93,8 +93,8 @@ class Subject:
         self._engine.collect(pending)
         (kept,) = self._engine.take_kept(pending)
         self._engine.close("read")
-        packed = [pack(run, codec) for run in kept.runs]
-        return Prefix(runs=tuple(map(unpack, packed)), state=kept.state), sum(run.nbytes for run in packed)
+        packed = [pack(run, codec) for run in kept.blocks]
+        return Prefix(blocks=tuple(map(unpack, packed)), state=kept.state), sum(run.nbytes for run in packed)
 
     def _write(self, position: int) -> Iterator[int]:
         for at in range(position, position + MOST_TOKENS):

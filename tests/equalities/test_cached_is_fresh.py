@@ -164,8 +164,8 @@ def test_what_cannot_be_restored_is_read_again(name: str, where: str, monkeypatc
     busy = greedy("busy", random_prompt(rng, 50), max_tokens=60)
     script = [[first], *[[]] * 30, [busy], [], [], [second], [], [greedy("third", prompt)]]
     if where == "memory":
-        real = subject.memory.prefix
-        monkeypatch.setattr(subject.memory, "prefix", lambda recall: broken(recall) if recall.cached_tokens else real(recall))
+        real = subject.cache.prefix
+        monkeypatch.setattr(subject.cache, "prefix", lambda lookup: broken(lookup) if lookup.cached_tokens else real(lookup))
     inbox = subject.serve(script)
     assert inbox.tokens("first") == inbox.tokens("second") == inbox.tokens("third") == fresh(name, prompt)
     assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=60)

@@ -1,23 +1,97 @@
-"""Chains of tokens as blocks of a prefix tree."""
+"""Chains of tokens as blocks: of a prefix tree, and of an index, whose payloads weigh a byte for each token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import child_key, pack_tokens
-from holdfast.prefix.tree import BLOCK_TOKENS, Insertion, PrefixTree
-from holdfast.store.block import BlockKey
+from holdfast.prefix.piece import Cursor
+from holdfast.prefix.reuse import ReusePlan
+from holdfast.prefix.tree import BLOCK_TOKENS, PrefixMatch, PrefixTree
+from holdfast.store.block import KEY_BYTES, Block, BlockKey
+from tests.fakes.disk_side import FakeDisk
+from tests.fakes.payloads import Weight
+
+
+def named(name: str) -> BlockKey:
+    """A key that stands for nothing."""
+    return name.encode().ljust(KEY_BYTES, b".")
+
+
+def a_block(key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_ids: Sequence[int]) -> Block:
+    """As the disk has it; its start is not true, and no tree asks for it."""
+    return Block(
+        key=key,
+        parent_key=parent_key,
+        parent_tokens=parent_tokens,
+        kind="kv",
+        start=parent_tokens,
+        packed_tokens=pack_tokens(token_ids),
+    )
+
+
+def a_checkpoint(key: BlockKey, *, parent_key: BlockKey, position: int) -> Block:
+    """As the disk has it."""
+    return Block(key=key, parent_key=parent_key, parent_tokens=position, kind="state", start=position, packed_tokens=b"")
+
+
+def match(tree: PrefixTree, chain: Sequence[int], *, root: BlockKey) -> PrefixMatch:
+    """What is stored of a chain."""
+    return tree.match(pack_tokens(chain), root=root)
 
 
 def store_chain(tree: PrefixTree, root: BlockKey, chain: Sequence[int], *, block_tokens: int = BLOCK_TOKENS) -> list[BlockKey]:
     """Store what is missing of a chain, as a sequence does that reads it; the new keys."""
     keys: list[BlockKey] = []
-    place = tree.place(pack_tokens(chain), root=root)
-    parent, parent_tokens = place.parent_key, place.parent_tokens
-    for begin in range(place.position, len(chain), block_tokens):
-        run = chain[begin : begin + block_tokens]
-        key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
-        assert tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run) is Insertion.NEW
-        parent, parent_tokens = key, len(run)
-        keys.append(key)
+    cursor, packed = Cursor(root), pack_tokens(chain)
+    tree.advance(cursor, packed, end=len(chain))
+    for begin in range(cursor.position, len(chain), block_tokens):
+        own = packed[4 * begin : 4 * (begin + block_tokens)]
+        keys.append(child_key(cursor.parent_key, cursor.parent_tokens, own, "kv"))
+        tree.append(cursor, keys[-1], own)
     return keys
+
+
+def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cursor:
+    """A cursor where the stored beginning of a chain ends."""
+    cursor = index.cursor(tenant=tenant)
+    index.advance(cursor, pack_tokens(chain), end=len(chain))
+    return cursor
+
+
+def insert_at(index: PrefixIndex, cursor: Cursor, tokens: Sequence[int], *, disk: FakeDisk | None = None) -> Block | None:
+    """Insert a block where a cursor stands, and give it to the disk."""
+    block = index.insert(cursor, pack_tokens(tokens), Weight(len(tokens)))
+    if block is not None and disk is not None:
+        disk.put(block)
+    return block
+
+
+def read_chain(
+    index: PrefixIndex, chain: Sequence[int], *, block_tokens: int = 4, tenant: str = "", disk: FakeDisk | None = None
+) -> list[Block]:
+    """What a sequence does that reads a chain: what is new of it, as far as there is room."""
+    cursor = stored(index, chain, tenant=tenant)
+    blocks: list[Block] = []
+    while cursor.position < len(chain):
+        block = insert_at(index, cursor, chain[cursor.position : cursor.position + block_tokens], disk=disk)
+        if block is None:
+            break
+        blocks.append(block)
+    index.check_invariants()
+    return blocks
+
+
+def keep_checkpoint(index: PrefixIndex, chain: Sequence[int], *, nbytes: int = 1, tenant: str = "") -> Block | None:
+    """Keep a checkpoint that has seen a chain, which is stored."""
+    cursor = stored(index, chain, tenant=tenant)
+    assert cursor.position == len(chain)
+    return index.insert_checkpoint(cursor, Weight(nbytes, (tenant, tuple(chain))))
+
+
+def plan_of(
+    index: PrefixIndex, chain: Sequence[int], *, tenant: str = "", anywhere: bool = True, limit: int = 10**6
+) -> ReusePlan:
+    """What a sequence with these tokens can begin from."""
+    return index.plan(pack_tokens(chain), tenant=tenant, resumable_anywhere=anywhere, limit=limit)

@@ -61,10 +61,10 @@ class RememberingWorker:
         costs = self.engine.measure_costs()
         assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
-        self.library = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.memory = PrefixCache(self.library, store=self.store, form=costs.form, codec=codec)
+        self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
+        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec)
         self.sessions = SessionService(
-            self.memory,
+            self.cache,
             most=most_sessions,
             ttl_seconds=100.0,
             pinned_percent=pinned_percent,
@@ -85,11 +85,11 @@ class RememberingWorker:
     ) -> ScriptInbox:
         """Run the script to its end; the worker is gone then, with its store closed. `on_receive`: between two steps."""
         inbox = ScriptInbox(script, in_turn=in_turn, on_receive=on_receive)
-        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, cache=self.memory, sessions=self.sessions)
+        loop = WorkerLoop(engine=self.engine, scheduler=self.scheduler, inbox=inbox, cache=self.cache, sessions=self.sessions)
         loop.run()
         inbox.check_protocol()
         loop.check_invariants()
-        self.library.check_invariants()
+        self.index.check_invariants()
         assert not inbox.open_requests()
         assert self.engine.statistics().sequences == 0
         return inbox

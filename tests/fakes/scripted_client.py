@@ -115,6 +115,14 @@ def refuses(kind: RejectionKind, *, message: str = "no", field: str = "") -> Scr
     """Every request is refused."""
     return lambda request: [
         Rejected(
-            request_id=request.request_id, kind=kind, message=message, field=field, retry_after_seconds=3, queued=9, queue_limit=9
+            request_id=request.request_id,
+            kind=kind,
+            message=message,
+            field=field,
+            retry_after_seconds=3,
+            queued=9,
+            queue_limit=9,
+            needed_bytes=9,
+            budget_bytes=8,
         )
     ]

@@ -13,7 +13,7 @@ from holdfast.intake.stream import GenerationStream
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Event, FinishReason
 from holdfast.messages.output import ChoiceFinished
-from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import GenerationRequest, SamplingParams
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
@@ -31,7 +31,7 @@ async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops:
         for index in range(choices)
     ]
     stream = GenerationStream(
-        GenerationRequest(request_id=name, model="toy", prompt=TextPrompt(text="x")),
+        GenerationRequest(request_id=name, model="toy", prompt="x"),
         choices=[ChoiceText(index=index, pieces=PIECES, rules=rules) for index in range(choices)],
         sources=[engine.submit(sequence) for sequence in sequences],
         prompt_tokens=1,

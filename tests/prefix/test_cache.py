@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from holdfast.engine.plan import Span, StepPlan
 from holdfast.kv.codec import check_values, pack, to_bytes
 from holdfast.kv.form import ArrayForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch
+from holdfast.prefix.keys import pack_tokens
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.poison import rewrite, with_meta
 from tests.fakes.remembering_worker import RememberingWorker, greedy
@@ -86,10 +86,11 @@ def test_what_a_model_leaves_has_the_form_that_was_measured_however_much_it_has_
         for span in spans:
             subject.engine.collect(subject.engine.dispatch(StepPlan(spans=(span,))))
             kept = left_by(subject.engine)
-            assert subject.memory.insert(sequence_of(subject.engine), kept, tenant=f"{tokens} {span.start}")
+            cursor = subject.cache.cursor(tenant=f"{tokens} {span.start}")
+            assert subject.cache.insert(cursor, sequence_of(subject.engine), kept)
         subject.engine.close("a")
-    for key in tuple(subject.library._tree):
-        assert subject.memory.forget_unsound((key,)) == ()
+    for key in tuple(subject.index._tree):
+        assert subject.cache.forget_unsound((key,)) == ()
 
 
 def left_by(engine: Engine) -> Kept:
@@ -100,9 +101,9 @@ def left_by(engine: Engine) -> Kept:
     return kept
 
 
-def sequence_of(engine: Engine) -> array[int]:
+def sequence_of(engine: Engine) -> bytes:
     sequence = engine._sequences["a"]
-    return array("I", [*sequence.request.prompt_token_ids, *range(8)][: sequence.fed])
+    return pack_tokens([*sequence.request.prompt_token_ids, *range(8)][: sequence.fed])
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -113,8 +114,8 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
     run = KVBlock(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(pack(run, "native"))[1])
-    assert Kept(request_id="a", runs=(run,)).is_finite
+    assert Kept(request_id="a", blocks=(run,)).is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(pack(run, "native"))[1])
-    assert not Kept(request_id="a", runs=(run,)).is_finite
+    assert not Kept(request_id="a", blocks=(run,)).is_finite

@@ -5,72 +5,73 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.prefix.in_flight import InFlightPrefill, InFlightPrefills
+from holdfast.prefix.keys import pack_tokens
 
 CHAIN = [*range(100)]
 
 
 def test_a_second_request_waits_for_what_both_begin_with() -> None:
-    readings = InFlightPrefills()
-    assert readings.ahead_of(CHAIN, 0) is None
-    readings.announce("first", CHAIN)
-    ahead = readings.ahead_of([*CHAIN[:60], 7, 7], 0)
+    prefills = InFlightPrefills()
+    assert prefills.ahead_of(pack_tokens(CHAIN), 0) is None
+    prefills.announce("first", pack_tokens(CHAIN))
+    ahead = prefills.ahead_of(pack_tokens([*CHAIN[:60], 7, 7]), 0)
     assert ahead == InFlightPrefill("first", 60)
-    readings.wait("second", ahead)
-    assert readings.waits_for("second") == ahead
-    assert readings.progress("first", 59) == ()
-    assert readings.progress("first", 64) == ("second",)
-    assert readings.waits_for("second") is None
-    assert readings.ahead_of([*CHAIN[:60], 7, 7], 60) is None
-    assert readings.progress("nobody", 64) == ()
+    prefills.wait("second", ahead)
+    assert prefills.waits_for("second") == ahead
+    assert prefills.progress("first", 59) == ()
+    assert prefills.progress("first", 64) == ("second",)
+    assert prefills.waits_for("second") is None
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:60], 7, 7]), 60) is None
+    assert prefills.progress("nobody", 64) == ()
 
 
 def test_a_reader_that_stops_frees_who_waits_for_it() -> None:
-    readings = InFlightPrefills()
-    readings.announce("first", CHAIN)
+    prefills = InFlightPrefills()
+    prefills.announce("first", pack_tokens(CHAIN))
     for waiter in ("second", "third"):
-        ahead = readings.ahead_of(CHAIN, 0, limit=99)
+        ahead = prefills.ahead_of(pack_tokens(CHAIN), 0, limit=99)
         assert ahead == InFlightPrefill("first", 99)
-        readings.wait(waiter, ahead)
-    assert readings.withdraw("second") == ()
-    assert readings.withdraw("first") == ("third",)
-    assert readings.withdraw("first") == ()
-    assert (readings.waiting, readings.waits) == (0, 2)
+        prefills.wait(waiter, ahead)
+    assert prefills.withdraw("second") == ()
+    assert prefills.withdraw("first") == ("third",)
+    assert prefills.withdraw("first") == ()
+    assert (prefills.waiting, prefills.waits) == (0, 2)
 
 
 def test_nobody_waits_for_who_is_behind_or_for_what_is_gone_again() -> None:
-    readings = InFlightPrefills()
-    readings.announce("slow", CHAIN)
-    readings.progress("slow", 10)
-    assert readings.ahead_of(CHAIN, 11) is None, "the asker is quicker by itself"
-    assert readings.ahead_of(CHAIN, 10) == InFlightPrefill("slow", 100)
-    assert readings.ahead_of([*CHAIN[:8], 7], 0) is None, "these were read, and yet the asker has not found them"
+    prefills = InFlightPrefills()
+    prefills.announce("slow", pack_tokens(CHAIN))
+    prefills.progress("slow", 10)
+    assert prefills.ahead_of(pack_tokens(CHAIN), 11) is None, "the asker is quicker by itself"
+    assert prefills.ahead_of(pack_tokens(CHAIN), 10) == InFlightPrefill("slow", 100)
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:8], 7]), 0) is None, "these were read, and yet the asker has not found them"
 
 
 def test_the_reader_that_shares_most_is_chosen_and_of_equals_the_furthest() -> None:
-    readings = InFlightPrefills()
-    readings.announce("a little", CHAIN[:30], have=20)
-    readings.announce("all", CHAIN)
-    readings.announce("all, and further", CHAIN, have=5)
-    assert readings.ahead_of(CHAIN, 0) == InFlightPrefill("all, and further", 100)
-    readings.withdraw("all, and further")
-    assert readings.ahead_of(CHAIN, 0) == InFlightPrefill("all", 100)
-    readings.withdraw("all")
-    assert readings.ahead_of(CHAIN, 0) == InFlightPrefill("a little", 30)
+    prefills = InFlightPrefills()
+    prefills.announce("a little", pack_tokens(CHAIN[:30]), have=20)
+    prefills.announce("all", pack_tokens(CHAIN))
+    prefills.announce("all, and further", pack_tokens(CHAIN), have=5)
+    assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all, and further", 100)
+    prefills.withdraw("all, and further")
+    assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all", 100)
+    prefills.withdraw("all")
+    assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("a little", 30)
 
 
 def test_a_model_that_resumes_at_boundaries_waits_for_one_that_both_share() -> None:
-    readings = InFlightPrefills()
-    readings.announce("first", CHAIN, boundaries=[80, 16, 48])
-    assert readings.ahead_of([*CHAIN[:60], 7], 0) == InFlightPrefill("first", 48)
-    assert readings.ahead_of([*CHAIN[:48], 7], 0) == InFlightPrefill("first", 48)
-    assert readings.ahead_of([*CHAIN[:15], 7], 0) is None
-    assert readings.ahead_of(CHAIN, 48) is None, "the reader is behind"
+    prefills = InFlightPrefills()
+    prefills.announce("first", pack_tokens(CHAIN), boundaries=[80, 16, 48])
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:60], 7]), 0) == InFlightPrefill("first", 48)
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:48], 7]), 0) == InFlightPrefill("first", 48)
+    assert prefills.ahead_of(pack_tokens([*CHAIN[:15], 7]), 0) is None
+    assert prefills.ahead_of(pack_tokens(CHAIN), 48) is None, "the reader is behind"
 
 
 def test_tenants_do_not_wait_for_each_other() -> None:
-    readings = InFlightPrefills()
-    readings.announce("first", CHAIN, tenant="one")
-    assert readings.ahead_of(CHAIN, 0, tenant="other") is None
+    prefills = InFlightPrefills()
+    prefills.announce("first", pack_tokens(CHAIN), tenant="one")
+    assert prefills.ahead_of(pack_tokens(CHAIN), 0, tenant="other") is None
 
 
 token_lists = st.lists(st.integers(0, 1), max_size=8)
@@ -78,23 +79,23 @@ token_lists = st.lists(st.integers(0, 1), max_size=8)
 
 @given(st.lists(st.tuples(token_lists, st.integers(0, 8)), max_size=6), token_lists, st.integers(0, 8))
 def test_the_choice_agrees_with_a_linear_scan(readers: list[tuple[list[int], int]], asked: list[int], have: int) -> None:
-    readings = InFlightPrefills()
+    prefills = InFlightPrefills()
     best = have
     for index, (tokens, progress) in enumerate(readers):
-        readings.announce(str(index), tokens, have=progress)
+        prefills.announce(str(index), pack_tokens(tokens), have=progress)
         shared = max(end for end in range(9) if tokens[:end] == asked[:end] and end <= min(len(tokens), len(asked)))
         if progress >= have and shared > progress:
             best = max(best, shared)
-    ahead = readings.ahead_of(asked, have)
+    ahead = prefills.ahead_of(pack_tokens(asked), have)
     assert (have if ahead is None else ahead.tokens) == best
 
 
-class ReadingStates(RuleBasedStateMachine):
+class InFlightStates(RuleBasedStateMachine):
     """Requests as a worker drives them. Whatever happens, all of them get read in the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.readings = InFlightPrefills()
+        self.prefills = InFlightPrefills()
         self.prompts: dict[str, list[int]] = {}
         self.stored: list[list[int]] = []
         self.progress: dict[str, int] = {}
@@ -109,15 +110,15 @@ class ReadingStates(RuleBasedStateMachine):
     def begin(self, name: str) -> None:
         prompt = self.prompts[name]
         have = self.have(name)
-        ahead = self.readings.ahead_of(prompt, have, limit=len(prompt) - 1)
+        ahead = self.prefills.ahead_of(pack_tokens(prompt), have, limit=len(prompt) - 1)
         if ahead is None:
             self.waiting.discard(name)
-            self.readings.announce(name, prompt, have=have, boundaries=self.boundaries[name])
+            self.prefills.announce(name, pack_tokens(prompt), have=have, boundaries=self.boundaries[name])
             self.progress[name] = have
         else:
             assert ahead.tokens > have
             assert ahead.request_id in self.progress
-            self.readings.wait(name, ahead)
+            self.prefills.wait(name, ahead)
             self.waiting.add(name)
 
     def free(self, names: tuple[str, ...]) -> None:
@@ -142,7 +143,7 @@ class ReadingStates(RuleBasedStateMachine):
         self.progress[name] = min(len(prompt), self.progress[name] + tokens)
         if is_kept:
             self.stored.append(prompt[: self.progress[name]])
-        self.free(self.readings.progress(name, self.progress[name]))
+        self.free(self.prefills.progress(name, self.progress[name]))
         if self.progress[name] == len(prompt):
             self.end(name)
 
@@ -151,7 +152,7 @@ class ReadingStates(RuleBasedStateMachine):
     def preempt(self, pick: int) -> None:
         name = list(self.progress)[pick % len(self.progress)]
         del self.progress[name]
-        self.free(self.readings.withdraw(name))
+        self.free(self.prefills.withdraw(name))
         self.begin(name)
 
     @precondition(lambda self: self.prompts)
@@ -167,12 +168,12 @@ class ReadingStates(RuleBasedStateMachine):
         self.progress.pop(name, None)
         self.waiting.discard(name)
         del self.prompts[name]
-        self.free(self.readings.withdraw(name))
+        self.free(self.prefills.withdraw(name))
 
     @invariant()
     def the_books_agree(self) -> None:
-        self.readings.check_invariants()
-        assert self.waiting == {name for name in self.prompts if self.readings.waits_for(name) is not None}
+        self.prefills.check_invariants()
+        assert self.waiting == {name for name in self.prompts if self.prefills.waits_for(name) is not None}
         assert self.waiting | self.progress.keys() == self.prompts.keys()
         assert not self.waiting or self.progress, "all wait and nobody reads"
 
@@ -185,5 +186,5 @@ class ReadingStates(RuleBasedStateMachine):
             assert steps < 10_000
 
 
-ReadingStates.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestReadingStates = ReadingStates.TestCase
+InFlightStates.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestInFlightStates = InFlightStates.TestCase

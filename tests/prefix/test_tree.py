@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.messages.events import Divergence
 from holdfast.prefix.keys import child_key, pack_tokens, root_key
-from holdfast.prefix.tree import BLOCK_TOKENS, Diverged, Insertion, Piece, Place, PrefixTree, StateAt, StillNeeded, UnknownParent
+from holdfast.prefix.piece import Piece
+from holdfast.prefix.tree import BLOCK_TOKENS, Insertion, PrefixTree, StillNeeded, UnknownParent
 from holdfast.store.block import BlockKey
-from tests.fakes.chains import store_chain
+from tests.fakes.chains import a_block, a_checkpoint, match, named, store_chain
 
 ROOT = root_key("model")
 token_lists = st.lists(st.integers(0, 2), max_size=30)
@@ -29,7 +31,7 @@ def test_the_longest_match_agrees_with_a_linear_scan(inserted: list[tuple[list[i
         store_chain(tree, ROOT, chain, block_tokens=block_tokens)
         tree.check_invariants()
     expected = max((shared_tokens(chain, probe) for chain, _ in inserted), default=0)
-    assert tree.match(probe, root=ROOT).tokens == tree.missing(probe, root=ROOT) == expected
+    assert match(tree, probe, root=ROOT).tokens == expected
 
 
 @given(inserted=st.lists(token_lists, max_size=8), probe=token_lists)
@@ -37,17 +39,17 @@ def test_a_divergence_is_reported_exactly_when_something_else_goes_on_there(inse
     tree = PrefixTree()
     for chain in inserted:
         store_chain(tree, ROOT, chain, block_tokens=5)
-    match = tree.match(probe, root=ROOT)
+    found = match(tree, probe, root=ROOT)
     going_on = {
-        chain[match.tokens] for chain in inserted if chain[: match.tokens] == probe[: match.tokens] and len(chain) > match.tokens
+        chain[found.tokens] for chain in inserted if chain[: found.tokens] == probe[: found.tokens] and len(chain) > found.tokens
     }
-    if match.tokens == len(probe) or not going_on:
-        assert match.diverged is None
+    if found.tokens == len(probe) or not going_on:
+        assert found.divergence is None
     else:
-        assert match.diverged is not None
-        assert match.diverged.position == match.tokens
-        assert match.diverged.found == probe[match.tokens]
-        assert match.diverged.expected in going_on
+        assert found.divergence is not None
+        assert found.divergence.position == found.tokens
+        assert found.divergence.prompt_token_id == probe[found.tokens]
+        assert found.divergence.stored_token_id in going_on
 
 
 @given(token_lists, token_lists, st.integers(1, 9))
@@ -65,36 +67,37 @@ def test_a_branch_inside_a_block_uses_a_part_of_it() -> None:
     tree = PrefixTree()
     (first,) = store_chain(tree, ROOT, [1, 2, 3, 4, 5])
     (second,) = store_chain(tree, ROOT, [1, 2, 3, 9, 9])
-    match = tree.match([1, 2, 3, 9, 9, 7], root=ROOT)
-    assert match.pieces == (Piece(first, 0, 3), Piece(second, 3, 2))
-    assert match.diverged is None
-    assert match.end == Place(second, 2, 5)
-    match = tree.match([1, 2, 8], root=ROOT)
-    assert match.pieces == (Piece(first, 0, 2),)
-    assert match.diverged == Diverged(2, expected=3, found=8)
+    found = match(tree, [1, 2, 3, 9, 9, 7], root=ROOT)
+    assert found.pieces == (Piece(first, "kv", 0, 3), Piece(second, "kv", 3, 2))
+    assert found.divergence is None
+    assert (found.end.parent_key, found.end.parent_tokens, found.end.position) == (second, 2, 5)
+    found = match(tree, [1, 2, 8], root=ROOT)
+    assert found.pieces == (Piece(first, "kv", 0, 2),)
+    assert found.divergence == Divergence(position=2, stored_token_id=3, prompt_token_id=8)
 
 
 def test_roots_share_nothing() -> None:
     tree = PrefixTree()
     other = root_key("model", "somebody else")
     store_chain(tree, ROOT, [1, 2, 3])
-    assert tree.match([1, 2, 3], root=other).tokens == 0
+    assert match(tree, [1, 2, 3], root=other).tokens == 0
     store_chain(tree, other, [1, 2])
-    assert tree.match([1, 2, 3], root=other).tokens == 2
+    assert match(tree, [1, 2, 3], root=other).tokens == 2
     assert (tree.tokens, tree.roots) == (5, 2)
 
 
 def test_states_are_listed_as_far_as_the_match_goes() -> None:
     tree = PrefixTree()
     first, second = store_chain(tree, ROOT, [1, 2, 3, 4, 5, 6], block_tokens=3)
-    for key, parent, position in ((b"s2", first, 2), (b"s3", first, 3), (b"s5", second, 5)):
-        assert tree.insert_state(key, parent_key=parent, position=position) is Insertion.NEW
+    for key, parent, position in ((named("s2"), first, 2), (named("s3"), first, 3), (named("s5"), second, 5)):
+        assert tree.insert(a_checkpoint(key, parent_key=parent, position=position)) is Insertion.NEW
     (branch,) = store_chain(tree, ROOT, [1, 2, 9])
-    tree.insert_state(b"s3'", parent_key=branch, position=3)
-    assert tree.match([1, 2, 3, 4, 5, 6], root=ROOT).states == (StateAt(2, b"s2"), StateAt(3, b"s3"), StateAt(5, b"s5"))
-    assert tree.match([1, 2, 3, 4, 9], root=ROOT).states == (StateAt(2, b"s2"), StateAt(3, b"s3"))
-    assert tree.match([1, 2, 9], root=ROOT).states == (StateAt(2, b"s2"), StateAt(3, b"s3'"))
-    assert tree.match([1], root=ROOT).states == ()
+    tree.insert(a_checkpoint(named("s3'"), parent_key=branch, position=3))
+    s2, s3, s5 = (Piece(named(f"s{position}"), "state", position) for position in (2, 3, 5))
+    assert match(tree, [1, 2, 3, 4, 5, 6], root=ROOT).checkpoints == (s2, s3, s5)
+    assert match(tree, [1, 2, 3, 4, 9], root=ROOT).checkpoints == (s2, s3)
+    assert match(tree, [1, 2, 9], root=ROOT).checkpoints == (s2, Piece(named("s3'"), "state", 3))
+    assert match(tree, [1], root=ROOT).checkpoints == ()
 
 
 def chain_cut_at(chain: list[int], cuts: list[int]) -> list[tuple[BlockKey, BlockKey, int, list[int]]]:
@@ -109,7 +112,7 @@ def chain_cut_at(chain: list[int], cuts: list[int]) -> list[tuple[BlockKey, Bloc
 
 
 def insert_all(tree: PrefixTree, blocks: list[tuple[BlockKey, BlockKey, int, list[int]]]) -> list[Insertion]:
-    return [tree.insert_block(key, parent_key=parent, parent_tokens=cut, token_ids=ids) for key, parent, cut, ids in blocks]
+    return [tree.insert(a_block(key, parent_key=parent, parent_tokens=cut, token_ids=ids)) for key, parent, cut, ids in blocks]
 
 
 def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
@@ -119,14 +122,18 @@ def test_blocks_of_another_process_that_are_cut_elsewhere_fit_in() -> None:
     insert_all(tree, ours)
     assert insert_all(tree, theirs) == [Insertion.COVERED, Insertion.COVERED, Insertion.NEW]
     tree.check_invariants()
-    match = tree.match([1, 2, 3, 4, 5, 7, 8], root=ROOT)
-    assert match.pieces == (Piece(ours[0][0], 0, 3), Piece(ours[1][0], 3, 2), Piece(theirs[2][0], 5, 2, offset=1))
-    assert tree.insert_state(b"s", parent_key=theirs[1][0], position=4) is Insertion.NEW
-    assert tree.match([1, 2, 3, 4], root=ROOT).states == (StateAt(4, b"s"),)
+    found = match(tree, [1, 2, 3, 4, 5, 7, 8], root=ROOT)
+    assert found.pieces == (
+        Piece(ours[0][0], "kv", 0, 3),
+        Piece(ours[1][0], "kv", 3, 2),
+        Piece(theirs[2][0], "kv", 5, 2, offset=1),
+    )
+    assert tree.insert(a_checkpoint(named("s"), parent_key=theirs[1][0], position=4)) is Insertion.NEW
+    assert match(tree, [1, 2, 3, 4], root=ROOT).checkpoints == (Piece(named("s"), "state", 4),)
     tree.remove(theirs[2][0])
     with pytest.raises(StillNeeded):
         tree.remove(ours[1][0])
-    tree.remove(b"s")
+    tree.remove(named("s"))
     tree.remove(ours[1][0])
     assert theirs[1][0] not in tree, "what was covered goes with what covered it"
     assert theirs[0][0] in tree
@@ -137,22 +144,22 @@ def test_a_state_that_two_keys_stand_for_goes_with_the_first() -> None:
     tree = PrefixTree()
     ours, theirs = chain_cut_at([1, 2, 3, 4], [3]), chain_cut_at([1, 2, 3, 4], [2])
     insert_all(tree, ours + theirs)
-    assert tree.insert_state(b"ours", parent_key=ours[1][0], position=4) is Insertion.NEW
-    assert tree.insert_state(b"theirs", parent_key=theirs[1][0], position=4) is Insertion.COVERED
-    tree.remove(b"ours")
-    assert b"theirs" not in tree
+    assert tree.insert(a_checkpoint(named("ours"), parent_key=ours[1][0], position=4)) is Insertion.NEW
+    assert tree.insert(a_checkpoint(named("theirs"), parent_key=theirs[1][0], position=4)) is Insertion.COVERED
+    tree.remove(named("ours"))
+    assert named("theirs") not in tree
     tree.check_invariants()
 
 
 def test_only_leaves_are_removed_and_roots_go_with_their_last_block() -> None:
     tree = PrefixTree()
     first, second = store_chain(tree, ROOT, [1, 2, 3, 4], block_tokens=2)
-    tree.insert_state(b"state", parent_key=second, position=4)
+    tree.insert(a_checkpoint(named("state"), parent_key=second, position=4))
     for needed in (first, second):
         with pytest.raises(StillNeeded):
             tree.remove(needed)
-    assert tree.subtree(first) == (b"state", second, first)
-    assert tree.with_ancestors([b"state", b"unknown"]) == {b"state", second, first}
+    assert tree.subtree(first) == (named("state"), second, first)
+    assert tree.with_ancestors([named("state"), named("unknown")]) == {named("state"), second, first}
     for key in tree.subtree(first):
         tree.remove(key)
         tree.check_invariants()
@@ -164,15 +171,15 @@ def test_only_leaves_are_removed_and_roots_go_with_their_last_block() -> None:
 def test_what_cannot_be_placed_is_refused() -> None:
     tree = PrefixTree()
     (block,) = store_chain(tree, ROOT, [1, 2, 3])
-    for parent, cut in ((b"unknown", 1), (block, 4), (block, 0)):
+    for parent, cut in ((named("unknown"), 1), (block, 4), (block, 0)):
         with pytest.raises(UnknownParent):
-            tree.insert_block(b"new", parent_key=parent, parent_tokens=cut, token_ids=[1])
-    for parent, position in ((b"unknown", 1), (block, 4), (block, 0), (ROOT, 0)):
+            tree.insert(a_block(named("new"), parent_key=parent, parent_tokens=cut, token_ids=[1]))
+    for parent, position in ((named("unknown"), 1), (block, 4), (block, 0), (ROOT, 0)):
         with pytest.raises(UnknownParent):
-            tree.insert_state(b"new", parent_key=parent, position=position)
+            tree.insert(a_checkpoint(named("new"), parent_key=parent, position=position))
     for tokens in ([], [1] * (BLOCK_TOKENS + 1)):
         with pytest.raises(ValueError, match="a block has"):
-            tree.insert_block(b"new", parent_key=block, parent_tokens=3, token_ids=tokens)
+            tree.insert(a_block(named("new"), parent_key=block, parent_tokens=3, token_ids=tokens))
     tree.check_invariants()
 
 
@@ -181,9 +188,9 @@ def test_known_blocks_and_states_are_not_stored_again() -> None:
     blocks = chain_cut_at([1, 2, 3, 4], [2])
     assert insert_all(tree, blocks) == [Insertion.NEW] * 2
     assert insert_all(tree, blocks) == [Insertion.KNOWN] * 2
-    tree.insert_state(b"s", parent_key=blocks[1][0], position=4)
-    assert tree.insert_state(b"s", parent_key=blocks[1][0], position=4) is Insertion.KNOWN
-    assert tree.insert_state(b"t", parent_key=blocks[1][0], position=4) is Insertion.COVERED
+    tree.insert(a_checkpoint(named("s"), parent_key=blocks[1][0], position=4))
+    assert tree.insert(a_checkpoint(named("s"), parent_key=blocks[1][0], position=4)) is Insertion.KNOWN
+    assert tree.insert(a_checkpoint(named("t"), parent_key=blocks[1][0], position=4)) is Insertion.COVERED
 
 
 def test_a_hundred_thousand_tokens_are_matched_in_milliseconds() -> None:
@@ -193,6 +200,6 @@ def test_a_hundred_thousand_tokens_are_matched_in_milliseconds() -> None:
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert tree.match(chain, root=ROOT).tokens == 100_000
+        assert match(tree, chain, root=ROOT).tokens == 100_000
         seconds.append(time.perf_counter() - begin)
     assert min(seconds) < 0.005

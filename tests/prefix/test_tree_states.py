@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.prefix.tree import Insertion, PrefixTree, StillNeeded
 from holdfast.store.block import BlockKey
-from tests.fakes.chains import store_chain
+from tests.fakes.chains import a_block, a_checkpoint, match, store_chain
 
 ROOTS = (root_key("model"), root_key("model", "tenant"))
 roots = st.sampled_from(ROOTS)
@@ -41,7 +41,7 @@ class TreeStates(RuleBasedStateMachine):
     @rule(root=roots, chain=tokens, block_tokens=st.integers(1, 6))
     def read_a_chain(self, root: BlockKey, chain: list[int], block_tokens: int) -> None:
         begin = self.stored_tokens(root, tuple(chain))
-        assert self.tree.missing(chain, root=root) == begin
+        assert match(self.tree, chain, root=root).tokens == begin
         keys = store_chain(self.tree, root, chain, block_tokens=block_tokens)
         for index, key in enumerate(keys):
             end = min(begin + (index + 1) * block_tokens, len(chain))
@@ -56,7 +56,7 @@ class TreeStates(RuleBasedStateMachine):
             run = chain[begin:end]
             key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
             is_stored = self.stored_tokens(root, tuple(chain[:end])) == end
-            insertion = self.tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
+            insertion = self.tree.insert(a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run))
             assert (insertion is Insertion.NEW) == (not is_stored)
             if not is_stored:
                 self.chains[key] = (root, tuple(chain[:end]))
@@ -75,7 +75,7 @@ class TreeStates(RuleBasedStateMachine):
         chain = (*chain[:begin], *run)
         key = child_key(parent, parent_tokens, pack_tokens(run), "kv")
         is_stored = self.stored_tokens(root, chain) == len(chain)
-        insertion = self.tree.insert_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run)
+        insertion = self.tree.insert(a_block(key, parent_key=parent, parent_tokens=parent_tokens, token_ids=run))
         assert (insertion is Insertion.NEW) == (not is_stored)
         self.foreign.append((key, root, begin, chain))
         if not is_stored:
@@ -86,11 +86,11 @@ class TreeStates(RuleBasedStateMachine):
     def keep_a_state(self, pick: int, cut: int) -> None:
         root, chain = list(self.chains.values())[pick % len(self.chains)]
         chain = chain[: 1 + cut % len(chain)]
-        end = self.tree.match(chain, root=root).end
+        end = match(self.tree, chain, root=root).end
         assert end.position == len(chain)
         key = child_key(end.parent_key, end.parent_tokens, b"", "state")
         is_stored = (root, chain) in self.states.values()
-        insertion = self.tree.insert_state(key, parent_key=end.parent_key, position=len(chain))
+        insertion = self.tree.insert(a_checkpoint(key, parent_key=end.parent_key, position=len(chain)))
         assert (insertion is Insertion.NEW) == (not is_stored)
         if not is_stored:
             self.states[key] = (root, chain)
@@ -134,18 +134,18 @@ class TreeStates(RuleBasedStateMachine):
     @rule(root=roots, probe=tokens)
     def look_up(self, root: BlockKey, probe: list[int]) -> None:
         chain = tuple(probe)
-        match = self.tree.match(probe, root=root)
-        assert match.tokens == self.stored_tokens(root, chain)
+        found = match(self.tree, probe, root=root)
+        assert found.tokens == self.stored_tokens(root, chain)
         end = 0
-        for piece in match.pieces:
+        for piece in found.pieces:
             assert piece.start == end
             assert piece.tokens > 0
             assert self.blocks[piece.key][piece.offset : piece.offset + piece.tokens] == chain[end : end + piece.tokens]
             end += piece.tokens
-        assert end == match.tokens
+        assert end == found.tokens
         expected = {len(seen): key for key, (where, seen) in self.states.items() if where == root and seen == chain[: len(seen)]}
-        assert {state.position: state.key for state in match.states} == {at: key for at, key in expected.items() if at <= end}
-        assert [state.position for state in match.states] == sorted(state.position for state in match.states)
+        assert {state.start: state.key for state in found.checkpoints} == {at: key for at, key in expected.items() if at <= end}
+        assert [state.start for state in found.checkpoints] == sorted(state.start for state in found.checkpoints)
 
     @invariant()
     def the_books_agree(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.messages.sessions import PinState, SessionFailure
+from holdfast.prefix.keys import pack_tokens
 from holdfast.sessions.pins import SessionPins
 from holdfast.sessions.record import Session
 from tests.fakes.remembering_worker import RememberingWorker, greedy
@@ -27,17 +27,17 @@ def reader() -> RememberingWorker:
 
 
 def session(reader: RememberingWorker, name: str, chains: Iterable[str], *, pinned: bool = True) -> Session:
-    branches = tuple(reader.library.branch(array("I", CHAINS[chain])) for chain in chains)
+    branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
     return Session(session_id=name, tenant="", created_at=0, last_used_at=0, ttl_seconds=None, pinned=pinned, branches=branches)
 
 
 def size(reader: RememberingWorker, *chains: str) -> int:
-    keys = {key for chain in chains for key in reader.library.branch(array("I", CHAINS[chain])).keys}
-    return sum(map(reader.library.size_of, keys))
+    keys = {key for chain in chains for key in reader.index.branch(pack_tokens(CHAINS[chain])).keys}
+    return sum(map(reader.index.size_of, keys))
 
 
 def pins_of(reader: RememberingWorker, *, quota_bytes: int) -> SessionPins:
-    return SessionPins(reader.memory, quota_bytes=lambda: quota_bytes)
+    return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
 def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(reader: RememberingWorker) -> None:
@@ -115,7 +115,7 @@ def test_whatever_sessions_do_the_quota_holds_and_nothing_stays_pinned(
         assert not whole or subject.fits(each)
         subject.drop(each)
     assert subject.pinned_bytes == 0
-    reader.library.check_invariants()
+    reader.index.check_invariants()
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
@@ -123,7 +123,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     one = prompt("first")
     alone = worker()
     serve(alone, greedy("1", one))
-    budget = 3 * alone.library.statistics().ram.resident_bytes
+    budget = 3 * alone.index.statistics().ram.resident_bytes
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     inbox = serve(
         worker(ram_bytes=budget),
@@ -137,7 +137,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
 def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
     alone = worker()
     serve(alone, greedy("1", prompt("first")))
-    whole = alone.library.statistics().ram.resident_bytes
+    whole = alone.index.statistics().ram.resident_bytes
     inbox = serve(
         worker(ram_bytes=int(whole * 1.9)),
         ask("open", "o", pinned=True),

@@ -126,7 +126,7 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     gone = idle.sessions.carry_out(ask("get", "b"))
     assert gone is not None
     assert gone.failure is SessionFailure.NOT_FOUND
-    idle.memory.close()
+    idle.cache.close()
 
 
 def tend(subject: RememberingWorker) -> None:

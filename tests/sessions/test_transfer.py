@@ -127,7 +127,7 @@ def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp
     branch_point = len(one) - 3
     alone = worker("qwen3_next")
     serve(alone, greedy("1", one, branch_points=(branch_point,)))
-    budget = 3 * alone.library.statistics().ram.resident_bytes
+    budget = 3 * alone.index.statistics().ram.resident_bytes
     turn = (*one[:branch_point], *prompt("turn", 20))
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     path = str(tmp_path / "file")
@@ -149,7 +149,7 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
         subject, greedy("1", prompt("first", 1000), session_id="s"),
         ask("export", "e", path=path),
     )  # fmt: skip
-    small = worker(ram_bytes=subject.library.statistics().ram.resident_bytes // 2)
+    small = worker(ram_bytes=subject.index.statistics().ram.resident_bytes // 2)
     inbox = serve(
         small,
         ask("import", "i", "", path=path),
@@ -215,12 +215,11 @@ def test_a_worker_that_ends_leaves_no_half_written_file_and_no_thread(tmp_path: 
     serve(subject, greedy("1", prompt("first", 2000), session_id="s"))
     path = tmp_path / "out"
     assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
-    subject.sessions.tend()  # a few blocks are out
     subject.sessions.close()
     assert not subject.sessions.is_busy
     assert list(tmp_path.iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-session"]
-    subject.library.check_invariants()
+    subject.index.check_invariants()
 
 
 def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> None:

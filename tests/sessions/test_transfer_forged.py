@@ -241,4 +241,4 @@ def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
     path = tmp_path_factory.mktemp("forged") / "file"
     write_session(path, replace(header, **changes), forged)
     assert taken_in(target, path).failure in (None, SessionFailure.BAD_FILE)
-    target.library.check_invariants()
+    target.index.check_invariants()

@@ -195,9 +195,9 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
 
 def tokens_kept(subject: RememberingWorker) -> set[int]:
     found: set[int] = set()
-    for key in subject.library._tree:
-        if subject.library._tree.has_node(key):
-            packed = subject.library._tree.standing(key).packed
+    for key in subject.index._tree:
+        if subject.index._tree.has_node(key):
+            packed = subject.index._tree.standing(key).packed
             found.update(int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4))
     return found
 
@@ -227,7 +227,7 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
             spoil(subject, "a")
 
     subject.serve([[greedy("a", prompt(90), max_tokens=50)], *[[]] * 7, [end]], on_receive=spoil_at_the_end)
-    kept = subject.library.statistics().tokens
+    kept = subject.index.statistics().tokens
     inbox = in_turn(worker(tmp_path, name=name), greedy("a", prompt(90)))
     assert (kept, inbox.finished("a").cached_tokens) == (
         90 if name == "llama" else 89,
@@ -254,7 +254,7 @@ def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], c
 
 def of_another_form(subject: RememberingWorker) -> None:
     """Let what RAM keeps have an array less, with as many bytes: as of another model."""
-    payloads = subject.library._ram._payloads
+    payloads = subject.index._ram._payloads
     whole = max((len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)), default=0)
     for key, payload in payloads.items():
         assert isinstance(payload, KVBlock)
@@ -270,7 +270,7 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
     subject, spoiled = worker(max_queued=1, max_running=1), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.library.statistics().keys and not spoiled[0] and not subject.engine.statistics().sequences:
+        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.statistics().sequences:
             spoiled[0] = 1
             of_another_form(subject)
 
@@ -294,9 +294,9 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
     subject = worker(engine=RunningAhead, max_running=2)
 
     def spoil_what_is_kept() -> None:
-        if subject.library.statistics().keys and not spoiled[0] and not subject.engine.statistics().sequences:
+        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.statistics().sequences:
             spoiled[0] = 1
-            for payload in subject.library._ram._payloads.values():
+            for payload in subject.index._ram._payloads.values():
                 for array in payload.arrays:  # type: ignore[union-attr]
                     array[...] = NAN
                     mx.eval(array)
@@ -316,7 +316,7 @@ def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(cap
     subject, spoiled = worker(budget_tokens=232, expected_output_tokens=4), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.library.statistics().tokens == 200 and not spoiled[0]:
+        if subject.index.statistics().tokens == 200 and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 

@@ -32,7 +32,7 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def noted(*arguments: Any, **options: Any) -> Any:
         memory = real(*arguments, **options)
         assert memory is not None
-        opened.append(memory.library.fingerprint)
+        opened.append(memory.index.fingerprint)
         return memory
 
     monkeypatch.setattr(serving, "open_memory", noted)

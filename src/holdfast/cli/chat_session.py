@@ -66,7 +66,7 @@ class ChatSession:
         argument = "".join(rest)
         match command:
             case "/reset":
-                self._forget()
+                self._reset()
             case "/system":
                 self._set_system(argument.strip())
             case "/stats":
@@ -77,7 +77,7 @@ class ChatSession:
                 near = difflib.get_close_matches(command, _COMMANDS, n=1)
                 self._say(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._messages.clear()
         self._answers.clear()
         self._say("(a new conversation)")
@@ -85,7 +85,7 @@ class ChatSession:
     def _set_system(self, text: str) -> None:
         if text:
             self.system = "" if text == "none" else text
-            self._forget()
+            self._reset()
         else:
             self._say(self.system or "(no system prompt)")
 
@@ -112,10 +112,10 @@ class ChatSession:
                     raise
                 stopped = True
             ignore_interrupts()
-            self._keep(said, statistics, stopped=stopped)
+            self._end_answer(said, statistics, stopped=stopped)
         return True
 
-    def _keep(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
+    def _end_answer(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
         """End the answer on the screen, and put what was said into the conversation."""
         if said or not self._interactive:
             self._console.print()

@@ -34,9 +34,11 @@ class Runner(ABC):
     """One layout of one model.
 
     mixes_chunks: whether prompt chunks and decoding rows share one forward pass.
+    variant: the name, and in which way it is done where there are several.
     """
 
     name: str
+    variant: str
     mixes_chunks: bool
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
@@ -61,7 +63,7 @@ class RowsRunner(Runner):
     operations to run.
     """
 
-    name = "rows"
+    name = variant = "rows"
     mixes_chunks = True
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
@@ -89,6 +91,8 @@ class SplitRunner(Runner):
         """gather_mask_dimensions: rank of the mask for gathered copies; None sends attention through the seam."""
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
+        masks = " with grouped masks" if gather_mask_dimensions == 5 else ""
+        self.variant = f"split, attention {'through the seam' if self._gather is None else f'over gathered copies{masks}'}"
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """One pass for the decoding spans together, one for each of the others."""
@@ -120,7 +124,7 @@ class SplitRunner(Runner):
 class SoloRunner(Runner):
     """Each span is a forward pass of its own over mlx-lm's own cache objects: slow, and right for whatever mlx-lm runs."""
 
-    name = "solo"
+    name = variant = "solo"
     mixes_chunks = False
 
     def fresh_layers(self) -> list[LayerState]:

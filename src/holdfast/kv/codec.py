@@ -91,7 +91,7 @@ def _dequantized(codes: mx.array, scales: mx.array, biases: mx.array, *, dtype: 
 
 
 def to_bytes(payload: Payload) -> Content:
-    """Description and payload parts of a run or a state. The arrays must be evaluated; the parts are views of them."""
+    """Description and payload parts of a block or a checkpoint. The arrays must be evaluated; the parts are views of them."""
     forms = _forms(payload.arrays)
     described: _BlockForm | _StateForm
     if isinstance(payload, StateCheckpoint):
@@ -104,8 +104,8 @@ def to_bytes(payload: Payload) -> Content:
     return msgspec.msgpack.encode(described), tuple(parts)
 
 
-def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:
-    """A run out of its bytes; copies them into MLX. Raises SnapshotMismatch when description and bytes do not fit each other."""
+def block_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:
+    """A block out of its bytes; copies them into MLX. Raises SnapshotMismatch where description and bytes differ."""
     form = _decoded(meta, _BlockForm)
     dtype = _DTYPES.get(form.dtype)
     if dtype is None:
@@ -114,23 +114,23 @@ def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:
     return KVBlock(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
 
 
-def state_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoint:
-    """A state out of its bytes, as with runs."""
+def checkpoint_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoint:
+    """A checkpoint out of its bytes, as with blocks."""
     form = _decoded(meta, _StateForm)
     return StateCheckpoint(position=form.position, layers=form.layers, arrays=_arrays(form.arrays, parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What bytes are said to be, checked: tokens of a run or position of a state, the arrays, and where a run begins."""
+    """What bytes are said to be, checked: tokens of a block or position of a checkpoint, the arrays, where a block begins."""
 
     length: int
     arrays: tuple[ArrayForm, ...]
     start: int = 0
 
 
-def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
-    """Hold the description of a run against what the model's runs look like. Any thread. Raises SnapshotMismatch."""
+def check_block(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
+    """Hold the description of a block against what the model's blocks look like. Any thread. Raises SnapshotMismatch."""
     form = _decoded(meta, _BlockForm)
     dtype = model.block[0].dtype if model.block else "float32"
     if (form.codec, form.dtype) != (codec, dtype):
@@ -142,8 +142,8 @@ def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec
     return Description(form.tokens, expected, form.start)
 
 
-def check_state(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:
-    """The same of a state."""
+def check_checkpoint(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:
+    """The same of a checkpoint."""
     form = _decoded(meta, _StateForm)
     if form.position < 1:
         raise SnapshotMismatch(f"a state stands at token {form.position}")

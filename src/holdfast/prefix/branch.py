@@ -60,6 +60,6 @@ class Branch:
 
 def branch_of(match: PrefixMatch) -> Branch:
     """The branch that a match has found."""
-    states = tuple(StateStep(state.key, state.position) for state in match.states[-MOST_STATES:])
-    steps = tuple(Step(piece.key, piece.offset + piece.tokens, piece.start + piece.tokens) for piece in match.pieces)
+    states = tuple(StateStep(each.key, each.start) for each in match.checkpoints[-MOST_STATES:])
+    steps = tuple(Step(piece.key, piece.offset + piece.tokens, piece.end) for piece in match.pieces)
     return Branch(steps=steps, states=states)

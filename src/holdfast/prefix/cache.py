@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,29 +17,28 @@ from holdfast.engine.plan import KeepPolicy
 from holdfast.kv.codec import (
     Description,
     Payload,
-    check_run,
-    check_state,
+    block_from_bytes,
+    check_block,
+    check_checkpoint,
     check_values,
+    checkpoint_from_bytes,
     pack,
-    run_from_bytes,
-    state_from_bytes,
     to_bytes,
     unpack,
 )
 from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
+from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
-from holdfast.prefix.addition import Addition
-from holdfast.prefix.evicted import EvictionCause
+from holdfast.prefix.figures import figures_of
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.lookup import Lookup
-from holdfast.prefix.report import figures_of
+from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.prefix.tree import BLOCK_TOKENS
-from holdfast.store.block import Block, BlockKey, BlockKind, ReadFailed, StoredBlock
+from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 
-KEPT_BLOCK_TOKENS = 256
 MOST_BRANCH_POINTS = 8
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
@@ -54,18 +52,18 @@ logger = logging.getLogger("holdfast.cache")
 class PrefixCache:
     """The library of one model, its store, and the way between them and the engine."""
 
-    def __init__(self, library: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
-        self._library, self._store = library, store
+    def __init__(self, index: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
+        self._index, self._store = index, store
         self._form, self._codec = form, codec
         self._tended_at = self._offered_at = 0.0
-        loaded = library.load()
-        if loaded.placed:
-            logger.info("the store has %d block%s of this model", loaded.placed, "" if loaded.placed == 1 else "s")
+        placed = index.load()
+        if placed:
+            logger.info("the store has %d block%s of this model", placed, "" if placed == 1 else "s")
 
     @property
-    def library(self) -> PrefixIndex:
+    def index(self) -> PrefixIndex:
         """The book of what is kept."""
-        return self._library
+        return self._index
 
     @property
     def store(self) -> BlockStore | None:
@@ -90,12 +88,13 @@ class PrefixCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt while it runs."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset(marks))
+        return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
-    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
-        """Find what a sequence that knows `tokens` can begin from, and begin to fetch what of it is on disk."""
-        plan = self._plan(tokens, tenant)
-        lookup = Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=self._library.hold(plan.keys), asked_at=time.perf_counter())
+    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk."""
+        asked_at = time.perf_counter()
+        plan = self._plan(chain, tenant)
+        lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
         self._fetch(lookup)
         return lookup
 
@@ -124,16 +123,16 @@ class PrefixCache:
             payload = self._payload_of(lookup.awaited.pop(key).result())
         except (ReadFailed, SnapshotMismatch) as failure:
             logger.warning("a stored block cannot be used, its tokens are read again: %s", failure)
-            self._library.unreadable((key,))
+            self._index.unreadable((key,))
             return False
         lookup.fetched[key] = payload
-        self._library.restored(key, payload)
+        self._index.restored(key, payload)
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
         """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
         for key in lookup.plan.keys:
-            payload = lookup.fetched.get(key) or self._library.payload(key)
+            payload = lookup.fetched.get(key) or self._index.payload(key)
             if not isinstance(payload, KVBlock | StateCheckpoint):
                 return False
             lookup.fetched[key] = payload
@@ -144,43 +143,60 @@ class PrefixCache:
         plan = lookup.plan
         if plan.tokens == 0:
             return None
-        runs: list[KVBlock] = []
+        blocks: list[KVBlock] = []
         for piece in plan.pieces:
             kept = lookup.fetched[piece.key]
             assert isinstance(kept, KVBlock)
-            runs.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
-        self._library.accept(plan)
-        return Prefix(runs=tuple(runs), state=self._state_of(lookup))
+            blocks.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
+        self._index.accept(plan)
+        checkpoint = None if plan.checkpoint is None else lookup.fetched[plan.checkpoint.key]
+        assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
+        return Prefix(blocks=tuple(blocks), state=checkpoint)
 
-    def _state_of(self, lookup: Lookup) -> StateCheckpoint | None:
-        if lookup.plan.state is None:
-            return None
-        state = lookup.fetched[lookup.plan.state.key]
-        assert isinstance(state, StateCheckpoint)
-        return state
+    def cursor(self, *, tenant: str = "") -> Cursor:
+        """A cursor before the first token of a chain."""
+        return self._index.cursor(tenant=tenant)
 
-    def insert(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `tokens`; returns what is new of it.
+    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
+        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new of it.
 
-        Longer than what it knows is not kept, and nothing that holds values which are not finite.
+        `cursor` moves along the chain as far as it is stored then. Longer than what the sequence knows is not kept, and nothing
+        that holds values which are not finite.
         """
         if not kept.is_finite:
             logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
             return ()
-        added = [key for run in kept.runs for key in self._keep_run(tokens, run, tenant)]
+        blocks = [self.insert_block(cursor, chain, pack(run, self._codec)) for run in kept.blocks]
         if kept.state is not None:
-            added += self.keep_state(tokens, kept.state, tenant=tenant)
-        return tuple(added)
+            blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
+        return tuple([block.key for block in blocks if block is not None])
 
-    def keep_state(self, tokens: array[int], state: StateCheckpoint, *, tenant: str) -> tuple[BlockKey, ...]:
-        """Take in a state that has seen the first of these tokens; one that has seen more is not kept. Returns what is new."""
-        if not 0 < state.position <= len(tokens):
-            return ()
-        return self._save_new(self._library.add_state(tokens[: state.position], payload=state, tenant=tenant), state)
+    def insert_block(self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock) -> Block | None:
+        """Take in what is not stored yet of a run that begins at its `start` in the chain; what is new."""
+        end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
+        self._index.advance(cursor, chain, end=end)
+        start = cursor.position
+        if not run.start <= start < end:  # all of it is stored, or what stands before it is not
+            return None
+        packed = run.cut(end - start, offset=start - run.start)
+        mx.eval(packed.arrays)
+        if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
+            return None
+        return self._save(self._index.insert(cursor, bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES]), packed), packed)
+
+    def insert_checkpoint(self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint) -> Block | None:
+        """Take in a checkpoint that has seen tokens of the chain which are stored; what is new."""
+        position = state.position
+        if not 0 < position <= len(chain) // TOKEN_BYTES:
+            return None
+        self._index.advance(cursor, chain, end=position)
+        if cursor.position < position:
+            return None
+        return self._save(self._index.insert_checkpoint(cursor.back_at(position), state), state)
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on disk; returns what that was."""
-        return self._library.forget(keys, cause=EvictionCause.UNTRUSTED)
+        return self._index.forget(keys, cause=CacheOutcome.UNREADABLE)
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Of a chain, forget everything from the first block on that is not known to be sound; returns what that was.
@@ -191,7 +207,7 @@ class PrefixCache:
         return () if first is None else self.forget((first,))
 
     def _is_sound(self, key: BlockKey) -> bool:
-        payload = self._library.payload(key)
+        payload = self._index.payload(key)
         if not isinstance(payload, KVBlock | StateCheckpoint):
             return False
         meta, parts = to_bytes(payload)
@@ -209,35 +225,36 @@ class PrefixCache:
         self._tended_at = now
         changes = self._store.changes()
         if changes.stored or changes.lost:
-            self._library.disk_changed(stored=changes.stored, lost=changes.lost)
+            self._index.disk_changed(stored=changes.stored, lost=changes.lost)
         if now - self._offered_at >= OFFER_AGAIN_SECONDS:
             self._offered_at = now
             self._offer_again()
 
     def _offer_again(self) -> None:
         """Give the store once more what it had no room or no disk for."""
-        for block in self._library.unsaved()[:BLOCKS_OFFERED_AGAIN]:
-            payload = self._library.payload(block.key)
+        for block in self._index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
+            payload = self._index.payload(block.key)
             if isinstance(payload, KVBlock | StateCheckpoint):
-                self._library.save_again(block)
+                self._index.save_again(block)
                 self._save(block, payload)
 
     def figures(self) -> CacheFigures:
         """What is kept."""
-        return figures_of(self._library.statistics(), None if self._store is None else self._store.statistics())
+        return figures_of(self._index.statistics(), None if self._store is None else self._store.statistics())
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""
         if self._store is not None:
             self._store.close()
 
-    def _plan(self, tokens: array[int], tenant: str) -> ReusePlan:
-        return self._library.plan(tokens, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=len(tokens) - 1)
+    def _plan(self, chain: bytes, tenant: str) -> ReusePlan:
+        limit = len(chain) // TOKEN_BYTES - 1  # the last token is always read
+        return self._index.plan(chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit)
 
     def _plan_again(self, lookup: Lookup) -> None:
         lookup.hold.release()
-        lookup.plan = self._plan(lookup.tokens, lookup.tenant)
-        lookup.hold = self._library.hold(lookup.plan.keys)
+        lookup.plan = self._plan(lookup.chain, lookup.tenant)
+        lookup.hold = self._index.pinned(lookup.plan)
         self._fetch(lookup)
 
     def _fetch(self, lookup: Lookup) -> None:
@@ -259,8 +276,8 @@ class PrefixCache:
     def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
         """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
         if kind == "state":
-            return check_state(meta, part_bytes, model=self._form)
-        run = check_run(meta, part_bytes, model=self._form, codec=self._codec)
+            return check_checkpoint(meta, part_bytes, model=self._form)
+        run = check_block(meta, part_bytes, model=self._form, codec=self._codec)
         if run.length > BLOCK_TOKENS:
             raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
         return run
@@ -272,35 +289,14 @@ class PrefixCache:
     def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
         """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
         self.describe(kind, meta, _sizes(parts))
-        return state_from_bytes(meta, parts) if kind == "state" else run_from_bytes(meta, parts)
+        return checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
 
-    def _keep_run(self, tokens: array[int], run: KVBlock, tenant: str) -> tuple[BlockKey, ...]:
-        if min(run.start + run.tokens, len(tokens)) <= run.start:
-            return ()
-        return self.keep_packed(tokens[: run.start + run.tokens], pack(run, self._codec), tenant=tenant)
-
-    def keep_packed(self, tokens: array[int], run: KVBlock, *, tenant: str) -> tuple[BlockKey, ...]:
-        """Take in what is not there yet of a run that begins at its `start` among `tokens`; returns what is new."""
-        end = min(run.start + run.tokens, len(tokens))
-        start = max(run.start, self._library.missing(tokens[:end], tenant=tenant))
-        if start >= end:
-            return ()
-        packed = run.cut(end - start, offset=start - run.start)
-        mx.eval(packed.arrays)
-        if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
-            return ()
-        return self._save_new(self._library.add_run(tokens[:end], start=start, payload=packed, tenant=tenant), packed)
-
-    def _save_new(self, addition: Addition, payload: Payload) -> tuple[BlockKey, ...]:
-        if addition.new_block is None:
-            return ()
-        self._save(addition.new_block, payload)
-        return (addition.new_block.key,)
-
-    def _save(self, block: Block, payload: Payload) -> None:
-        if self._store is not None:
+    def _save(self, block: Block | None, payload: Payload) -> Block | None:
+        """Give what is new to the store."""
+        if block is not None and self._store is not None:
             meta, parts = to_bytes(payload)
             self._store.put(StoredBlock(block=block, meta=meta, parts=parts))
+        return block
 
 
 def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:

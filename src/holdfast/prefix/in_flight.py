@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.messages.requests import RequestId
-from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.packed import common_tokens
 from holdfast.store.block import TOKEN_BYTES
 
@@ -62,20 +61,20 @@ class InFlightPrefills:
     def announce(
         self,
         request_id: RequestId,
-        token_ids: Sequence[int],
+        packed: bytes,
         *,
         tenant: str = "",
         have: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:
-        """A sequence begins to read these tokens; it has the first `have` of them stored or restored already.
+        """A sequence begins to read these packed tokens; it has the first `have` of them stored or restored already.
 
         boundaries: where it will leave states, if the model can only be resumed there. A request that waited does so no more.
         """
         assert request_id not in self._readers, "a request is read twice at once"
         self._waiting.pop(request_id, None)
         at = None if boundaries is None else tuple(sorted(boundaries))
-        self._readers[request_id] = _Reader(tenant, pack_tokens(token_ids), at, have)
+        self._readers[request_id] = _Reader(tenant, packed, at, have)
 
     def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
         """The first `tokens` tokens of a reader are stored now; returns who has waited for that. Unknown readers are ignored."""
@@ -94,14 +93,11 @@ class InFlightPrefills:
             return ()
         return self._free([who for who, ahead in self._waiting.items() if ahead.request_id == request_id])
 
-    def ahead_of(
-        self, token_ids: Sequence[int], have: int, *, tenant: str = "", limit: int | None = None
-    ) -> InFlightPrefill | None:
+    def ahead_of(self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None) -> InFlightPrefill | None:
         """Who will have most of these tokens stored: more than the `have` that the asker begins from now, and is not behind it.
 
         limit: the most tokens that the asker can use; all but its last one, as a rule. Of equals, the one that is furthest.
         """
-        packed = pack_tokens(token_ids)
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]
         best: tuple[int, int, RequestId] | None = None

@@ -8,51 +8,35 @@ it; what neither has is gone, with all that stands behind it.
 from __future__ import annotations
 
 import itertools
-from array import array
-from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from holdfast.prefix.addition import Addition, Outcome
+from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.branch import Branch, branch_of
 from holdfast.prefix.disk import DiskIndex, DiskSide
-from holdfast.prefix.evicted import EvictionCause, EvictionHistory
+from holdfast.prefix.evicted import EvictionHistory
 from holdfast.prefix.hold import Hold
-from holdfast.prefix.keys import child_key, pack_tokens, root_key, unpack_tokens
+from holdfast.prefix.keys import child_key, root_key
+from holdfast.prefix.piece import Cursor
 from holdfast.prefix.pins import Pins
 from holdfast.prefix.planning import Planner
 from holdfast.prefix.ram import Payload, RamStatistics, RamTier, Residence
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.prefix.tree import Insertion, PrefixTree, UnknownParent
-from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
+from holdfast.prefix.tree import PrefixTree, UnknownParent
+from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind
 from holdfast.store.budget import by_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What of the store's entries has found a place."""
-
-    placed: int = 0
-    covered: int = 0  # all their tokens are in other blocks
-    unreachable: int = 0  # what they follow is not stored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatistics:
-    """What is kept, and counters since the start."""
+    """What is kept now."""
 
     keys: int
     tokens: int
     tenants: int
-    on_disk: int
     saving: int
     unsaved: int
     ram: RamStatistics
-    accepted_plans: int
-    reused_ram_tokens: int
-    reused_disk_tokens: int
-    lost_keys: int
-    shortfalls: dict[str, int]  # accepted plans by the kind of what they fell short for
 
 
 class PrefixIndex:
@@ -66,10 +50,8 @@ class PrefixIndex:
         self._book = DiskIndex()
         self._pins = Pins(self._ram, self._book)
         self._sizes: dict[BlockKey, int] = {}  # bytes of everything that is in the tree
-        self._losses = EvictionHistory()
-        self._planner = Planner(self._tree, self._losses, self._residence_of)
-        self._accepted = self._reused_ram_tokens = self._reused_disk_tokens = self._lost = 0
-        self._shortfalls: Counter[str] = Counter()
+        self._evicted = EvictionHistory()
+        self._planner = Planner(self._tree, self._evicted, in_ram=self._ram)
 
     @property
     def fingerprint(self) -> str:
@@ -81,90 +63,63 @@ class PrefixIndex:
         """How much may be in RAM."""
         return self._ram.budget_bytes
 
-    def load(self) -> Loaded:
-        """Take in what the disk has. May be repeated, to see what other processes have stored since."""
-        if self._disk is None:
-            return Loaded()
-        placed = covered = unreachable = 0
-        for entry in sorted(self._disk.entries(), key=by_place):
+    def load(self) -> int:
+        """Take in what the disk has; how much of it has found a place. May be repeated, to see what other processes have stored.
+
+        Blocks whose tokens are all in others are not counted, and what follows something that is not stored has no place.
+        """
+        placed = 0
+        for entry in () if self._disk is None else sorted(self._disk.entries(), key=by_place):
             key = entry.block.key
             try:
-                self._insert(entry.block)
+                self._tree.insert(entry.block)
             except (UnknownParent, ValueError):
-                unreachable += 1
                 continue
             if self._tree.has_node(key):
                 self._book.found(key)
-                self._pins.settle(key)
+                self._pins.sync(key)
                 self._sizes.setdefault(key, entry.file_bytes)
                 placed += 1
-            else:
-                covered += 1
-        return Loaded(placed=placed, covered=covered, unreachable=unreachable)
+        return placed
 
-    def plan(self, token_ids: Sequence[int], *, tenant: str = "", resumable_anywhere: bool, limit: int) -> ReusePlan:
-        """What a sequence with these tokens can begin from: at most `limit` tokens. Counts as a use only when accepted.
+    def plan(self, packed: bytes, *, tenant: str = "", resumable_anywhere: bool, limit: int) -> ReusePlan:
+        """What a sequence with these packed tokens can begin from: at most `limit` tokens. A use only when it is accepted.
 
-        `resumable_anywhere`: all layers grow, so that no state is needed. An array("I") is packed fastest.
+        `resumable_anywhere`: all layers grow, so that no checkpoint is needed.
         """
-        packed = pack_tokens(token_ids)
         return self._planner.plan(packed, root=self._root(tenant), resumable_anywhere=resumable_anywhere, limit=limit)
 
     def accept(self, plan: ReusePlan) -> None:
         """A sequence has begun from a plan: all of it was used."""
-        keys = plan.keys
-        self._ram.touch(keys)
-        on_disk = [key for key in keys if key in self._book]
-        if self._disk is not None and on_disk:
+        self._ram.touch(plan.keys)
+        if self._disk is not None and (on_disk := [key for key in plan.keys if key in self._book]):
             self._disk.touch(on_disk)
-        self._accepted += 1
-        self._reused_ram_tokens += plan.ram_tokens
-        self._reused_disk_tokens += plan.disk_tokens
-        if plan.shortfall is not None:
-            self._shortfalls[type(plan.shortfall).__name__] += 1
 
-    def missing(self, token_ids: Sequence[int], *, tenant: str = "") -> int:
-        """The position from which nothing of the chain is stored; its length when everything is."""
-        return self._tree.missing(token_ids, root=self._root(tenant))
+    def cursor(self, *, tenant: str = "") -> Cursor:
+        """A cursor before the first token of a chain."""
+        return Cursor(self._root(tenant))
 
-    def add_run(self, token_ids: Sequence[int], *, start: int, payload: Payload, tenant: str = "") -> Addition:
-        """Keep the payload of the tokens from `start` on, 1 to BLOCK_TOKENS of them. `token_ids` is the chain up to their end.
+    def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
+        """Move a cursor along its chain, `packed` from its first token on, as far as it is stored, up to token `end`.
 
-        Tokens that are stored already are not stored again, but a payload is not cut either: leave out what `missing` says.
-        Something NEW, if there is a disk, is to be given to the store, and its fate to be told with `disk_changed`.
+        Costs what lies between; when what it stood on is gone, one walk from the root finds its place again.
         """
-        packed = pack_tokens(token_ids)
-        run = packed[start * TOKEN_BYTES :]
-        place = self._tree.place(packed[: start * TOKEN_BYTES], root=self._root(tenant))
-        if place.position < start:
-            return Addition(Outcome.NO_PARENT)
-        block = Block(
-            key=child_key(place.parent_key, place.parent_tokens, run, "kv"),
-            parent_key=place.parent_key,
-            parent_tokens=place.parent_tokens,
-            kind="kv",
-            start=start,
-            packed_tokens=run,
-        )
-        is_stored = self._tree.place(packed, root=self._root(tenant)).position * TOKEN_BYTES == len(packed)
-        return self._add(block, payload, is_stored=is_stored)
+        self._tree.advance(cursor, packed, end=end)
 
-    def add_state(self, token_ids: Sequence[int], *, payload: Payload, tenant: str = "") -> Addition:
-        """Keep a state that has seen exactly `token_ids`, which are stored. As `add_run`."""
-        packed = pack_tokens(token_ids)
-        match = self._tree.match_packed(packed, root=self._root(tenant))
-        if not packed or match.tokens * TOKEN_BYTES < len(packed):
-            return Addition(Outcome.NO_PARENT)
-        block = Block(
-            key=child_key(match.end.parent_key, match.end.parent_tokens, b"", "state"),
-            parent_key=match.end.parent_key,
-            parent_tokens=match.end.parent_tokens,
-            kind="state",
-            start=match.tokens,
-            packed_tokens=b"",
-        )
-        is_stored = bool(match.states) and match.states[-1].position == match.tokens
-        return self._add(block, payload, is_stored=is_stored)
+    def insert(self, cursor: Cursor, packed: bytes, payload: Payload) -> Block | None:
+        """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, that go on where a cursor stands.
+
+        The cursor has just been advanced; it moves behind them. If there is a disk, what is returned is to be given to the store,
+        and its fate to be said with `disk_changed`. None: there is no room, and no disk.
+        """
+        return self._add(cursor, "kv", packed, payload)
+
+    def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
+        """Keep a checkpoint where a cursor stands that has just been advanced. As `insert`; None also when there is one."""
+        known = self._tree.checkpoint_at(cursor)
+        if known is not None:
+            self.restored(known, payload)
+        return None if known is not None or not cursor.position else self._add(cursor, "state", b"", payload)
 
     def payload(self, key: BlockKey) -> Payload | None:
         """The payload, if it is in RAM. Never to be changed."""
@@ -178,15 +133,19 @@ class PrefixIndex:
         """A payload was read from disk; whether RAM keeps it too."""
         if not self._tree.has_node(key) or key in self._ram:
             return key in self._ram
-        return self._make_room(payload.nbytes, before=self._tree.parent_of(key)) and self._keep(key, payload)
+        return self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
 
     def hold(self, keys: Iterable[BlockKey]) -> Hold:
         """Keep keys, and all that stands before them, from leaving RAM and the tree for want of room."""
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
-    def branch(self, token_ids: Sequence[int], *, tenant: str = "") -> Branch:
-        """Where a chain is kept, as far as it is."""
-        return branch_of(self._tree.match(token_ids, root=self._root(tenant)))
+    def pinned(self, plan: ReusePlan) -> Hold:
+        """Keep what a plan needs, which is all that stands before it too."""
+        return self._ram.pinned(plan.keys)
+
+    def branch(self, packed: bytes | bytearray, *, tenant: str = "") -> Branch:
+        """Where a chain of packed tokens is kept, as far as it is."""
+        return branch_of(self._tree.match(bytes(packed), root=self._root(tenant)))
 
     def kept_part(self, branch: Branch) -> Branch:
         """What of a branch is still there: its beginning up to the first block that is gone."""
@@ -195,12 +154,11 @@ class PrefixIndex:
         states = tuple(state for state in branch.states if state.position <= end and self._tree.has_node(state.key))
         return Branch(steps=steps, states=states)
 
-    def chain_of(self, branch: Branch) -> array[int]:
-        """The tokens of a branch that is there."""
-        chain, position = array("I"), 0
+    def chain_of(self, branch: Branch) -> bytearray:
+        """The packed tokens of a branch that is there."""
+        chain, position = bytearray(), 0
         for step in branch.steps:
-            own = self._tree.standing(step.key).packed
-            chain.extend(unpack_tokens(own[: (step.end - position) * TOKEN_BYTES]))
+            chain += self._tree.standing(step.key).packed[: (step.end - position) * TOKEN_BYTES]
             position = step.end
         return chain
 
@@ -218,7 +176,7 @@ class PrefixIndex:
             if not is_whole or followers or step.key in needed or any(key in needed for key in attached):
                 break
             last = step.key
-        return () if last is None else self.forget((last,), cause=EvictionCause.FORGOTTEN)
+        return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""
@@ -256,20 +214,17 @@ class PrefixIndex:
             if was_saving:
                 self._ram.release((key,))
             if is_lost and key not in self._ram:
-                gone += self._lose(key, EvictionCause.EVICTED)
+                gone += self._lose(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
-            self._pins.settle(key)
+            self._pins.sync(key)
         return tuple(gone)
 
-    def forget(self, keys: Iterable[BlockKey], *, cause: EvictionCause) -> tuple[BlockKey, ...]:
+    def forget(self, keys: Iterable[BlockKey], *, cause: CacheOutcome) -> tuple[BlockKey, ...]:
         """Remove keys from everywhere, with all that stands behind them; returns what that was."""
         gone: list[BlockKey] = []
         for key in keys:
-            if not self._tree.has_node(key):
-                continue
-            if cause is EvictionCause.UNREADABLE and key in self._book:
-                self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
-            gone += self._lose(key, cause)
+            if self._tree.has_node(key):
+                gone += self._lose(key, cause)
         return tuple(gone)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
@@ -279,29 +234,24 @@ class PrefixIndex:
             if self._disk is None or key not in self._book:
                 continue
             if key not in self._ram:
-                gone += self.forget((key,), cause=EvictionCause.UNREADABLE)
+                self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
+                gone += self._lose(key, CacheOutcome.UNREADABLE)
             elif not self._book.is_saving(key):
                 self._book.expect_loss(key)
                 self._book.forget(key)
-                self._pins.settle(key)
+                self._pins.sync(key)
                 self._disk.remove((key,))
         return tuple(gone)
 
     def statistics(self) -> IndexStatistics:
-        """What is there, and what has happened since the start."""
+        """What is there."""
         return IndexStatistics(
             keys=len(self._tree),
             tokens=self._tree.tokens,
             tenants=self._tree.roots,
-            on_disk=self._book.stored,
             saving=self._book.saving,
             unsaved=len(self._book.unsaved),
             ram=self._ram.statistics(),
-            accepted_plans=self._accepted,
-            reused_ram_tokens=self._reused_ram_tokens,
-            reused_disk_tokens=self._reused_disk_tokens,
-            lost_keys=self._lost,
-            shortfalls=dict(self._shortfalls),
         )
 
     def check_invariants(self) -> None:
@@ -324,32 +274,27 @@ class PrefixIndex:
             return Residence.DISK
         return Residence.BOTH if key in self._book else Residence.RAM
 
-    def _add(self, block: Block, payload: Payload, *, is_stored: bool) -> Addition:
-        if is_stored:
-            self.restored(block.key, payload)
-            return Addition(Outcome.STORED, block)
-        has_room = self._make_room(payload.nbytes, before=block.parent_key)
+    def _add(self, cursor: Cursor, kind: BlockKind, packed: bytes, payload: Payload) -> Block | None:
+        parent_key, parent_tokens, start = cursor.parent_key, cursor.parent_tokens, cursor.position
+        has_room = self._make_room(payload.nbytes, before=parent_key)
         if not has_room and self._disk is None:
-            return Addition(Outcome.NO_ROOM, block)
-        inserted = self._insert(block)
-        assert inserted is Insertion.NEW, "something stored is stored again"
-        self._sizes[block.key] = payload.nbytes
+            return None
+        key = child_key(parent_key, parent_tokens, packed, kind)
+        if kind == "state":
+            self._tree.append_checkpoint(cursor, key)
+        else:
+            self._tree.append(cursor, key, packed)
+        self._sizes[key] = payload.nbytes
         if has_room:
-            self._keep(block.key, payload)
+            self._keep(key, payload)
+        block = Block(key=key, parent_key=parent_key, parent_tokens=parent_tokens, kind=kind, start=start, packed_tokens=packed)
         if self._disk is not None:
             self._begin_saving(block)
-        return Addition(Outcome.NEW, block)
-
-    def _insert(self, block: Block) -> Insertion:
-        if block.kind == "state":
-            return self._tree.insert_state(block.key, parent_key=block.parent_key, position=block.start)
-        return self._tree.insert_packed(
-            block.key, parent_key=block.parent_key, parent_tokens=block.parent_tokens, packed=block.packed_tokens
-        )
+        return block
 
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
         self._ram.add(key, payload, parent=self._tree.parent_of(key))
-        self._pins.settle(key)
+        self._pins.sync(key)
         return True
 
     def _begin_saving(self, block: Block) -> None:
@@ -357,27 +302,37 @@ class PrefixIndex:
         self._ram.hold((block.key,))
         self._book.begin(block)
 
-    def _make_room(self, nbytes: int, *, before: BlockKey | None) -> bool:
+    def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
         """Evict until so many bytes fit. Nothing gives way to what stands behind it."""
         if self._ram.fits(nbytes):
             return True
-        if nbytes <= self._ram.budget_bytes:
-            with self.hold(() if before is None else (before,)):
-                while (victim := self._ram.evict()) is not None:
-                    if victim not in self._book:
-                        self._lose(victim, EvictionCause.EVICTED)
-                    if self._ram.fits(nbytes):
-                        return True
-        self._ram.refuse()
+        if nbytes > self._ram.budget_bytes:
+            return False
+        holds = [self._ram.pinned((before,))]
+        try:
+            while (victim := self._ram.next_to_leave()) is not None:
+                is_lost = victim not in self._book
+                if is_lost and self._disk is not None and self._tree.stands_before(victim, before):
+                    # Without a disk all of a chain is in RAM, and nothing leaves before what follows it.
+                    holds.append(self._ram.pinned((victim,)))
+                    continue
+                self._ram.evict(victim)
+                if is_lost:
+                    self._lose(victim, CacheOutcome.EVICTED)
+                if self._ram.fits(nbytes):
+                    return True
+        finally:
+            for hold in holds:
+                hold.release()
         return False
 
-    def _lose(self, key: BlockKey, cause: EvictionCause) -> tuple[BlockKey, ...]:
+    def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:
         """Take a key out of all books, with everything behind it."""
         gone = self._tree.subtree(key)
         to_remove: list[BlockKey] = []
         for each in gone:
             if self._tree.has_node(each):
-                self._remember(each, cause)
+                self._record_loss(each, cause)
             self._tree.remove(each)
             self._sizes.pop(each, None)
             if each in self._ram:
@@ -386,15 +341,14 @@ class PrefixIndex:
                 self._ram.release((each,))
             if self._book.forget(each):
                 to_remove.append(each)
-            self._pins.settle(each)
+            self._pins.sync(each)
         if self._disk is not None and to_remove:
             self._disk.remove(to_remove)
-        self._lost += len(gone)
         return gone
 
-    def _remember(self, key: BlockKey, cause: EvictionCause) -> None:
+    def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
         standing = self._tree.standing(key)
         if standing.block_tokens:
-            self._losses.block_lost(key, standing, cause=cause)
+            self._evicted.record_block(key, standing, cause=cause)
         else:
-            self._losses.state_lost(standing.place, cause=cause)
+            self._evicted.record_checkpoint(standing, cause=cause)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from holdfast.messages.events import CacheReport
 from holdfast.prefix.hold import Hold
 from holdfast.prefix.ram import Payload
-from holdfast.prefix.report import report_of
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.store.block import BlockKey, StoredBlock
 
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """What a sequence that knows `tokens` can begin from. Holds it in memory until it is released."""
+    """What a sequence that knows `chain`, packed tokens, can begin from. Holds it in memory until it is released."""
 
-    tokens: array[int]
+    chain: bytes
     tenant: str
     plan: ReusePlan
     hold: Hold
@@ -33,18 +31,23 @@ class Lookup:
         return self.plan.tokens
 
     @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """The blocks and the checkpoint that they are in, parents before children."""
-        return self.plan.keys
-
-    @property
     def fetch_seconds(self) -> float:
         """How long it took until all of it was there."""
         return 0.0 if self.fetched_at is None else self.fetched_at - self.asked_at
 
     def report(self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float) -> CacheReport:
         """What was found, why not more, and what it took."""
-        return report_of(self.plan, lookup_seconds=lookup_seconds, waited_seconds=waited_seconds, restore_seconds=restore_seconds)
+        return CacheReport(
+            outcome=self.plan.shortfall.outcome,
+            ram_tokens=self.plan.ram_tokens,
+            disk_tokens=self.plan.disk_tokens,
+            unused_tokens=self.plan.shortfall.unused_tokens,
+            divergence=self.plan.shortfall.divergence,
+            waited_for_another=waited_seconds > 0,
+            waited_seconds=waited_seconds,
+            lookup_seconds=lookup_seconds,
+            restore_seconds=restore_seconds,
+        )
 
     def release(self) -> None:
         """Let the memory go; what was fetched stays where the index put it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence
 
+from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.hold import Hold
 from holdfast.prefix.lookup import Lookup
-from holdfast.prefix.reuse import NothingStored, ReusePlan
+from holdfast.prefix.piece import Cursor
+from holdfast.prefix.reuse import ReusePlan, Shortfall
 from holdfast.store.block import BlockKey
 
 
@@ -28,10 +29,10 @@ class NoCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> None:
         """Nothing is to be copied out."""
 
-    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
+    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
         """Nothing is found."""
-        plan = ReusePlan(tokens=0, pieces=(), state=None, shortfall=NothingStored())
-        return Lookup(tokens=tokens, tenant=tenant, plan=plan, hold=Hold(EvictionOrder(), ()), asked_at=time.perf_counter())
+        plan = ReusePlan(cursor=Cursor(b""), shortfall=Shortfall(CacheOutcome.OFF))
+        return Lookup(chain=chain, tenant=tenant, plan=plan, hold=Hold(EvictionOrder(), ()), asked_at=time.perf_counter())
 
     def advance(self, lookup: Lookup) -> bool:
         """Nothing has to be fetched."""
@@ -40,7 +41,11 @@ class NoCache:
     def prefix(self, lookup: Lookup) -> None:
         """There is nothing to begin from."""
 
-    def insert(self, tokens: array[int], kept: object, *, tenant: str = "") -> tuple[BlockKey, ...]:
+    def cursor(self, *, tenant: str = "") -> Cursor:
+        """Before the first token of a chain that will never be stored."""
+        return Cursor(b"")
+
+    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: object) -> tuple[BlockKey, ...]:
         """Nothing is kept."""
         return ()
 

@@ -29,22 +29,25 @@ class Node:
         return len(self.packed) // TOKEN_BYTES
 
 
-def follow(node: Node, cut: int, packed: bytes) -> list[tuple[Node, int]]:
-    """Walk along packed tokens from behind `cut` own tokens of a node; the nodes on the way, with how many own tokens match."""
+def follow(node: Node, cut: int, packed: bytes | bytearray, *, at: int = 0, end: int | None = None) -> list[tuple[Node, int]]:
+    """Walk along packed tokens from behind `cut` own tokens of a node; the nodes on the way, with how many own tokens match.
+
+    at, end: the bytes of `packed` to walk along; all by default.
+    """
     path: list[tuple[Node, int]] = []
-    at, end = 0, len(packed)
+    end = len(packed) if end is None else end
     while True:
         rest = node.packed[cut * TOKEN_BYTES :] if cut else node.packed
         used = len(rest)
-        if packed[at : at + used] != rest:
-            used = common_tokens(rest, packed[at : at + used]) * TOKEN_BYTES
+        if not packed.startswith(rest, at, end):
+            used = common_tokens(rest, packed[at : min(at + used, end)]) * TOKEN_BYTES
         at += used
         cut += used // TOKEN_BYTES
         path.append((node, cut))
         if at == end:
             return path
         branches = node.branches.get(cut)
-        child = branches.get(packed[at : at + TOKEN_BYTES]) if branches else None
+        child = branches.get(bytes(packed[at : at + TOKEN_BYTES])) if branches else None
         if child is None:
             return path
         node, cut = child, 0

@@ -7,7 +7,7 @@ from holdfast.store.block import TOKEN_BYTES
 _SMALL_BYTES = 2048
 
 
-def common_tokens(ours: bytes, theirs: bytes) -> int:
+def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
     """How many tokens two runs begin with alike. 100,000 equal tokens cost 20 µs."""
     low, high = 0, min(len(ours), len(theirs))
     if ours[:high] == theirs[:high]:

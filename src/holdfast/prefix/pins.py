@@ -23,7 +23,7 @@ class Pins:
         """Keep keys, until they are unpinned as often."""
         for key in keys:
             self._pins[key] = self._pins.get(key, 0) + 1
-            self.settle(key)
+            self.sync(key)
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
         """Take pins back."""
@@ -31,9 +31,9 @@ class Pins:
             self._pins[key] -= 1
             if not self._pins[key]:
                 del self._pins[key]
-            self.settle(key)
+            self.sync(key)
 
-    def settle(self, key: BlockKey) -> None:
+    def sync(self, key: BlockKey) -> None:
         """The disk has got a key, or has lost it, or its pins have changed. While the disk fails, RAM holds only so much."""
         wanted = key in self._pins and not self._book.is_stored(key)
         if wanted and key not in self._held:

@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.evicted import EvictionHistory
-from holdfast.prefix.ram import Residence
-from holdfast.prefix.reuse import NewTokens, NoBoundary, NothingStored, PlannedPiece, PlannedState, ReusePlan, Shortfall
-from holdfast.prefix.tree import PrefixTree
+from holdfast.prefix.piece import Piece
+from holdfast.prefix.ram import RamTier
+from holdfast.prefix.reuse import ReusePlan, Shortfall
+from holdfast.prefix.tree import PrefixMatch, PrefixTree
 from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 
 class Planner:
-    """Asks the tree what is there, and the losses what was there once."""
+    """Asks the tree what is there, and the history what was there once."""
 
-    def __init__(self, tree: PrefixTree, losses: EvictionHistory, residence: Callable[[BlockKey], Residence]) -> None:
-        self._tree = tree
-        self._losses = losses
-        self._residence = residence
+    def __init__(self, tree: PrefixTree, evicted: EvictionHistory, *, in_ram: RamTier) -> None:
+        self._tree, self._evicted, self._in_ram = tree, evicted, in_ram
 
     def plan(self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int) -> ReusePlan:
         """The longest beginning of packed tokens from which a sequence can go on; at most `limit` tokens."""
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
-        match = self._tree.match_packed(packed, root=root)
+        match = self._tree.match(packed, root=root)
         stored = min(match.tokens, limit)
-        state = next((state for state in reversed(match.states) if state.position <= stored), None)
-        tokens = stored if resumable_anywhere else state.position if state else 0
-        shortfall: Shortfall | None = None
-        if tokens < stored:
-            shortfall = self._losses.last_state(match.pieces, begin=tokens, end=stored) or NoBoundary(stored, tokens)
-        elif tokens < limit:
-            shortfall = self._losses.behind(match.end, packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES])
-            if shortfall is None:
-                shortfall = match.diverged or (NewTokens(stored) if self._tree.has_root(root) else NothingStored())
-        pieces = tuple(
-            PlannedPiece(
-                piece.key, piece.start, min(piece.tokens, tokens - piece.start), piece.offset, self._residence(piece.key)
-            )
-            for piece in match.pieces
-            if piece.start < tokens
+        checkpoint: Piece | None = None
+        tokens = stored
+        if not resumable_anywhere:
+            checkpoint = next((each for each in reversed(match.checkpoints) if each.start <= stored), None)
+            tokens = checkpoint.start if checkpoint else 0
+        pieces = list(match.pieces)
+        while pieces and pieces[-1].start >= tokens:
+            pieces.pop()
+        if pieces and pieces[-1].end > tokens:
+            last = pieces[-1]
+            pieces[-1] = Piece(last.key, last.kind, last.start, tokens - last.start, last.offset)
+        keys = [piece.key for piece in pieces]
+        if checkpoint is not None:
+            keys.append(checkpoint.key)
+        to_read = tuple([key for key in keys if key not in self._in_ram])
+        return ReusePlan(
+            cursor=match.end.back_at(tokens),
+            pieces=tuple(pieces),
+            checkpoint=checkpoint,
+            shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
+            keys=tuple(keys),
+            to_read=to_read,
+            disk_tokens=sum([piece.tokens for piece in pieces if piece.key not in self._in_ram]) if to_read else 0,
         )
-        planned_state = None
-        if state is not None and not resumable_anywhere:
-            planned_state = PlannedState(state.key, state.position, self._residence(state.key))
-        diverged = match.diverged if tokens < stored else None
-        return ReusePlan(tokens=tokens, pieces=pieces, state=planned_state, shortfall=shortfall, diverged=diverged)
+
+    def _shortfall(self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int) -> Shortfall:
+        """Why only `tokens` tokens can be reused, of `stored` that are stored and `limit` that are wanted."""
+        if tokens < stored:
+            lost = self._evicted.last_checkpoint(match.pieces, begin=tokens, end=stored)
+            return replace(lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens), divergence=match.divergence)
+        if tokens == limit:
+            return Shortfall(CacheOutcome.COMPLETE)
+        lost = self._evicted.behind(match.end, packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES])
+        if lost is not None:
+            return lost
+        if match.divergence is not None:
+            return Shortfall(CacheOutcome.DIVERGED, divergence=match.divergence)
+        return Shortfall(CacheOutcome.NEW_TOKENS if self._tree.has_root(match.end.root) else CacheOutcome.NOTHING_STORED)

@@ -32,14 +32,10 @@ class Payload(Protocol):
 class RamStatistics:
     """What the RAM tier holds, and counters since the start."""
 
-    payloads: int
     held: int
     resident_bytes: int
     budget_bytes: int
-    added: int
-    refused: int  # nothing could leave for them
     evicted: int
-    evicted_bytes: int
 
 
 class RamTier:
@@ -50,7 +46,7 @@ class RamTier:
         self._payloads: dict[BlockKey, Payload] = {}
         self._order = EvictionOrder()
         self._resident_bytes = 0
-        self._added = self._refused = self._evicted = self._evicted_bytes = 0
+        self._evicted = 0
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._payloads
@@ -81,24 +77,19 @@ class RamTier:
         self._order.add(key, parent=parent)
         self._payloads[key] = payload
         self._resident_bytes += payload.nbytes
-        self._added += 1
-
-    def refuse(self) -> None:
-        """Count a payload that could not be taken in."""
-        self._refused += 1
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """An accepted use of a prefix: all of its keys, parents too."""
         self._order.touch(keys)
 
-    def evict(self) -> BlockKey | None:
-        """Let go of the payload that has to leave first; None when none may."""
-        key = self._order.next_to_leave()
-        if key is not None:
-            self._evicted += 1
-            self._evicted_bytes += self._payloads[key].nbytes
-            self.drop(key)
-        return key
+    def next_to_leave(self) -> BlockKey | None:
+        """Whose payload has to leave first; None when none may."""
+        return self._order.next_to_leave()
+
+    def evict(self, key: BlockKey) -> None:
+        """Let go of a payload to make room."""
+        self._evicted += 1
+        self.drop(key)
 
     def drop(self, key: BlockKey) -> None:
         """Let go of a payload, held or not. Raises KeyError when it is not there."""
@@ -120,14 +111,10 @@ class RamTier:
     def statistics(self) -> RamStatistics:
         """What is there, and what has happened since the start."""
         return RamStatistics(
-            payloads=len(self._payloads),
             held=self._order.held,
             resident_bytes=self._resident_bytes,
             budget_bytes=self._budget_bytes,
-            added=self._added,
-            refused=self._refused,
             evicted=self._evicted,
-            evicted_bytes=self._evicted_bytes,
         )
 
     def check_invariants(self) -> None:

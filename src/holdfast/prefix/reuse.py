@@ -3,87 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from holdfast.prefix.evicted import Evicted
-from holdfast.prefix.ram import Residence
-from holdfast.prefix.tree import Diverged
+from holdfast.messages.events import CacheOutcome, Divergence
+from holdfast.prefix.piece import Cursor, Piece
 from holdfast.store.block import BlockKey
 
 
 @dataclass(frozen=True, slots=True)
-class NothingStored:
-    """Nothing is stored yet for this model and tenant."""
+class Shortfall:
+    """Why no more of a prompt can be reused; COMPLETE when all of it can."""
 
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """What is stored ends at `position`, the prompt goes on: the usual case of a conversation's next turn."""
-
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class NoBoundary:
-    """`matched` tokens are stored, but the model can only be resumed where a state was taken, which is at `boundary` last."""
-
-    matched: int
-    boundary: int
-
-
-Shortfall: TypeAlias = NothingStored | NewTokens | Diverged | NoBoundary | Evicted
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPiece:
-    """The block's tokens `offset` to `offset + tokens` are the prompt's tokens from `start` on."""
-
-    key: BlockKey
-    start: int
-    tokens: int
-    offset: int
-    residence: Residence
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedState:
-    """The state to resume from. Its position is the end of the plan's last piece."""
-
-    key: BlockKey
-    position: int
-    residence: Residence
+    outcome: CacheOutcome
+    unused_tokens: int = 0  # further tokens that are, or were, stored but cannot be used
+    divergence: Divergence | None = None  # where something else is stored, if it is, be it behind what can be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusePlan:
-    """What to begin a sequence from. Valid until the library changes; hold its keys to keep it valid."""
+    """What to begin a sequence from. Valid until the index changes; hold its keys to keep it valid."""
 
-    tokens: int
-    pieces: tuple[PlannedPiece, ...]  # adjoining, from token 0 on
-    state: PlannedState | None
-    shortfall: Shortfall | None  # why it is not more; None when it is all that was asked for
-    diverged: Diverged | None = None  # behind tokens that are stored but cannot be resumed from, if the prompt diverges there
-
-    @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """Everything that the plan needs."""
-        blocks = tuple(piece.key for piece in self.pieces)
-        return blocks if self.state is None else (*blocks, self.state.key)
+    cursor: Cursor  # behind what is reused
+    pieces: tuple[Piece, ...] = ()  # adjoining, from token 0 on
+    checkpoint: Piece | None = None  # to resume from, at the end of the last piece
+    shortfall: Shortfall
+    keys: tuple[BlockKey, ...] = ()  # everything that the plan needs, parents before children
+    to_read: tuple[BlockKey, ...] = ()  # what of it has to be read from disk first
+    disk_tokens: int = 0  # tokens whose block has to be
 
     @property
-    def to_read(self) -> tuple[BlockKey, ...]:
-        """What has to be read from disk first."""
-        keys = [piece.key for piece in self.pieces if piece.residence is Residence.DISK]
-        if self.state is not None and self.state.residence is Residence.DISK:
-            keys.append(self.state.key)
-        return tuple(keys)
+    def tokens(self) -> int:
+        """Tokens that need not be read."""
+        return self.pieces[-1].end if self.pieces else 0
 
     @property
     def ram_tokens(self) -> int:
         """Tokens whose block is in RAM."""
-        return sum(piece.tokens for piece in self.pieces if piece.residence is not Residence.DISK)
-
-    @property
-    def disk_tokens(self) -> int:
-        """Tokens whose block has to be read from disk."""
-        return self.tokens - self.ram_tokens
+        return self.tokens - self.disk_tokens

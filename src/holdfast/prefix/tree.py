@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.prefix.keys import pack_tokens
+from holdfast.messages.events import Divergence
 from holdfast.prefix.node import Node, check_node, children_first, detach, follow, nodes_beneath
 from holdfast.prefix.packed import token_at
-from holdfast.store.block import TOKEN_BYTES, BlockKey
+from holdfast.prefix.piece import Cursor, Piece
+from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
 
 BLOCK_TOKENS = 256
 
@@ -36,46 +37,11 @@ class Insertion(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A block's share of a match: its tokens `offset` to `offset + tokens` are the chain's tokens from `start` on."""
-
-    key: BlockKey
-    start: int
-    tokens: int
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StateAt:
-    """A stored state and how many tokens it has seen."""
-
-    position: int
-    key: BlockKey
-
-
-@dataclass(frozen=True, slots=True)
-class Diverged:
-    """At `position` something is stored that goes on with the token `expected`; `found` was asked for."""
-
-    position: int
-    expected: int
-    found: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place behind which a block can stand: `parent_tokens` tokens of block (or root) `parent_key`, `position` of the chain."""
+class Standing:
+    """A block's own packed tokens, what they stand behind, and how many tokens the whole block has; none for a checkpoint."""
 
     parent_key: BlockKey
     parent_tokens: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A block's own packed tokens, the place behind which they stand, and how many tokens the whole block has; 0 for a state."""
-
-    place: Place
     packed: bytes
     block_tokens: int
 
@@ -84,11 +50,15 @@ class Standing:
 class PrefixMatch:
     """The longest stored beginning of some tokens."""
 
-    tokens: int
     pieces: tuple[Piece, ...]
-    states: tuple[StateAt, ...]  # along the pieces, ascending
-    diverged: Diverged | None  # None when nothing else is stored behind the match, or nothing more was asked for
-    end: Place
+    checkpoints: tuple[Piece, ...]  # along the pieces, ascending
+    divergence: Divergence | None  # None when nothing else is stored behind the match, or nothing more was asked for
+    end: Cursor
+
+    @property
+    def tokens(self) -> int:
+        """How long it is."""
+        return self.end.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,72 +113,107 @@ class PrefixTree:
         """Whether anything is stored under a root."""
         return root in self._roots
 
-    def match(self, token_ids: Iterable[int], *, root: BlockKey) -> PrefixMatch:
-        """The longest stored beginning of `token_ids`. An array("I") saves the packing of a list (1 ms per 100,000)."""
-        return self.match_packed(pack_tokens(token_ids), root=root)
-
-    def match_packed(self, packed: bytes, *, root: BlockKey) -> PrefixMatch:
-        """`match` for tokens that are packed already."""
+    def match(self, packed: bytes, *, root: BlockKey) -> PrefixMatch:
+        """The longest stored beginning of packed tokens."""
         node = self._roots.get(root)
         if node is None:
-            return PrefixMatch(0, (), (), None, Place(root, 0, 0))
+            return PrefixMatch((), (), None, Cursor(root))
         path = follow(node, 0, packed)
-        pieces = tuple(Piece(node.key, node.start, cut, node.offset) for node, cut in path[1:])
-        states = tuple(
-            StateAt(node.start + cut, node.states[cut])
+        checkpoints = tuple(
+            Piece(node.states[cut], "state", node.start + cut)
             for node, used in path
             if node.states
             for cut in sorted(node.states)
             if cut <= used
         )
-        node, cut = path[-1]
-        position = node.start + cut
-        diverged = _divergence(node, cut, packed, position) if position * TOKEN_BYTES < len(packed) else None
-        return PrefixMatch(position, pieces, states, diverged, Place(node.key, node.offset + cut, position))
+        end = Cursor(root, *path[-1])
+        divergence = _divergence(end, packed) if end.position * TOKEN_BYTES < len(packed) else None
+        pieces = tuple([Piece(node.key, "kv", node.start, cut, node.offset) for node, cut in path[1:]])
+        return PrefixMatch(pieces, checkpoints, divergence, end)
 
-    def missing(self, token_ids: Iterable[int], *, root: BlockKey) -> int:
-        """The position from which nothing of the chain is stored; its length when everything is."""
-        return self.place(pack_tokens(token_ids), root=root).position
-
-    def place(self, packed: bytes, *, root: BlockKey) -> Place:
-        """Where the longest stored beginning of packed tokens ends: what a block with the rest has to follow."""
-        node = self._roots.get(root)
+    def holds(self, cursor: Cursor) -> bool:
+        """Whether what a cursor stands on is still there. One without a node stands on nothing."""
+        node = cursor.node
         if node is None:
-            return Place(root, 0, 0)
-        node, cut = follow(node, 0, packed)[-1]
-        return Place(node.key, node.offset + cut, node.start + cut)
+            return True
+        if node.parent is None:
+            return self._roots.get(node.key) is node
+        entry = self._entries.get(node.key)
+        return entry is not None and entry.node is node
 
-    def insert_block(self, key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, token_ids: Iterable[int]) -> Insertion:
-        """Add a block. Parents go first; a parent with 0 tokens is a root, which is made when it is not there.
+    def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
+        """Move a cursor along its chain, as far as it is stored, up to token `end`; from the root if it is good no more."""
+        if not self.holds(cursor):
+            cursor.node, cursor.cut = None, 0
+        at = cursor.position
+        node = cursor.node or self._roots.get(cursor.root)
+        if node is not None and at < end:
+            cursor.node, cursor.cut = follow(node, cursor.cut, packed, at=at * TOKEN_BYTES, end=end * TOKEN_BYTES)[-1]
+
+    def append(self, cursor: Cursor, key: BlockKey, packed: bytes) -> None:
+        """Add a block where a cursor stands that is good and cannot be advanced along its tokens; it moves behind the block."""
+        assert key not in self._entries, "something stored is stored again"
+        assert 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES, "a block of no tokens, or of too many"
+        node = self._node_of(cursor)
+        start = cursor.position
+        child = self._add_child(Node(key, node, cursor.cut, start, 0, packed))
+        self._entries[key] = _Entry(child, start, child.tokens, is_state=False)
+        cursor.node, cursor.cut = child, child.tokens
+
+    def append_checkpoint(self, cursor: Cursor, key: BlockKey) -> None:
+        """Add a checkpoint where a cursor stands that is good, if there is none yet."""
+        node = cursor.node
+        assert node is not None, "a checkpoint of nothing"
+        assert cursor.cut not in node.states, "something stored is stored again"
+        self._entries[key] = _Entry(node, cursor.position, 0, is_state=True)
+        node.states[cursor.cut] = key
+
+    def checkpoint_at(self, cursor: Cursor) -> BlockKey | None:
+        """The checkpoint that is stored where a good cursor stands."""
+        return None if cursor.node is None else cursor.node.states.get(cursor.cut)
+
+    def _node_of(self, cursor: Cursor) -> Node:
+        if cursor.node is None or cursor.node.parent is None:
+            return self._root(cursor.root)
+        return cursor.node
+
+    def _root(self, key: BlockKey) -> Node:
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = Node(key, None, 0, 0, 0, b"")
+        return root
+
+    def _add_child(self, child: Node) -> Node:
+        assert child.parent is not None
+        child.parent.branches.setdefault(child.parent_cut, {})[child.packed[:TOKEN_BYTES]] = child
+        self._tokens += child.tokens
+        return child
+
+    def insert(self, block: Block) -> Insertion:
+        """Add a block or a checkpoint wherever it stands. Parents go first; the root of a block with 0 parent tokens is made.
 
         Raises UnknownParent, and ValueError for a block that is empty or longer than BLOCK_TOKENS.
         """
-        return self.insert_packed(key, parent_key=parent_key, parent_tokens=parent_tokens, packed=pack_tokens(token_ids))
-
-    def insert_packed(self, key: BlockKey, *, parent_key: BlockKey, parent_tokens: int, packed: bytes) -> Insertion:
-        """`insert_block` for tokens that are packed already."""
+        if block.kind == "state":
+            return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
+        key, packed = block.key, block.packed_tokens
         if not 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES:
-            raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, not {len(packed) // TOKEN_BYTES}")
+            raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, not {block.tokens}")
         if key in self._entries:
             return Insertion.KNOWN
-        node, cut = self._resolve(key, parent_key, parent_tokens)
+        node, cut = self._resolve(key, block.parent_key, block.parent_tokens)
         start = node.start + cut
-        tokens = len(packed) // TOKEN_BYTES
         node, cut = follow(node, cut, packed)[-1]
         offset = node.start + cut - start
-        if offset == tokens:
-            self._entries[key] = _Entry(node, start, tokens, is_state=False)
+        if offset == block.tokens:
+            self._entries[key] = _Entry(node, start, block.tokens, is_state=False)
             node.covered.append(key)
             return Insertion.COVERED
-        own = packed[offset * TOKEN_BYTES :]
-        child = Node(key, node, cut, start + offset, offset, own)
-        node.branches.setdefault(cut, {})[own[:TOKEN_BYTES]] = child
-        self._entries[key] = _Entry(child, start, tokens, is_state=False)
-        self._tokens += tokens - offset
+        child = self._add_child(Node(key, node, cut, start + offset, offset, packed[offset * TOKEN_BYTES :]))
+        self._entries[key] = _Entry(child, start, block.tokens, is_state=False)
         return Insertion.NEW
 
-    def insert_state(self, key: BlockKey, *, parent_key: BlockKey, position: int) -> Insertion:
-        """Add a state that has seen `position` tokens, the last of them in block `parent_key`. Raises UnknownParent."""
+    def _insert_state(self, key: BlockKey, *, parent_key: BlockKey, position: int) -> Insertion:
         if key in self._entries:
             return Insertion.KNOWN
         parent = self._entries.get(parent_key)
@@ -295,18 +300,24 @@ class PrefixTree:
         entry = self._entries[key]
         node = entry.node
         if entry.is_state:
-            return Standing(Place(node.key, node.offset + entry.start - node.start, entry.start), b"", 0)
+            return Standing(node.key, node.offset + entry.start - node.start, b"", 0)
         assert node.parent is not None, "a root has no key among the entries"
-        place = Place(node.parent.key, node.parent.offset + node.parent_cut, node.start)
-        return Standing(place, node.packed, entry.tokens)
+        return Standing(node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens)
+
+    def stands_before(self, key: BlockKey, other: BlockKey) -> bool:
+        """Whether a block that has a node is one of those that another one follows. Costs a step for each block before that."""
+        entry = self._entries.get(other)
+        node = None if entry is None else entry.node
+        while node is not None:
+            if node.key == key:
+                return True
+            node = node.parent
+        return False
 
     def _resolve(self, key: BlockKey, parent_key: BlockKey, parent_tokens: int) -> tuple[Node, int]:
         """The node that holds the last of a block's first `parent_tokens` tokens, and how many of its own go up to there."""
         if parent_tokens == 0 and parent_key not in self._entries:
-            root = self._roots.get(parent_key)
-            if root is None:
-                root = self._roots[parent_key] = Node(parent_key, None, 0, 0, 0, b"")
-            return root, 0
+            return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state or not 0 < parent_tokens <= parent.tokens:
             raise UnknownParent(
@@ -338,11 +349,13 @@ class PrefixTree:
         assert all(self._entries[key].node is node for key, node in seen.items()), "a key leads to another node"
 
 
-def _divergence(node: Node, cut: int, packed: bytes, position: int) -> Diverged | None:
-    found = token_at(packed, position)
-    if cut < node.tokens:
-        return Diverged(position, token_at(node.packed, cut), found)
-    branches = node.branches.get(cut)
+def _divergence(end: Cursor, packed: bytes) -> Divergence | None:
+    node, found = end.node, token_at(packed, end.position)
+    assert node is not None
+    if end.cut < node.tokens:
+        return Divergence(position=end.position, stored_token_id=token_at(node.packed, end.cut), prompt_token_id=found)
+    branches = node.branches.get(end.cut)
     if not branches:
         return None
-    return Diverged(position, int.from_bytes(next(reversed(branches)), "little"), found)
+    expected = int.from_bytes(next(reversed(branches)), "little")
+    return Divergence(position=end.position, stored_token_id=expected, prompt_token_id=found)

@@ -44,7 +44,7 @@ class SessionPins:
         self._over.discard(name)
         for branch in branches:
             # What stands behind something that is gone, or that does not fit, would be of no use.
-            for key in self._cache.library.kept_part(branch).keys:
+            for key in self._cache.index.kept_part(branch).keys:
                 if not self._pin(name, key):
                     self._over.add(name)
                     break
@@ -74,7 +74,7 @@ class SessionPins:
 
     def _fit(self, keys: Iterable[BlockKey]) -> bool:
         new = {key for key in keys if key not in self._holders}
-        return sum(map(self._cache.library.size_of, new)) <= self._quota_bytes() - self._pinned_bytes
+        return sum(map(self._cache.index.size_of, new)) <= self._quota_bytes() - self._pinned_bytes
 
     def _pin(self, name: str, key: BlockKey) -> bool:
         """Whether a session has a key pinned now; it has not when the quota is used up."""
@@ -85,9 +85,9 @@ class SessionPins:
         self._keys.setdefault(name, set()).add(key)
         self._holders[key] += 1
         if self._holders[key] == 1:
-            self._sizes[key] = self._cache.library.size_of(key)
+            self._sizes[key] = self._cache.index.size_of(key)
             self._pinned_bytes += self._sizes[key]
-            self._cache.library.pin((key,))
+            self._cache.index.pin((key,))
         return True
 
     def _unpin(self, name: str, keys: set[BlockKey]) -> None:
@@ -100,7 +100,7 @@ class SessionPins:
             del self._keys[name]
         self._holders.subtract(keys)
         gone = [key for key in keys if not self._holders[key]]
-        self._cache.library.unpin(gone)
+        self._cache.index.unpin(gone)
         for key in gone:
             del self._holders[key]
             self._pinned_bytes -= self._sizes.pop(key)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -28,6 +27,7 @@ from holdfast.sessions.portable import Header, SessionFile
 from holdfast.sessions.record import Session, decode_record, encode_record, record_name
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.transfer import Transfer, Transfers
+from holdfast.store.block import TOKEN_BYTES
 
 RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
 EXPIRY_SECONDS = 1.0  # between looks at whose time is over
@@ -52,7 +52,7 @@ class SessionService:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
-        cache.library.limit_pins(cache.library.ram_budget_bytes * pinned_percent // 100)
+        cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
         self._transfers = Transfers(cache, context_tokens=context_tokens, check_room=self._check_room, register=self._imported)
         self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
             "list": self._list,
@@ -84,7 +84,7 @@ class SessionService:
         except SessionRefused as refusal:
             return _refused(command, refusal)
 
-    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended and what it leaves is put away. A session that is not there begins with it."""
         now = self._clock()
         session = self._registry.find(session_id, tenant=tenant)
@@ -95,7 +95,7 @@ class SessionService:
             except SessionRefused as refusal:
                 logger.warning("a request's session cannot be opened: %s", refusal)
                 return
-        session.use(self._cache.library.branch(chain, tenant=tenant), now=now)
+        session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
         self._changed(session)
 
     def tend(self) -> list[SessionAnswer]:
@@ -201,7 +201,7 @@ class SessionService:
         """Delete the ends of a session's branches, up to where something else stands on them."""
         needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
         for branch in session.branches:
-            self._cache.library.forget_branch(branch, needed=needed)
+            self._cache.index.forget_branch(branch, needed=needed)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
         """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""
@@ -215,12 +215,12 @@ class SessionService:
             message = f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
-    def _imported(self, command: SessionCommand, header: Header, chains: Sequence[array[int]]) -> Session:
+    def _imported(self, command: SessionCommand, header: Header, chains: Sequence[bytearray]) -> Session:
         """A session over chains that have come in. Raises SessionRefused when not all of them has found room."""
         session_id, tenant = command.session_id or header.session_id, command.tenant
         self._registry.refuse_taken(session_id, tenant=tenant)
-        branches = tuple(self._cache.library.branch(chain, tenant=tenant) for chain in chains)
-        if any(branch.tokens < len(chain) for branch, chain in zip(branches, chains, strict=True)):
+        branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
+        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, chains, strict=True)):
             raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
@@ -240,12 +240,12 @@ class SessionService:
         return SessionAnswer(call_id=command.call_id, sessions=tuple(map(self._info, sessions)))
 
     def _info(self, session: Session) -> SessionInfo:
-        library = self._cache.library
+        index = self._cache.index
         branch = session.branches[0] if session.branches else None
         kept = ram = at = 0
-        for step in () if branch is None else library.kept_part(branch).steps:
+        for step in () if branch is None else index.kept_part(branch).steps:
             kept = step.end
-            if library.residence(step.key) is not Residence.DISK:
+            if index.residence(step.key) is not Residence.DISK:
                 ram += step.end - at
             at = step.end
         keys = {key for each in session.branches for key in each.keys}
@@ -262,7 +262,7 @@ class SessionService:
             kept_tokens=kept,
             ram_tokens=ram,
             disk_tokens=kept - ram,
-            kept_bytes=sum(library.size_of(key) for key in keys),
+            kept_bytes=sum(index.size_of(key) for key in keys),
             metadata=session.metadata,
             forked_from=session.forked_from,
         )
@@ -345,7 +345,7 @@ class SessionService:
     def _budget_bytes(self) -> int:
         on_disk = None if self._cache.store is None else self._cache.store.statistics()
         if on_disk is None or on_disk.mode != "writing":
-            return self._cache.library.ram_budget_bytes
+            return self._cache.index.ram_budget_bytes
         return on_disk.allowed_bytes
 
 

@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 import time
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 from holdfast.messages.sessions import SessionCommand, SessionFailure
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
-from holdfast.prefix.keys import pack_tokens, unpack_tokens
+from holdfast.prefix.piece import Cursor
 from holdfast.sessions.portable import Frame, FrameHead, Header, Part, PortableBranch, SessionFile, bad_file, write_session
 from holdfast.sessions.record import Session
-from holdfast.store.block import BlockKey, ReadFailed
+from holdfast.store.block import TOKEN_BYTES, BlockKey, ReadFailed
 
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
 QUEUED_FRAMES = 3
@@ -78,7 +77,7 @@ class Transfers:
         *,
         context_tokens: int,
         check_room: Callable[[SessionCommand, SessionFile], None],
-        register: Callable[[SessionCommand, Header, Sequence[array[int]]], Session],
+        register: Callable[[SessionCommand, Header, Sequence[bytearray]], Session],
     ) -> None:
         """Both are called on the device thread and raise SessionRefused.
 
@@ -95,11 +94,11 @@ class Transfers:
     def begin_export(self, command: SessionCommand, session: Session) -> None:
         """Write what is kept of a session. Raises SessionRefused when too much is under way."""
         self._refuse_too_many()
-        library = self._cache.library
-        branches = [part for branch in session.branches if (part := library.kept_part(branch)).steps]
+        index = self._cache.index
+        branches = [part for branch in session.branches if (part := index.kept_part(branch)).steps]
         sources = self._sources(branches)
         numbers = {key: number for number, key in enumerate(sources)}
-        header = _header(session, branches, numbers, fingerprint=library.fingerprint)
+        header = _header(session, branches, numbers, fingerprint=index.fingerprint)
         transfer, contents = Transfer(command, session), queue.Queue[Content | None](QUEUED_FRAMES)
         self._start(
             transfer, self._give(transfer, sources, contents), partial(self._write, transfer, header, sources.items(), contents)
@@ -154,9 +153,9 @@ class Transfers:
         """What the file's frames are made of, in their order: of a block, which of its tokens are named, and from which on."""
         sources: dict[BlockKey, tuple[int, bytes]] = {}
         for branch in branches:
-            chain, at = self._cache.library.chain_of(branch), 0
+            chain, at = self._cache.index.chain_of(branch), 0
             for step in branch.steps:
-                named = pack_tokens(chain[at : step.end])
+                named = bytes(chain[TOKEN_BYTES * at : TOKEN_BYTES * step.end])
                 if len(named) > len(sources.get(step.key, (0, b""))[1]):
                     sources[step.key] = step.tokens - (step.end - at), named
                 at = step.end
@@ -166,11 +165,11 @@ class Transfers:
 
     def _give(self, transfer: Transfer, keys: Iterable[BlockKey], contents: queue.Queue[Content | None]) -> Steps:
         """Put contents into the queue; None where the store has it."""
-        with self._cache.library.hold(keys):
+        with self._cache.index.hold(keys):
             for key in keys:
                 while contents.full():
                     yield True
-                payload = self._cache.library.payload(key)
+                payload = self._cache.index.payload(key)
                 contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
                 yield False
             while not transfer.ended.is_set():
@@ -205,7 +204,7 @@ class Transfers:
         stop = transfer.stop
         file = SessionFile(Path(transfer.command.path), most_tokens=self._context_tokens, is_stopped=stop.is_set)
         try:
-            if file.header.fingerprint != self._cache.library.fingerprint:
+            if file.header.fingerprint != self._cache.index.fingerprint:
                 message = "the file is of another model, or of other weights or settings of it"
                 raise SessionRefused(SessionFailure.OTHER_MODEL, message)
             for number in range(file.header.frames):
@@ -227,7 +226,7 @@ class Transfers:
             claimed = self._cache.describe(head.kind, head.meta, head.part_bytes)
             if place != (claimed.length if head.kind == "state" else claimed.start + head.offset):
                 raise SnapshotMismatch(f"a {head.kind} stands elsewhere than its branch says")
-            if head.kind == "kv" and not 0 <= head.offset <= claimed.length - len(head.packed_tokens) // 4:
+            if head.kind == "kv" and not 0 <= head.offset <= claimed.length - len(head.packed_tokens) // TOKEN_BYTES:
                 raise SnapshotMismatch("a block is shorter than its tokens")
             check_values(claimed.arrays, frame.parts)
         except SnapshotMismatch as misfit:
@@ -238,17 +237,17 @@ class Transfers:
         command = transfer.command
         file = yield from self._next(transfer, checked)
         self._check_room(command, file)
-        chains: list[array[int]] = []
+        chains: list[bytearray] = []
         for branch in file.header.branches:
-            chain = array("I")
+            chain, cursor = bytearray(), self._cache.cursor(tenant=command.tenant)
             for part in branch.parts:
                 frame = yield from self._next(transfer, frames)
-                self._take_block(chain, part, frame, tenant=command.tenant)
+                self._take_block(cursor, chain, part, frame)
             for _ in branch.states:
                 frame = yield from self._next(transfer, frames)
                 state = self._cache.decoded("state", frame.head.meta, frame.parts)
                 assert isinstance(state, StateCheckpoint)
-                self._cache.keep_state(chain, state, tenant=command.tenant)
+                self._cache.insert_checkpoint(cursor, chain, state)
             chains.append(chain)
         transfer.session = self._register(command, file.header, chains)
 
@@ -268,13 +267,12 @@ class Transfers:
     def _writes_too_much(self) -> bool:
         return self._cache.store is not None and self._cache.store.statistics().queued_bytes > MOST_QUEUED_BYTES
 
-    def _take_block(self, chain: array[int], part: Part, frame: Frame, *, tenant: str) -> None:
+    def _take_block(self, cursor: Cursor, chain: bytearray, part: Part, frame: Frame) -> None:
         """Take in a part of a branch, and go on with its chain."""
-        head = frame.head
-        chain.extend(unpack_tokens(head.packed_tokens[: 4 * part.tokens]))
-        whole = self._cache.decoded("kv", head.meta, frame.parts)
-        assert isinstance(whole, KVBlock)
-        self._cache.keep_packed(chain, whole.cut(part.tokens, offset=head.offset), tenant=tenant)
+        chain += frame.head.packed_tokens[: TOKEN_BYTES * part.tokens]
+        block = self._cache.decoded("kv", frame.head.meta, frame.parts)
+        assert isinstance(block, KVBlock)
+        self._cache.insert_block(cursor, chain, block.cut(part.tokens, offset=frame.head.offset))
 
 
 def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:

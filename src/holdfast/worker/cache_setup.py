@@ -53,8 +53,8 @@ def open_memory(
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
-    library = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
-    return PrefixCache(library, store=blocks, form=costs.form, codec=codec)
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
+    return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
 
 
 def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionService:

@@ -94,10 +94,11 @@ class CacheSteps:
             return None, None
         prefix, lookup = None, sequence.lookup
         if lookup is None:
+            sequence.cursor = self._cache.cursor(tenant=request.tenant)
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
-            sequence.began_from = lookup.keys
+            sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
             prefix = self._cache.prefix(lookup)
             seconds = lookup.fetch_seconds + self._clock() - began_at
             self._count(

@@ -88,6 +88,7 @@ class Commits:
                 self._on_end(rest.sequence)
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
-        sequence.handed_over += self._cache.insert(sequence.chain, kept, tenant=sequence.request.tenant)
-        if kept.runs:
-            self._on_progress(sequence, kept.runs[-1].start + kept.runs[-1].tokens)
+        assert sequence.cursor is not None, "committed before it was opened"
+        sequence.handed_over += self._cache.insert(sequence.cursor, sequence.chain, kept)
+        if kept.blocks:
+            self._on_progress(sequence, kept.blocks[-1].start + kept.blocks[-1].tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from holdfast.messages.requests import RequestId
 from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.store.block import BlockKey
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 from holdfast.worker.parts import Cache
 from holdfast.worker.sequences import LiveSequence
 
@@ -53,13 +53,14 @@ class Lookups:
         began_at = self._clock()
         sequence.stop_waiting(now=began_at)
         request = sequence.request
-        sequence.lookup = lookup = self._cache.lookup(sequence.chain, tenant=request.tenant)
+        chain = bytes(sequence.chain)
+        sequence.lookup = lookup = self._cache.lookup(chain, tenant=request.tenant)
         sequence.lookup_seconds += self._clock() - began_at
-        if self._waits_for_another(sequence, cached_tokens=lookup.cached_tokens):
+        if self._waits_for_another(sequence, chain, cached_tokens=lookup.cached_tokens):
             return
         self._in_flight.announce(
             request.request_id,
-            sequence.chain,
+            chain,
             tenant=request.tenant,
             have=lookup.cached_tokens,
             boundaries=self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) or None,
@@ -68,10 +69,10 @@ class Lookups:
             self._scheduler.hold_back(request.request_id)
             self._fetching.append(sequence)
 
-    def _waits_for_another(self, sequence: LiveSequence, *, cached_tokens: int) -> bool:
+    def _waits_for_another(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         request = sequence.request
-        limit = len(sequence.chain) - 1
-        ahead = self._in_flight.ahead_of(sequence.chain, cached_tokens, tenant=request.tenant, limit=limit)
+        limit = len(chain) // TOKEN_BYTES - 1
+        ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=request.tenant, limit=limit)
         if ahead is None or ahead.tokens - cached_tokens < LEAST_SHARED_TOKENS:
             return False
         self.release(sequence)
@@ -135,7 +136,7 @@ class Lookups:
         lost = set(gone)
         for other in live:
             request_id = other.request.request_id
-            stands_on_it = other.lookup is not None and not lost.isdisjoint(other.lookup.keys)
+            stands_on_it = other.lookup is not None and not lost.isdisjoint(other.lookup.plan.keys)
             if stands_on_it and self._scheduler.is_waiting(request_id):
                 self._scheduler.hold_back(request_id)
                 self.release(other)

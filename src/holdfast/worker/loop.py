@@ -35,7 +35,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.lifetimes import Lifetimes
 from holdfast.worker.no_sessions import NoSessions
-from holdfast.worker.parts import Cache, SequenceEngine, SessionService, Step, StepEngine
+from holdfast.worker.parts import Cache, SequenceEngine, Step, StepEngine, WorkerSessions
 from holdfast.worker.pulse import Pulse
 from holdfast.worker.sequences import LiveSequence
 
@@ -59,7 +59,7 @@ class WorkerLoop:
         inbox: Inbox,
         retry_chunk_tokens: int = 2048,
         cache: Cache | None = None,
-        sessions: SessionService | None = None,
+        sessions: WorkerSessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
         pulse: Pulse | None = None,
         clock: Callable[[], float] = time.perf_counter,

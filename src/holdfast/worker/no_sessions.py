@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
 
 
@@ -20,7 +18,7 @@ class NoSessions:
         message = "this worker keeps nothing of what it reads, so there are no sessions"
         return SessionAnswer(call_id=command.call_id, failure=SessionFailure.OFF, message=message)
 
-    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """Nothing was kept, so there is nothing to hold on to."""
 
     def tend(self) -> list[SessionAnswer]:

@@ -11,11 +11,10 @@ from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
 from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.piece import Cursor
 from holdfast.store.block import BlockKey
 
 if TYPE_CHECKING:  # at run time they bring MLX with them
-    from array import array
-
     from holdfast.engine.keeping import Kept, Prefix
 
 Step = TypeVar("Step")  # a step under way; only the engine knows what is in it
@@ -96,8 +95,8 @@ class Cache(Protocol):
         """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
         ...
 
-    def lookup(self, tokens: array[int], *, tenant: str = "") -> Lookup:
-        """Find what a sequence that knows these tokens can begin from; what is on disk is fetched meanwhile."""
+    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+        """Find what a sequence that knows these packed tokens can begin from; what is on disk is fetched meanwhile."""
         ...
 
     def advance(self, lookup: Lookup) -> bool:
@@ -108,8 +107,12 @@ class Cache(Protocol):
         """What to give to the engine; None when there is nothing."""
         ...
 
-    def insert(self, tokens: array[int], kept: Kept, *, tenant: str = "") -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `tokens`; returns what is new of it."""
+    def cursor(self, *, tenant: str = "") -> Cursor:
+        """A cursor before the first token of a chain."""
+        ...
+
+    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
+        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new. Moves the cursor."""
         ...
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
@@ -133,7 +136,7 @@ class Cache(Protocol):
         ...
 
 
-class SessionService(Protocol):
+class WorkerSessions(Protocol):
     """The worker's sessions. Device thread only; any method but `is_busy` may raise, which harms no request."""
 
     @property
@@ -145,7 +148,7 @@ class SessionService(Protocol):
         """The answer to a command; None when it comes later, out of `tend`."""
         ...
 
-    def used(self, session_id: str, *, tenant: str, chain: array[int]) -> None:
+    def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended, and what it computed is committed."""
         ...
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.piece import Cursor
 from holdfast.scheduler.stopping import Ending, ending
 from holdfast.store.block import BlockKey
 
@@ -27,7 +28,8 @@ class LiveSequence:
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     is_scored: bool = False  # PromptScored has been sent
-    chain: array[int] = field(default_factory=lambda: array("I"))  # prompt and what was generated
+    chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
+    cursor: Cursor | None = None  # how far the chain is known to be cached; None before it is opened
     lookup: Lookup | None = None  # what it is to begin from, until the engine has it
     lookup_seconds: float = 0.0
     waits_since: float | None = None  # for another one that reads the same beginning
@@ -40,7 +42,7 @@ class LiveSequence:
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
-        self.chain.extend(self.request.prompt_token_ids)
+        self.chain += pack_tokens(self.request.prompt_token_ids)
 
     def admit(self, *, now: float, capacity_tokens: int) -> None:
         """It may run from now on; a second time after a preemption, when its prompt is read once more."""
@@ -80,7 +82,7 @@ class LiveSequence:
             self.first_token_at = now
         self.last_token_at = now
         self.generated += token_ids
-        self.chain.extend(token_ids)
+        self.chain += pack_tokens(token_ids)
 
     def finished(self, reason: FinishReason, *, now: float, error: str = "") -> Finished:
         """The last message about it."""

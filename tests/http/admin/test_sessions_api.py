@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,9 @@ import pytest
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionRefused
+from holdfast.http.admin.sessions_api import OPERATIONS
 from holdfast.intake.tenant import tenant_of
-from holdfast.messages.sessions import (
-    SessionCommand,
-    SessionFailure,
-)
+from holdfast.messages.sessions import SESSION_OPERATIONS, OperationName, SessionCommand, SessionFailure
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, SESSION, ScriptedGateway, ScriptedSessions
 
@@ -45,9 +44,11 @@ OBJECT = {
 async def ask(
     method: str, path: str, *, sessions: ScriptedSessions | None = None, server: ServerSettings | None = None, **more: Any
 ) -> tuple[httpx.Response, list[tuple[str, SessionCommand]]]:
-    desk = sessions or ScriptedSessions()
-    async with client_of(ScriptedGateway(), sessions=desk, server=server, limits=LimitsSettings(max_import_bytes=2048)) as client:
-        return await client.request(method, path, **more), desk.asked
+    gateway = sessions or ScriptedSessions()
+    async with client_of(
+        ScriptedGateway(), sessions=gateway, server=server, limits=LimitsSettings(max_import_bytes=2048)
+    ) as client:
+        return await client.request(method, path, **more), gateway.asked
 
 
 def without_call_id(command: SessionCommand) -> dict[str, Any]:
@@ -151,8 +152,8 @@ async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: o
     (SessionFailure.FAILED, 500, "session_failed"),
 ])  # fmt: skip
 async def test_every_refusal_has_a_status_and_a_code(failure: SessionFailure, status: int, code: str) -> None:
-    desk = ScriptedSessions(refusal=SessionRefused(failure, "because"))
-    response, _ = await ask("GET", f"{SESSIONS}/a", sessions=desk)
+    gateway = ScriptedSessions(refusal=SessionRefused(failure, "because"))
+    response, _ = await ask("GET", f"{SESSIONS}/a", sessions=gateway)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["message"]) == (status, code, "because")
 
@@ -163,21 +164,21 @@ def test_no_failure_is_without_a_status() -> None:
 
 
 async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_is_gone_afterwards() -> None:
-    desk = ScriptedSessions(exported=b"x" * 3_000_000)
-    response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=desk)
-    assert response.content == desk.exported
+    gateway = ScriptedSessions(exported=b"x" * 3_000_000)
+    response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=gateway)
+    assert response.content == gateway.exported
     assert response.headers["content-type"] == "application/octet-stream"
-    assert int(response.headers["content-length"]) == len(desk.exported)
+    assert int(response.headers["content-length"]) == len(gateway.exported)
     assert response.headers["content-disposition"] == 'attachment; filename="a_b.holdfast-session"'
     assert command.operation == "export"
     assert not Path(command.path).parent.exists()
 
 
 async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
-    desk = ScriptedSessions()
-    response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=desk, content=b"abc" * 500)
+    gateway = ScriptedSessions()
+    response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=gateway, content=b"abc" * 500)
     assert response.json() == OBJECT
-    assert desk.imported == b"abc" * 500
+    assert gateway.imported == b"abc" * 500
     assert command.operation == "import"
     assert command.session_id == "new"
     assert not Path(command.path).parent.exists()
@@ -201,8 +202,8 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_stays(
 
 async def test_a_file_that_is_refused_is_gone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    desk = ScriptedSessions(refusal=SessionRefused(SessionFailure.BAD_FILE, "no"))
-    response, _ = await ask("POST", f"{SESSIONS}/import", sessions=desk, content=b"abc")
+    gateway = ScriptedSessions(refusal=SessionRefused(SessionFailure.BAD_FILE, "no"))
+    response, _ = await ask("POST", f"{SESSIONS}/import", sessions=gateway, content=b"abc")
     assert response.status_code == 400
     assert list(tmp_path.iterdir()) == []
 
@@ -211,3 +212,20 @@ async def test_sessions_are_behind_the_api_key() -> None:
     for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/a"), ("GET", "/a/export"), ("POST", "/import")):
         response, asked = await ask(method, SESSIONS + path, server=ServerSettings(api_key="k"))
         assert (response.status_code, asked) == (401, [])
+
+
+@pytest.mark.parametrize("name", SESSION_OPERATIONS)
+def test_every_operation_is_described_with_all_that_it_takes(name: OperationName) -> None:
+    found = next(each for each in OPERATIONS if (each.method, each.path) == route(name))
+    body = found.shape.get("requestBody", {}).get("content", {})
+    fields = {
+        field for content in body.values() if isinstance(content["schema"], type) for field in content["schema"].model_fields
+    }
+    taken = fields | {each["name"] for each in found.shape.get("parameters", ())} | set(re.findall(r"{(\w+)}", found.path))
+    called = {"id": "new_session_id" if name == "fork" else "session_id"}
+    of_all = {"model", "cache_salt"}
+    assert {called.get(each, each) for each in taken - of_all} == set(SESSION_OPERATIONS[name].takes) - {"path"}
+
+
+def route(name: OperationName) -> tuple[str, str]:
+    return SESSION_OPERATIONS[name].method, SESSIONS + SESSION_OPERATIONS[name].path
