@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from holdfast.intake.prompt import PromptText, PromptTokens, Tokenized
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import OutputEvent, TextDelta
+
+Observe: TypeAlias = Callable[[OutputEvent], None]
 
 
 class KnownAnswers:
@@ -110,27 +113,23 @@ class KnownAnswers:
         self._tokens -= len(self._answers.pop(key, ()))
 
 
-class AnswerRecorder:
-    """Collects the answers of one chat while they are streamed; each is known when it ends."""
+def answer_observer(known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -> Observe:
+    """Collects the answers of one chat from the events that its client sees; each is known when it ends."""
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    tokens: defaultdict[int, list[int]] = defaultdict(list)
 
-    def __init__(self, known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -> None:
-        self._known, self._tokenizer, self._tenant = known, tokenizer, tenant
-        self._texts: dict[int, list[str]] = {}
-        self._tokens: dict[int, list[int]] = {}
-
-    def observe(self, event: OutputEvent) -> None:
-        """Take in what the client sees."""
+    def observe(event: OutputEvent) -> None:
         if isinstance(event, TextDelta):
-            self._texts.setdefault(event.index, []).append(event.text)
-            self._tokens.setdefault(event.index, []).extend(event.token_ids)
-        elif isinstance(event, ChoiceFinished) and event.index in self._texts:
-            self._add("".join(self._texts.pop(event.index)), self._tokens.pop(event.index))
+            texts[event.index].append(event.text)
+            tokens[event.index] += event.token_ids
+        elif event.index in texts:
+            text, token_ids = "".join(texts.pop(event.index)), tokens.pop(event.index)
+            if tokenizer.decode(token_ids, skip_special_tokens=False) != text:
+                return  # the tokens say more than the text: hidden ones, or one that a stop string cut
+            canonical = tokenizer.encode(text, add_special_tokens=False)
+            known.add(text, token_ids, canonical=canonical, tenant=tenant)
 
-    def _add(self, text: str, token_ids: list[int]) -> None:
-        """Unless the tokens say more than the text: hidden ones, or one that a stop string cut."""
-        if self._tokenizer.decode(token_ids, skip_special_tokens=False) == text:
-            canonical = self._tokenizer.encode(text, add_special_tokens=False)
-            self._known.add(text, token_ids, canonical=canonical, tenant=self._tenant)
+    return observe
 
 
 def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:
