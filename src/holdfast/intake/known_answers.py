@@ -14,7 +14,9 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from holdfast.intake.prompt import PromptText, PromptTokens, Tokenized
+from tokenizers import Encoding
+
+from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.output import OutputEvent, TextDelta
 
@@ -58,11 +60,12 @@ class KnownAnswers:
         """Whether `put_back` could find anything to do, so that offsets are worth asking for."""
         return any(turn.is_answer and (tenant, turn.text) in self._answers for turn in prompt.turns)
 
-    def put_back(self, prompt: PromptText, tokenized: Tokenized, *, tenant: str = "") -> PromptTokens:
+    def put_back(self, prompt: PromptText, encoding: Encoding, *, tenant: str = "") -> PromptTokens:
         """The tokens of a rendered conversation with known answers put back.
 
         An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens stay.
         """
+        token_ids, offsets = encoding.ids, encoding.offsets  # the library makes them anew whenever it is asked
         parts: list[int] = []
         moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
         taken = 0  # tokens of the whole that are in `parts` or replaced
@@ -73,18 +76,18 @@ class KnownAnswers:
                 continue
             character = found + len(turn.text)
             generated = self._answers.get((tenant, turn.text)) if turn.is_answer else None
-            span = _token_span(tokenized.offsets, found, character) if generated is not None else None
+            span = _token_span(offsets, found, character) if generated is not None else None
             if generated is None or span is None:
                 continue
-            parts += tokenized.token_ids[taken : span[0]]
+            parts += token_ids[taken : span[0]]
             parts += generated
             taken = span[1]
             moves.append((taken, len(parts) - taken))
         with self._lock:
             self.put_back_answers += len(moves)
         return PromptTokens(
-            token_ids=(*parts, *tokenized.token_ids[taken:]),
-            branch_points=tuple(_moved(tokenized.tokens_before(at), moves) for at in prompt.branch_points),
+            token_ids=(*parts, *token_ids[taken:]),
+            branch_points=tuple(_moved(_tokens_before(at, offsets), moves) for at in prompt.branch_points),
         )
 
     def count_dropped(self, prompt: PromptText, *, tenant: str = "") -> int:
@@ -130,6 +133,11 @@ def answer_observer(known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -
             known.add(text, token_ids, canonical=canonical, tenant=tenant)
 
     return observe
+
+
+def _tokens_before(character: int, offsets: Sequence[tuple[int, int]]) -> int:
+    """Tokens that end at or before a character."""
+    return bisect_right(offsets, character, key=lambda offset: offset[1])
 
 
 def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:
