@@ -91,7 +91,7 @@ class RememberingWorker:
         loop.check_invariants()
         self.index.check_invariants()
         assert not inbox.open_requests()
-        assert self.engine.statistics().sequences == 0
+        assert self.engine.open_sequences == 0
         return inbox
 
 

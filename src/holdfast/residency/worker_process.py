@@ -195,7 +195,7 @@ def describe_exit(code: int) -> str:
 def _environment(model: ModelSettings) -> dict[str, str]:
     """The worker's environment: ours; the number of BLAS threads only when it is set."""
     environment = dict(os.environ)
-    if model.threads > 0:
+    if model.threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = str(model.threads)
     return environment
 

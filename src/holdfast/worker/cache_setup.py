@@ -53,7 +53,8 @@ def open_memory(
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
-    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
+    ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
     return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
 
 
