@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.block import StoreChanges, StoredBlock
 from holdfast.store.mailbox import Mailbox
-from tests.store.chains import make_chain
+from tests.fakes.stored_blocks import make_chain
 
 BLOCKS = make_chain(8, part_bytes=(100,))
 

@@ -15,8 +15,8 @@ from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefus
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
-from tests.store.clock import MovedClock
+from tests.fakes.moved_clock import MovedClock
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 
 CHAIN = make_chain(6)
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 
 TREE = [
     *make_chain(8, part_bytes=(500, 700)),
