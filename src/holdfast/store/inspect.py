@@ -159,7 +159,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
         for path in _records(opened.folder, model):
             path.unlink(missing_ok=True)
         for each in {file.model for file in found}:
-            opened.folder.forget_name(each)
+            opened.folder.remove_name(each)
         if model is None:
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
