@@ -16,7 +16,7 @@ from holdfast.models.load import LoadedModel
 from holdfast.models.mlx_lm_import import mlx_lm_version
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.index import PrefixIndex
-from holdfast.sessions.service import SessionDesk
+from holdfast.sessions.service import SessionService
 from holdfast.store.block import StoreRefused
 from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
@@ -58,9 +58,9 @@ def open_memory(
     return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
 
 
-def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionDesk:
+def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionService:
     """The sessions of a model; those of an earlier worker on the same store are there again."""
-    return SessionDesk(
+    return SessionService(
         memory,
         most=store.max_sessions,
         ttl_seconds=store.session_seconds,
