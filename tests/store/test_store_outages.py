@@ -45,7 +45,6 @@ def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(tmp_path: P
         assert store.entries() == ()
         store.touch([CHAIN[0].key])
         store.pin([CHAIN[0].key])
-        store.prune()
         assert store.statistics().mode == "memory-only"
         assert not (tmp_path / "s").exists()
         assert len(warnings_of(caplog)) == 1

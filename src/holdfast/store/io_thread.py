@@ -346,14 +346,6 @@ class IoThread:
         reachable = reachable_keys(entries)
         return tuple(entry for entry in entries if entry.block.key in reachable)
 
-    def prune(self) -> None:
-        """Bring the store within its limits and drop pins that are over."""
-        self.flush()
-        with contextlib.suppress(OSError):
-            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
-            self._count_evicted(self._maintenance.make_room(0, in_use=()))
-        self._recount()
-
     def check_invariants(self) -> None:
         """The index agrees with itself. Raises AssertionError."""
         self._supervisor.use(lambda index: index.check_invariants())
