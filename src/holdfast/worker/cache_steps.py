@@ -92,23 +92,23 @@ class CacheSteps:
         if not self._serves(request):
             self._report(sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF)
             return None, None
-        prefix, lookup = None, sequence.lookup
+        prefix, keep, lookup = None, None, sequence.lookup
         if lookup is None:
             sequence.cursor = self._cache.cursor(tenant=request.tenant)
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
             sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
-            prefix = self._cache.prefix(lookup)
+            prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             seconds = lookup.fetch_seconds + self._clock() - began_at
-            self._count(
-                sequence,
-                lookup.report(
-                    lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
-                ),
+            report = lookup.report(
+                lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
             )
+            self._count(sequence, report)
             self._lookups.release(sequence)
-        return prefix, self._cache.policy(len(request.prompt_token_ids), request.branch_points)
+        with costing_no_answer("what request %s reads is not kept", request.request_id):
+            keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
+        return prefix, keep
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
         waited_seconds = sequence.waited_seconds
