@@ -27,7 +27,8 @@ from holdfast.engine.keeping import Prefix  # noqa: E402
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
 from holdfast.engine.probe import choose_layout  # noqa: E402
 from holdfast.intake.tokenize import load_tokenizer  # noqa: E402
-from holdfast.kv.codec import Codec, pack, unpack  # noqa: E402
+from holdfast.kv.codec import pack, unpack  # noqa: E402
+from holdfast.kv.form import Codec  # noqa: E402
 from holdfast.messages.commands import SequenceRequest  # noqa: E402
 from holdfast.messages.requests import SamplingParams  # noqa: E402
 from holdfast.models.demo import demo_folder  # noqa: E402
@@ -92,8 +93,8 @@ class Subject:
         self._engine.collect(pending)
         (kept,) = self._engine.take_kept(pending)
         self._engine.close("read")
-        packed = [pack(run, codec) for run in kept.runs]
-        return Prefix(runs=tuple(map(unpack, packed)), state=kept.state), sum(run.nbytes for run in packed)
+        packed = [pack(run, codec) for run in kept.blocks]
+        return Prefix(blocks=tuple(map(unpack, packed)), state=kept.state), sum(run.nbytes for run in packed)
 
     def _write(self, position: int) -> Iterator[int]:
         for at in range(position, position + MOST_TOKENS):

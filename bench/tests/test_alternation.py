@@ -16,7 +16,7 @@ from holdfast_bench.registry import SCENARIOS
 from holdfast_bench.results import CaseResult
 from holdfast_bench.scenario import Case, Stage
 from holdfast_bench.servers import ServerStarter
-from tests.fakes.measured_server import WrongServer, serving
+from tests.fakes.null_servers import WrongServer, serving
 
 CASE = Case(name="few", settings={"max_tokens": 6, "requests": 2, "streamed": True})
 

@@ -20,7 +20,7 @@ from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
 from holdfast_bench.scenario import Case, Stage, Trial
 from holdfast_bench.scenarios import agents, prefill, reuse, salvage, stall, streams
 from holdfast_bench.servers import ServerStarter
-from tests.fakes.measured_server import serving
+from tests.fakes.null_servers import serving
 
 SMALL = {
     "overhead": {"max_tokens": 3, "requests": 2, "streamed": True},

@@ -9,7 +9,7 @@ from holdfast_bench.contenders import by_url
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.registry import SCENARIOS
 from holdfast_bench.run import Item, RunPlan, case_names, run_benchmarks
-from tests.fakes.measured_server import serving
+from tests.fakes.null_servers import serving
 
 
 def plan_of(url: str, out: Path, *, resume: bool = False, minutes: float = 1.0) -> RunPlan:

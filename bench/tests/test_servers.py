@@ -15,7 +15,7 @@ from holdfast_bench.load import user
 from holdfast_bench.models import BenchModel
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.servers import ServerFailed, ServerStarter
-from tests.fakes.measured_server import serving
+from tests.fakes.null_servers import serving
 
 
 def starter(folder: Path, **changes: float) -> ServerStarter:

@@ -9,7 +9,7 @@ import pytest
 from holdfast_bench.null_server import NullServer
 from holdfast_bench.servers import free_port
 from holdfast_bench.wire import Call, ServerUnreachable, get_json, split_answer
-from tests.fakes.measured_server import serving
+from tests.fakes.null_servers import serving
 
 BODY = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 4, "stream": True}
 

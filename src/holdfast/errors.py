@@ -92,8 +92,4 @@ class AddressInUse(ConfigError):
 
 
 class ModelLoadError(HoldfastError):
-    """A model folder is missing, truncated, unsupported, or its tokenizer is broken; exit code 2."""
-
-
-class DownloadError(ModelLoadError):
-    """A model could not be fetched from the Hub."""
+    """A model cannot be fetched, or its folder is missing, truncated, unsupported, its tokenizer broken; exit code 2."""

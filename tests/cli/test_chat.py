@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.cli.terminal import holdfast, only_line
-from tests.fakes.openai_server import OpenAIServer, running_server
+from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.echo_server import EchoServer, running_server
 from tests.fakes.server_process import until
 from tests.fakes.tiny_models import write_tiny
 from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
@@ -54,7 +54,7 @@ def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:
 
 
 @contextmanager
-def chat_with(server: OpenAIServer, folder: Path, **size: int) -> Iterator[Terminal]:
+def chat_with(server: EchoServer, folder: Path, **size: int) -> Iterator[Terminal]:
     """A chat with this server on a terminal, at its first prompt."""
     command = [sys.executable, "-m", "holdfast.cli.main", "chat", "--url", server.url]
     with Terminal(command, cwd=folder, **size) as terminal:
@@ -62,7 +62,7 @@ def chat_with(server: OpenAIServer, folder: Path, **size: int) -> Iterator[Termi
         yield terminal
 
 
-def said(server: OpenAIServer) -> list[str]:
+def said(server: EchoServer) -> list[str]:
     """What the person has said up to the last request."""
     return [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cli.chat_client import AnswerStatistics, ChatClient
 from holdfast.cli.server_client import ServerFailed
-from tests.fakes.openai_server import running_server
+from tests.fakes.echo_server import running_server
 
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
 

@@ -10,18 +10,16 @@ from rich.console import Console
 
 from holdfast.cli.chat_client import ChatClient
 from holdfast.cli.chat_session import ChatSession
-from tests.fakes.openai_server import OpenAIServer, running_server
+from tests.fakes.echo_server import EchoServer, running_server
 
 
 @pytest.fixture
-def server() -> Iterator[OpenAIServer]:
+def server() -> Iterator[EchoServer]:
     with running_server() as running:
         yield running
 
 
-def converse(
-    server: OpenAIServer, *lines: str, interactive: bool = False, system: str = "", **options: object
-) -> tuple[int, str]:
+def converse(server: EchoServer, *lines: str, interactive: bool = False, system: str = "", **options: object) -> tuple[int, str]:
     """Exit code and output of a conversation."""
     output = io.StringIO()
     console = Console(file=output, highlight=False, markup=False, soft_wrap=True)
@@ -30,21 +28,21 @@ def converse(
     return session.run(lines), output.getvalue()
 
 
-def contents(server: OpenAIServer, request: int) -> list[tuple[str, str]]:
+def contents(server: EchoServer, request: int) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in server.requests[request]["messages"]]
 
 
-def test_each_line_is_answered_and_the_conversation_goes_on(server: OpenAIServer) -> None:
+def test_each_line_is_answered_and_the_conversation_goes_on(server: EchoServer) -> None:
     assert converse(server, "one", "", "two") == (0, "you said: one\nyou said: two\n")
     assert contents(server, 1) == [("user", "one"), ("assistant", "you said: one"), ("user", "two")]
 
 
-def test_reset_forgets_the_conversation_and_keeps_the_system_prompt(server: OpenAIServer) -> None:
+def test_reset_forgets_the_conversation_and_keeps_the_system_prompt(server: EchoServer) -> None:
     converse(server, "one", "/reset", "two", system="Be brief.")
     assert contents(server, 1) == [("system", "Be brief."), ("user", "two")]
 
 
-def test_system_sets_shows_and_removes_the_system_prompt(server: OpenAIServer) -> None:
+def test_system_sets_shows_and_removes_the_system_prompt(server: EchoServer) -> None:
     _, output = converse(server, "/system", "/system Be brief.", "/system", "one", "/system none", "two")
     assert "(no system prompt)" in output
     assert "Be brief." in output
@@ -52,19 +50,19 @@ def test_system_sets_shows_and_removes_the_system_prompt(server: OpenAIServer) -
     assert contents(server, 1) == [("user", "two")]
 
 
-def test_stats_tell_tokens_and_times(server: OpenAIServer) -> None:
+def test_stats_tell_tokens_and_times(server: EchoServer) -> None:
     _, output = converse(server, "/stats", "one", "one two", "/stats")
     assert "nothing was answered yet" in output
     assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens\nfirst token after " in output
     assert "conversation: 2 answers, 7 answer tokens" in output
 
 
-def test_exit_ends_the_conversation(server: OpenAIServer) -> None:
+def test_exit_ends_the_conversation(server: EchoServer) -> None:
     assert converse(server, "/exit", "one") == (0, "")
     assert server.requests == []
 
 
-def test_help_and_unknown_commands_send_nothing(server: OpenAIServer) -> None:
+def test_help_and_unknown_commands_send_nothing(server: EchoServer) -> None:
     _, output = converse(server, "/help", "/rest")
     assert "/reset" in output
     assert "there is no /rest; did you mean /reset? /help lists the commands" in output
@@ -72,32 +70,32 @@ def test_help_and_unknown_commands_send_nothing(server: OpenAIServer) -> None:
 
 
 @pytest.mark.parametrize("message", ["/usr/bin/env is a path", "/one\n/two", "  indented\n    code"])
-def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(server: OpenAIServer, message: str) -> None:
+def test_what_only_begins_like_a_command_is_a_message_and_keeps_its_spaces(server: EchoServer, message: str) -> None:
     converse(server, message)
     assert contents(server, 0) == [("user", message)]
 
 
-def test_a_system_prompt_may_have_several_lines(server: OpenAIServer) -> None:
+def test_a_system_prompt_may_have_several_lines(server: EchoServer) -> None:
     converse(server, "/system Be brief.\nBe kind.", "one")
     assert contents(server, 0)[0] == ("system", "Be brief.\nBe kind.")
 
 
 @pytest.mark.parametrize("line", ["exit", "quit", "/bye", "/q", "/exit now"])
-def test_a_person_leaves_by_any_usual_word(server: OpenAIServer, line: str) -> None:
+def test_a_person_leaves_by_any_usual_word(server: EchoServer, line: str) -> None:
     converse(server, line, "one", interactive=True)
     assert server.requests == []
 
 
-def test_a_pipe_may_say_exit(server: OpenAIServer) -> None:
+def test_a_pipe_may_say_exit(server: EchoServer) -> None:
     assert converse(server, "exit", "one")[1] == "you said: exit\nyou said: one\n"
 
 
-def test_two_slashes_begin_a_message_with_one(server: OpenAIServer) -> None:
+def test_two_slashes_begin_a_message_with_one(server: EchoServer) -> None:
     converse(server, "//reset")
     assert contents(server, 0) == [("user", "/reset")]
 
 
-def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: OpenAIServer) -> None:
+def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: EchoServer) -> None:
     _, output = converse(server, "one", temperature=0.0, max_tokens=3)
     assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 3)
     assert "(cut off: no more tokens allowed)" in output
@@ -105,16 +103,16 @@ def test_options_are_sent_only_when_given_and_a_cut_answer_is_marked(server: Ope
     assert "temperature" not in server.requests[1]
 
 
-def test_text_of_the_model_is_never_taken_for_markup(server: OpenAIServer) -> None:
+def test_text_of_the_model_is_never_taken_for_markup(server: EchoServer) -> None:
     assert converse(server, "[bold]x[/bold] :smile:")[1] == "you said: [bold]x[/bold] :smile:\n"
 
 
-def test_a_terminal_is_spared_control_characters_and_a_pipe_is_not(server: OpenAIServer) -> None:
+def test_a_terminal_is_spared_control_characters_and_a_pipe_is_not(server: EchoServer) -> None:
     assert "you said: a[31m\tb\n" in converse(server, "a\x1b[31m\tb\x07", interactive=True)[1]
     assert converse(server, "a\x1b[31m\tb")[1] == "you said: a\x1b[31m\tb\n"
 
 
-def test_a_failed_answer_is_forgotten_and_fails_a_pipe(server: OpenAIServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_answer_is_forgotten_and_fails_a_pipe(server: EchoServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.behaviour = "refuse"
     assert converse(server, "one")[0] == 1
     assert capsys.readouterr().err == "holdfast: the prompt is too long\n"
@@ -122,7 +120,7 @@ def test_a_failed_answer_is_forgotten_and_fails_a_pipe(server: OpenAIServer, cap
     assert contents(server, -1) == [("user", "one")]
 
 
-def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: OpenAIServer) -> None:
+def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServer) -> None:
     def lines() -> Iterator[str]:
         server.behaviour = "fail"
         yield "one"

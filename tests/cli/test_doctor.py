@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.terminal import holdfast, only_line
+from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 
 

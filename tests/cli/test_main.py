@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli.main import app
-from tests.cli.terminal import holdfast
+from tests.fakes.command_line import holdfast
 
 COMMANDS = ("serve", "chat", "doctor", "config", "version")
 

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.cli.port_taken import who_has_the_port
 from holdfast.errors import AddressInUse
-from tests.cli.terminal import holdfast, only_line
+from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from holdfast.cli.chat_client import ChatClient
-from tests.cli.terminal import holdfast, only_line
+from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
 

@@ -112,7 +112,6 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
-    sequence.known_tokens = 900
     runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
     mx.eval(list(sequence.arrays()))
     windows = [layer for layer in sequence.layers if isinstance(layer, WindowKV)]

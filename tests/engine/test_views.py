@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.engine.views import GatherView, LoneView, RowsView, SpanView, StateView, StepContext, attend_one
+from holdfast.engine.views import GatherView, RowsView, SpanView, StateView, StepContext, attend_one
 from holdfast.kv.composite import Composite
 from holdfast.kv.foreign import ForeignState
 from holdfast.kv.full import FullKV
@@ -117,7 +117,7 @@ def test_a_span_of_its_own_gets_keys_and_a_mask_that_fit(
     layer, start = fresh(window), 0
     for tokens in chunks:
         part = slice(start, start + tokens)
-        view = SpanView(layer, context=StepContext())
+        view = SpanView(layer, context=StepContext(composes_attention=False))
         assert view.offset == start
         mask = view.make_mask(tokens, return_array=as_array, window_size=asked)
         assert not as_array or isinstance(mask, mx.array)
@@ -137,7 +137,7 @@ def test_a_span_of_its_own_attends_as_plain_attention_does(
     for tokens in chunks:
         part = slice(start, start + tokens)
         context = StepContext(composes_attention=way != "fused", host_scores=0 if way == "on the host" else 1 << 40)
-        view = LoneView(layer, context=context)
+        view = SpanView(layer, context=context)
         mask = view.make_mask(tokens, window_size=asked)
         keys, values = view.update_and_fetch(story.keys[:, :, part], story.values[:, :, part])
         queries = story.queries[:, :, part]

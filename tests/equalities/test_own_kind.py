@@ -21,7 +21,7 @@ from holdfast.engine.keeping import Prefix
 from holdfast.engine.layouts import RowsRunner, Runner, SplitRunner
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.engine.probe import choose_layout
-from holdfast.kv.codec import pack, run_from_bytes, to_bytes, unpack
+from holdfast.kv.codec import block_from_bytes, pack, to_bytes, unpack
 from holdfast.kv.form import CheckpointLayout, HeadsForm
 from holdfast.kv.kinds import register_kind
 from holdfast.kv.layer import LayerKV
@@ -157,18 +157,18 @@ def test_cached_is_fresh_and_a_restart_loses_nothing(layout: str, tmp_path: Path
 def test_restored_is_kept_through_bytes() -> None:
     engine = Engine(runner_of("rows"), vocab_size=VOCAB_SIZE)
     request = greedy("a", a_prompt(40, "kept"))
-    keep = KeepPolicy(run_tokens=16, boundaries=frozenset({40}))
+    keep = KeepPolicy(block_tokens=16, boundaries=frozenset({40}))
     engine.open(request, capacity_tokens=48, keep=keep)
     pending = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=40, draws=True),)))
     engine.collect(pending)
     (kept,) = engine.take_kept(pending)
     engine.close("a")
     assert kept.state is None
-    stored = [to_bytes(pack(run, "native")) for run in kept.runs]
-    blocks = tuple(unpack(run_from_bytes(*content)) for content in stored)
+    stored = [to_bytes(pack(run, "native")) for run in kept.blocks]
+    blocks = tuple(unpack(block_from_bytes(*content)) for content in stored)
     assert [block.tokens for block in blocks] == [16, 16, 8]
-    restored = drawn(engine, request, prefix=Prefix(runs=(*blocks[:2], blocks[2].cut(7))))
-    assert restored == drawn(engine, request, prefix=Prefix(runs=(*kept.runs[:2], kept.runs[2].cut(7))))
+    restored = drawn(engine, request, prefix=Prefix(blocks=(*blocks[:2], blocks[2].cut(7))))
+    assert restored == drawn(engine, request, prefix=Prefix(blocks=(*kept.blocks[:2], kept.blocks[2].cut(7))))
     assert restored == drawn(engine, request, prefix=None)
 
 

@@ -30,7 +30,7 @@ class Shelf:
 
     def put(self, kept: list[Kept]) -> None:
         for each in kept:
-            self.runs.extend(each.runs)
+            self.runs.extend(each.blocks)
             if each.state is not None:
                 self.states[each.state.position] = each.state
 
@@ -41,7 +41,7 @@ class Shelf:
             if end < tokens:
                 runs.append(run.cut(min(run.tokens, tokens - end)))
                 end += run.tokens
-        return Prefix(runs=tuple(runs), state=self.states.get(tokens))
+        return Prefix(blocks=tuple(runs), state=self.states.get(tokens))
 
 
 CUT_ANYWHERE = [
@@ -84,7 +84,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
     boundary, shelf = 29, Shelf()
-    policy = KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
+    policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
     engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
     assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)) == boundary
@@ -98,7 +98,7 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
-    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS))
+    engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS))
     drawn = run(engine, shelf, chunks("first", 0, 20, []) + decoding("first", 20, 5))
     rest = engine.keep_rest("first")
     assert rest is not None
@@ -124,7 +124,7 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     engine.open(
         request_for("whole", prompt),
         capacity_tokens=40,
-        keep=KeepPolicy(run_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({30})),
+        keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({30})),
     )
     run(engine, shelf, chunks("whole", 0, 30, []))
     for shared in (1, 7, 8, 9, 23, 29):

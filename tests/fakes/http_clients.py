@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -85,6 +85,7 @@ class Exchange:
         self.messages: list[Any] = []
         self.first_body = asyncio.Event()
         self.gone = asyncio.Event()
+        self._written = asyncio.Event()
 
     @property
     def text(self) -> str:
@@ -99,6 +100,12 @@ class Exchange:
     def writes(self) -> list[bytes]:
         """The bodies, as they were handed to the socket."""
         return [message["body"] for message in self.messages if message.get("body")]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for messages until a condition holds."""
+        while not condition():
+            self._written.clear()
+            await self._written.wait()
 
     async def run(self, path: str, body: dict[str, Any], *, method: str = "POST", upload_breaks_off: bool = False) -> None:
         raw = json.dumps(body).encode()
@@ -127,6 +134,7 @@ class Exchange:
 
         async def send(message: Any) -> None:
             self.messages.append(message)
+            self._written.set()
             if message.get("body"):
                 self.first_body.set()
 

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
-from holdfast.kv.codec import Codec
+from holdfast.kv.form import Codec
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.prefix.cache import PrefixCache

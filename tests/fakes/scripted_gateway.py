@@ -80,9 +80,17 @@ class ScriptedGateway:
     requests: list[GenerationRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for requests and their ends until a condition holds."""
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         self.requests.append(request)
+        self._changed.set()
         if request.model != MODEL:
             raise UnknownModel(model=request.model, available=(MODEL,))
         if self.refusal is not None:
@@ -103,6 +111,7 @@ class ScriptedGateway:
 
     def _close(self, request_id: str) -> None:
         self.closed.append(request_id)
+        self._changed.set()
         if len(self.closed) == len(self.requests):
             self.all_closed.set()
 
@@ -210,10 +219,12 @@ def scripted_services(
     limits: LimitsSettings | None = None,
     log: LogSettings | None = None,
 ) -> Services:
+    directory = directory or ScriptedDirectory()
     return Services(
         generate=gateway.generate,
         sessions=sessions or ScriptedSessions(),
-        models=directory or ScriptedDirectory(),
+        statuses=directory.statuses,
+        statistics=directory.statistics,
         server=server or ServerSettings(),
         limits=limits or LimitsSettings(),
         metrics=Metrics(),

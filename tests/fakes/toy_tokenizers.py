@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _SHOWN = ("<think>", "</think>", "<tool_call>")
 _QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -43,7 +47,7 @@ def _add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _S
     return tokenizer
 
 
-def byte_level(*, special: Sequence[str] = _CHATML) -> Tokenizer:
+def byte_level(*, special: Sequence[str] = _CHATML_TOKENS) -> Tokenizer:
     """Like Qwen: NFC, split by a pattern, byte-level BPE, no BOS."""
     tokenizer = Tokenizer(_byte_level_model())
     tokenizer.normalizer = normalizers.NFC()

@@ -34,7 +34,7 @@ from holdfast.http.server.problem import Problem
 from holdfast.http.server.run import listen, server, url_of
 from holdfast.http.server.services import Services, first_model
 from holdfast.messages.output import ChoiceFinished, TextDelta
-from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import GenerationRequest, SamplingParams
 from holdfast.residency.residency import Residency
 from holdfast.worker.assignment import WorkerSettings
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, served
@@ -77,7 +77,7 @@ class Wish(BaseModel):
         request = GenerationRequest(
             request_id="toy",
             model=self.by or first_model(services),
-            prompt=TextPrompt(text=self.after),
+            prompt=self.after,
             max_tokens=self.at_most,
             sampling=SamplingParams(temperature=0.0),
             prompt_field="after",
@@ -120,7 +120,7 @@ async def test_its_stream_has_its_own_type_framing_counts_and_end() -> None:
     response = await asked(gateway, body={"after": "once", "at_most": 3, "secret": "s"})
     assert (response.status_code, response.headers["content-type"]) == (200, "text/x-lines")
     assert response.text == f'> "Hel"\n> "lo \\"\\u2603\\""\n. stop\n= {PROMPT_TOKENS}+2\nbye\n'
-    assert (gateway.request.model, gateway.request.prompt, gateway.request.max_tokens) == (MODEL, TextPrompt(text="once"), 3)
+    assert (gateway.request.model, gateway.request.prompt, gateway.request.max_tokens) == (MODEL, "once", 3)
     assert gateway.request.tenant != ""
 
 

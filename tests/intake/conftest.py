@@ -9,11 +9,6 @@ from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from tests.fakes import toy_tokenizers
 
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 @pytest.fixture(scope="session")
 def bundle() -> TokenizerBundle:
@@ -21,7 +16,7 @@ def bundle() -> TokenizerBundle:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
     return TokenizerBundle(
         tokenizer=tokenizer,
-        template=ChatTemplate({"default": CHATML}, special_tokens=tokenizer.special_tokens),
+        template=ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens=tokenizer.special_tokens),
         generation_defaults={"temperature": 0.6, "top_k": 20},
         context_tokens=200,
     )

@@ -60,14 +60,14 @@ def text(value: Any) -> str:
 @given(seed=st.integers(0, 1000))
 def test_a_tool_whose_keys_are_shuffled_is_the_same_tool(seed: int) -> None:
     orders = ToolOrders()
-    first = orders.settled(WEATHER)
+    first = orders.ordered_as_first(WEATHER)
     assert text(first) == text(WEATHER)  # its names stay as they were sent
-    assert text(orders.settled(shuffled(WEATHER, random.Random(seed)))) == text(first)
+    assert text(orders.ordered_as_first(shuffled(WEATHER, random.Random(seed)))) == text(first)
 
 
 @given(seed=st.integers(0, 1000))
 def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> None:
-    settled = ToolOrders().settled(shuffled(WEATHER, random.Random(seed)))
+    settled = ToolOrders().ordered_as_first(shuffled(WEATHER, random.Random(seed)))
     assert list(settled) == ["type", "function"]
     assert list(settled["function"]) == ["name", "description", "parameters"]
     assert list(settled["function"]["parameters"]) == ["type", "properties", "required"]
@@ -79,8 +79,8 @@ def test_nothing_but_the_order_of_keys_changes(parameters: Any, seed: int) -> No
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     assert in_usual_order(tool) == tool
     orders = ToolOrders()
-    assert text(orders.settled(shuffled(tool, random.Random(seed)))) == text(orders.settled(tool))
-    assert orders.settled(tool) == tool
+    assert text(orders.ordered_as_first(shuffled(tool, random.Random(seed)))) == text(orders.ordered_as_first(tool))
+    assert orders.ordered_as_first(tool) == tool
 
 
 def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
@@ -89,19 +89,19 @@ def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
         {"name": "f", "parameters": {"properties": {"a": {}, "b": {}}}},
         {"name": "f", "parameters": {"properties": {"b": {}, "a": {}}}},
     )
-    assert text(orders.settled(one, tenant="1")) == text(one)
-    assert text(orders.settled(other, tenant="2")) == text(other)
-    assert text(orders.settled(other, tenant="1")) == text(one)
-    assert orders.settled({"name": "g"}, tenant="1") == {"name": "g"}
+    assert text(orders.ordered_as_first(one, tenant="1")) == text(one)
+    assert text(orders.ordered_as_first(other, tenant="2")) == text(other)
+    assert text(orders.ordered_as_first(other, tenant="1")) == text(one)
+    assert orders.ordered_as_first({"name": "g"}, tenant="1") == {"name": "g"}
 
 
 def test_orders_are_remembered_within_bounds() -> None:
     orders = ToolOrders(most_bytes=200)
     for number in range(20):
-        orders.settled({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
+        orders.ordered_as_first({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
         assert orders._bytes <= 200
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
-    assert text(orders.settled(turned)) == text(turned)  # forgotten, so this is the first
+    assert text(orders.ordered_as_first(turned)) == text(turned)  # forgotten, so this is the first
 
 
 @pytest.mark.parametrize(("content", "expected"), [

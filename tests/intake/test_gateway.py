@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 import pytest
 
 from holdfast.config import LimitsSettings
-from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong, QueueFull, UnknownModel, WorkerUnavailable
+from holdfast.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    TooLargeForMemory,
+    UnknownModel,
+    WorkerUnavailable,
+)
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
@@ -22,10 +30,9 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
 from holdfast.messages.events import FinishReason, RejectionKind
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
 from tests.fakes import toy_tokenizers
-from tests.fakes.scripted_engine import Script, ScriptedEngine, answers, model_info, refuses
-from tests.intake.conftest import CHATML
+from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
@@ -47,8 +54,8 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
 
 def serve(
     bundle: TokenizerBundle, script: Script, *, bundles: dict[str, TokenizerBundle] | None = None, **options: Any
-) -> tuple[Gateway, ScriptedEngine]:
-    engine = ScriptedEngine(script, **options)
+) -> tuple[Gateway, ScriptedClient]:
+    engine = ScriptedClient(script, **options)
 
     async def client_of(model: str, sequences: int) -> EngineClient:
         if model != "toy":
@@ -196,7 +203,6 @@ async def test_a_full_queue_is_told_with_its_numbers(bundle: TokenizerBundle) ->
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        ("too_large", InvalidRequest),
         ("invalid", InvalidRequest),
         ("shutting_down", WorkerUnavailable),
     ],
@@ -205,6 +211,13 @@ async def test_other_refusals_become_their_errors(bundle: TokenizerBundle, kind:
     gateway, _ = serve(bundle, refuses(kind, message="because", field="max_tokens"))
     with pytest.raises(error, match="because"):
         await gateway.generate(asks())
+
+
+async def test_a_request_that_never_fits_is_refused_with_its_numbers(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, refuses("too_large"))
+    with pytest.raises(TooLargeForMemory) as caught:
+        await gateway.generate(asks())
+    assert (caught.value.needed_bytes, caught.value.budget_bytes, caught.value.field) == (9, 8, "max_tokens")
 
 
 async def test_one_refused_choice_cancels_those_that_were_accepted(bundle: TokenizerBundle) -> None:
@@ -231,8 +244,8 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bun
     [
         ({"model": "other"}, UnknownModel, "model"),
         ({"prompt": ChatPrompt(messages=())}, InvalidRequest, "messages"),
-        ({"prompt": TokenPrompt(token_ids=(1000,)), "prompt_field": "prompt"}, InvalidRequest, "prompt"),
-        ({"prompt": TextPrompt(text="x" * 300), "prompt_field": "prompt"}, PromptTooLong, "prompt"),
+        ({"prompt": (1000,), "prompt_field": "prompt"}, InvalidRequest, "prompt"),
+        ({"prompt": "x" * 300, "prompt_field": "prompt"}, PromptTooLong, "prompt"),
         ({"choices": 99}, InvalidRequest, "n"),
         ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequest, "logit_bias"),
     ],
@@ -264,7 +277,7 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
     noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for text in ("hello", "hello " * 5000):
-        await collect(gateway, asks(TextPrompt(text=text)))
+        await collect(gateway, asks(text))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
 
@@ -276,7 +289,8 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
             self.threads.append(threading.current_thread())
             return super().render(prompt, field=field)
 
-    noting = replace(bundle, template=NotingTemplate({"default": CHATML}, special_tokens=bundle.tokenizer.special_tokens))
+    template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
+    noting = replace(bundle, template=template)
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for times in (1, 400):
         await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))
@@ -285,7 +299,7 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
 
 async def test_echo_and_scores_of_the_prompt_open_the_answer(bundle: TokenizerBundle) -> None:
     gateway, engine = serve(bundle, answers(*encode(bundle, " world")))
-    request = asks(TextPrompt(text="hello the"), echo=True, want_logprobs=True)
+    request = asks("hello the", echo=True, want_logprobs=True)
     events = await collect(gateway, request)
     assert text_of(events) == "hello the world"
     assert engine.submitted[0].want_prompt_logprobs

@@ -10,13 +10,11 @@ import pytest
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids
-from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 
 def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
-    request = GenerationRequest(
-        request_id="r", model="m", prompt=TextPrompt(text="x"), sampling=SamplingParams(**(sampling or {})), **fields
-    )
+    request = GenerationRequest(request_id="r", model="m", prompt="x", sampling=SamplingParams(**(sampling or {})), **fields)
     check_limits(request, limits=LimitsSettings(), vocab_size=100)
 
 

@@ -12,8 +12,8 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.prepare import Prepared, prepare
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
-from tests.fakes.scripted_engine import model_info
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
+from tests.fakes.scripted_client import model_info
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
 
@@ -31,21 +31,21 @@ def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens
 
 
 def test_text_is_tokenized_with_the_tokenizers_special_tokens(base_side: TokenizerBundle) -> None:
-    ids = ready(base_side, TextPrompt(text="hello")).sequences[0].prompt_token_ids
+    ids = ready(base_side, "hello").sequences[0].prompt_token_ids
     assert ids[0] == base_side.tokenizer.bos_token_id
     assert ids.count(ids[0]) == 1
 
 
 def test_a_bos_in_the_text_is_not_doubled(base_side: TokenizerBundle) -> None:
-    once = ready(base_side, TextPrompt(text="hello")).sequences[0].prompt_token_ids
-    assert ready(base_side, TextPrompt(text="<|begin_of_text|>hello")).sequences[0].prompt_token_ids == once
+    once = ready(base_side, "hello").sequences[0].prompt_token_ids
+    assert ready(base_side, "<|begin_of_text|>hello").sequences[0].prompt_token_ids == once
 
 
 def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
-    assert ready(base_side, TokenPrompt(token_ids=(5, 6, 5))).sequences[0].prompt_token_ids == (5, 6, 5)
+    assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == (5, 6, 5)
 
 
-@pytest.mark.parametrize("prompt", [TextPrompt(text=""), TokenPrompt(token_ids=())])
+@pytest.mark.parametrize("prompt", ["", ()])
 def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle) -> None:
     assert ready(base_side, prompt).sequences[0].prompt_token_ids == (base_side.tokenizer.bos_token_id,)
     with pytest.raises(InvalidRequest, match="empty") as caught:
@@ -67,42 +67,42 @@ def test_a_model_without_template_cannot_chat(base_side: TokenizerBundle) -> Non
 @pytest.mark.parametrize("token_ids", [(1, -1), (1, 1000)])
 def test_tokens_outside_the_vocabulary_are_refused(bundle: TokenizerBundle, token_ids: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest, match="0 to 999") as caught:
-        ready(bundle, TokenPrompt(token_ids=token_ids), prompt_field="prompt")
+        ready(bundle, token_ids, prompt_field="prompt")
     assert caught.value.field == "prompt"
 
 
 def test_a_tokenizer_larger_than_the_model_is_not_trusted(bundle: TokenizerBundle) -> None:
     with pytest.raises(InvalidRequest, match="0 to 9"):
-        ready(bundle, TextPrompt(text="hello"), info=model_info(vocab_size=10))
+        ready(bundle, "hello", info=model_info(vocab_size=10))
 
 
 def test_a_prompt_that_leaves_no_room_is_too_long(bundle: TokenizerBundle) -> None:
     info = model_info(context_tokens=8)
-    assert ready(bundle, TokenPrompt(token_ids=(1,) * 7), info=info).sequences[0].max_tokens == 1
+    assert ready(bundle, (1,) * 7, info=info).sequences[0].max_tokens == 1
     with pytest.raises(PromptTooLong) as caught:
-        ready(bundle, TokenPrompt(token_ids=(1,) * 8), info=info, prompt_field="prompt")
+        ready(bundle, (1,) * 8, info=info, prompt_field="prompt")
     assert (caught.value.prompt_tokens, caught.value.context_tokens, caught.value.field) == (8, 8, "prompt")
 
 
 def test_a_prompt_to_be_scored_only_may_fill_the_window(bundle: TokenizerBundle) -> None:
-    prepared = ready(bundle, TokenPrompt(token_ids=(1,) * 8), info=model_info(context_tokens=8), max_tokens=0, echo=True)
+    prepared = ready(bundle, (1,) * 8, info=model_info(context_tokens=8), max_tokens=0, echo=True)
     assert prepared.sequences[0].max_tokens == 0
 
 
 def test_a_text_of_many_megabytes_is_judged_by_its_beginning(bundle: TokenizerBundle) -> None:
     with pytest.raises(PromptTooLong) as caught:
-        ready(bundle, TextPrompt(text="hello " * 2_000_000))
+        ready(bundle, "hello " * 2_000_000)
     assert caught.value.prompt_tokens > 1_000_000
 
 
 def test_a_long_text_of_few_tokens_is_not_refused(bundle: TokenizerBundle) -> None:
     text = "<|endoftext|>" * 180  # 13 characters per token
-    assert len(ready(bundle, TextPrompt(text=text)).sequences[0].prompt_token_ids) == 180
+    assert len(ready(bundle, text).sequences[0].prompt_token_ids) == 180
 
 
 @pytest.mark.parametrize(("asked", "granted"), [(None, 195), (10, 10), (32_000, 195)])
 def test_max_tokens_is_cut_to_what_the_window_leaves(bundle: TokenizerBundle, asked: int | None, granted: int) -> None:
-    assert ready(bundle, TokenPrompt(token_ids=(1,) * 5), max_tokens=asked).sequences[0].max_tokens == granted
+    assert ready(bundle, (1,) * 5, max_tokens=asked).sequences[0].max_tokens == granted
 
 
 def test_choices_share_the_prompt_and_count_up_the_seed(bundle: TokenizerBundle) -> None:
@@ -125,7 +125,7 @@ def test_the_models_recommendations_fill_open_fields(bundle: TokenizerBundle) ->
 def test_the_end_of_a_turn_ends_a_chat_but_not_a_text(bundle: TokenizerBundle) -> None:
     ending = replace(bundle, turn_end_token_ids=(7,))
     assert 7 in ready(ending, HELLO).sequences[0].stop_token_ids
-    assert 7 not in ready(ending, TextPrompt(text="hello")).sequences[0].stop_token_ids
+    assert 7 not in ready(ending, "hello").sequences[0].stop_token_ids
 
 
 def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> None:
@@ -133,15 +133,13 @@ def test_nothing_ends_a_text_when_eos_is_ignored(bundle: TokenizerBundle) -> Non
 
 
 def test_stop_tokens_that_the_model_does_not_have_are_not_sent(base_side: TokenizerBundle) -> None:
-    ids = ready(base_side, TextPrompt(text="x"), info=model_info(vocab_size=998)).sequences[0].stop_token_ids
+    ids = ready(base_side, "x", info=model_info(vocab_size=998)).sequences[0].stop_token_ids
     assert ids == tuple(token_id for token_id in base_side.tokenizer.eos_token_ids if token_id < 998)
 
 
 def test_an_echo_repeats_the_text_as_it_was_sent(base_side: TokenizerBundle) -> None:
-    assert ready(base_side, TextPrompt(text="hello <|eot_id|>"), echo=True).rules.echo_text == "hello <|eot_id|>"
+    assert ready(base_side, "hello <|eot_id|>", echo=True).rules.echo_text == "hello <|eot_id|>"
     assert (
-        ready(
-            base_side, TokenPrompt(token_ids=tuple(base_side.tokenizer.encode("hello", add_special_tokens=False))), echo=True
-        ).rules.echo_text
+        ready(base_side, tuple(base_side.tokenizer.encode("hello", add_special_tokens=False)), echo=True).rules.echo_text
         == "hello"
     )

@@ -13,25 +13,25 @@ from holdfast.intake.stream import GenerationStream
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Event, FinishReason
 from holdfast.messages.output import ChoiceFinished
-from holdfast.messages.requests import GenerationRequest, SamplingParams, TextPrompt
+from holdfast.messages.requests import GenerationRequest, SamplingParams
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
-from tests.fakes.scripted_engine import ScriptedEngine, answers
+from tests.fakes.scripted_client import ScriptedClient, answers
 
 TOKENIZER = toy_tokenizers.byte_level()
 PIECES = TokenPieces(TOKENIZER)
 WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
 
 
-async def open_stream(engine: ScriptedEngine, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
+async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
     rules = ChoiceRules(prompt_token_ids=(1,), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
     sequences = [
         SequenceRequest(request_id=f"{name}/{index}", prompt_token_ids=(1,), max_tokens=1000, sampling=SamplingParams(seed=1))
         for index in range(choices)
     ]
     stream = GenerationStream(
-        GenerationRequest(request_id=name, model="toy", prompt=TextPrompt(text="x")),
+        GenerationRequest(request_id=name, model="toy", prompt="x"),
         choices=[ChoiceText(index=index, pieces=PIECES, rules=rules) for index in range(choices)],
         sources=[engine.submit(sequence) for sequence in sequences],
         prompt_tokens=1,
@@ -40,7 +40,7 @@ async def open_stream(engine: ScriptedEngine, name: str, *, choices: int, stops:
     return stream
 
 
-async def read(engine: ScriptedEngine, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:
+async def read(engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:
     """Read so many events and leave; returns how often each choice ended."""
     ended: Counter[int] = Counter()
     async with aclosing(await open_stream(engine, name, choices=choices, stops=stops)) as stream:
@@ -63,7 +63,7 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
         reason = dice.choice([FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED])
         return list(answers(*WORDS * lengths[request.request_id], reason=reason)(request))
 
-    engine = ScriptedEngine(script)
+    engine = ScriptedClient(script)
     choices = [dice.randint(1, 3) for _ in range(40)]
     readers = [
         asyncio.create_task(
@@ -82,7 +82,7 @@ async def test_readers_that_come_and_go_leave_nothing_open(seed: int) -> None:
 
 
 async def test_whole_readers_see_every_choice_end_once() -> None:
-    engine = ScriptedEngine(answers(*WORDS * 3))
+    engine = ScriptedClient(answers(*WORDS * 3))
     ended = await asyncio.gather(*(read(engine, str(name), choices=3, events=1000, stops=()) for name in range(10)))
     assert ended == [Counter({0: 1, 1: 1, 2: 1})] * 10
     assert engine.cancelled == []

@@ -11,11 +11,8 @@ import pytest
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.messages.requests import ChatPrompt
+from tests.fakes.toy_tokenizers import CHATML
 
-CHATML = (
-    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 PARTS_ONLY = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
 CALLS_AS_TEXT = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name + ':' + c.function.arguments }}"

@@ -37,7 +37,7 @@ class Front:
         return self.router.open(request_id, prompt_tokens=1, control=self._steer, unread_bytes=10 * 256)
 
     def _steer(self, request_id: str, action: ControlAction) -> None:
-        if action != "cancel" or self.router.forget(request_id):
+        if action != "cancel" or self.router.detach(request_id):
             self.asked.append(f"{action} {request_id}")
 
 

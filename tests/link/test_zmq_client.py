@@ -18,7 +18,7 @@ import zmq
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
-from holdfast.messages.events import Accepted, Event, Finished, FinishReason, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, LoadProgress, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
@@ -49,6 +49,7 @@ class Peer:
 
     def _serve(self, endpoint: str) -> None:
         inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader)
+        inbox.send([LoadProgress(stage="begun", fraction=0.0)])
         while not any(isinstance(command, Shutdown) for command in self.commands):
             for command in inbox.receive(timeout_seconds=10):
                 self.commands.append(command)
@@ -58,16 +59,12 @@ class Peer:
 
 @asynccontextmanager
 async def linked(answer: Callable[[Command], list[Event]] = answer_at_once) -> AsyncIterator[tuple[ZmqEngineClient, Peer]]:
-    client = ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
+    is_linked = asyncio.Event()
+    client = ZmqEngineClient(on_progress=lambda event: is_linked.set(), unread_bytes=UNREAD_BYTES)
     peer = Peer(client.endpoint, answer)
     try:
         async with asyncio.timeout(20):
-            while True:  # the first message finds the other end or not
-                try:
-                    await client.statistics()
-                    break
-                except WorkerUnavailable:
-                    await asyncio.sleep(0.001)
+            await is_linked.wait()
             yield client, peer
     finally:
         await client.close()

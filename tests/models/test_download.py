@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from holdfast.config import ModelSettings
-from holdfast.errors import DownloadError, ModelLoadError
+from holdfast.errors import ModelLoadError
 from holdfast.models.download import ModelSource, model_source, resolve_model, served_id
 from tests.fakes.hub import HubState, running_hub
 
@@ -79,7 +79,7 @@ def test_a_transfer_that_breaks_off_goes_on_where_it_stopped(hub: HubState, monk
 def test_a_second_start_fetches_only_the_files_that_the_first_one_did_not_finish(hub: HubState) -> None:
     hub.repositories[MODEL]["model-2.safetensors"] = b"z" * 1000
     hub.failing_files.add("model-2.safetensors")
-    with pytest.raises(DownloadError, match="the Hub answered 503"):
+    with pytest.raises(ModelLoadError, match="the Hub answered 503"):
         fetch()
     hub.failing_files.clear()
     hub.requests.clear()
@@ -104,12 +104,12 @@ def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
 
 
 def test_an_unknown_model_is_told(hub: HubState) -> None:
-    with pytest.raises(DownloadError, match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub"):
+    with pytest.raises(ModelLoadError, match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub"):
         fetch("coast/nowhere")
 
 
 def test_an_unknown_revision_is_told(hub: HubState) -> None:
-    with pytest.raises(DownloadError, match="has no revision v9 on the Hub"):
+    with pytest.raises(ModelLoadError, match="has no revision v9 on the Hub"):
         fetch(f"{MODEL}@v9")
 
 
@@ -121,13 +121,13 @@ def test_a_revision_is_taken_from_the_id_or_from_the_settings(hub: HubState) -> 
 
 def test_a_gated_model_is_told(hub: HubState) -> None:
     hub.gated.add(MODEL)
-    with pytest.raises(DownloadError, match="is gated: accept its terms"):
+    with pytest.raises(ModelLoadError, match="is gated: accept its terms"):
         fetch()
 
 
 def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "hf_secret"
-    with pytest.raises(DownloadError, match="it is private and HF_TOKEN is not set"):
+    with pytest.raises(ModelLoadError, match="it is private and HF_TOKEN is not set"):
         fetch()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert fetch()[0].exists()
@@ -135,39 +135,39 @@ def test_a_token_is_needed_and_used(hub: HubState, monkeypatch: pytest.MonkeyPat
 
 def test_a_failing_hub_is_told(hub: HubState) -> None:
     hub.failing_status = 404
-    with pytest.raises(DownloadError, match="404"):
+    with pytest.raises(ModelLoadError, match="404"):
         fetch()
 
 
 def test_no_network_and_no_cache_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE forbids"):
+    with pytest.raises(ModelLoadError, match="HF_HUB_OFFLINE forbids"):
         fetch()
 
 
 def test_a_refused_connection_is_told(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(DownloadError, match="the Hub cannot be reached"):
+    with pytest.raises(ModelLoadError, match="the Hub cannot be reached"):
         fetch()
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.models.download._SPARE_BYTES", 1 << 60)
-    with pytest.raises(DownloadError, match="GB are free in"):
+    with pytest.raises(ModelLoadError, match="GB are free in"):
         fetch()
     assert not [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
 
 
 def test_a_repository_without_a_model_is_told(hub: HubState) -> None:
     hub.repositories["coast/pictures"] = {"a.png": b"x"}
-    with pytest.raises(DownloadError, match="no files of an MLX model"):
+    with pytest.raises(ModelLoadError, match="no files of an MLX model"):
         fetch("coast/pictures")
 
 
 def test_every_failure_is_one_line(hub: HubState) -> None:
     for status in (400, 401, 403, 404, 429, 500, 503):
         hub.failing_status = status
-        with pytest.raises(DownloadError) as caught:
+        with pytest.raises(ModelLoadError) as caught:
             fetch(f"coast/kelp-{status}")
         assert "\n" not in str(caught.value)
 

@@ -114,8 +114,8 @@ def test_one_value_that_is_not_finite_is_seen(dtype: mx.Dtype, value: float) -> 
     run = KVBlock(start=0, tokens=9, arrays=(keys, values))
     forms = [ArrayForm(str(dtype).removeprefix("mlx.core."), (1, 2, 9, 16))] * 2
     check_values(forms, to_bytes(pack(run, "native"))[1])
-    assert Kept(request_id="a", runs=(run,)).is_finite
+    assert Kept(request_id="a", blocks=(run,)).is_finite
     values[0, 1, 3, 5] = value
     with pytest.raises(SnapshotMismatch, match="not finite"):
         check_values(forms, to_bytes(pack(run, "native"))[1])
-    assert not Kept(request_id="a", runs=(run,)).is_finite
+    assert not Kept(request_id="a", blocks=(run,)).is_finite

@@ -59,11 +59,9 @@ async def test_a_dead_worker_is_replaced_at_once() -> None:
         psutil.Process(first).kill()
         async for _ in stream:
             continue
-        async with asyncio.timeout(30):
-            while made.statuses()[0].state != "ready" or made.statuses()[0].pid == first:
-                await asyncio.sleep(0.005)
         events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
+        assert made.statuses()[0].pid != first
 
 
 async def test_a_model_at_fault_is_not_tried_again() -> None:
@@ -94,9 +92,7 @@ async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
         pid = made.statuses()[0].pid
         assert pid is not None
         psutil.Process(pid).kill()
-        async with asyncio.timeout(30):
-            while made.statuses()[0].state == "ready":
-                await asyncio.sleep(0.001)
+        await first.lost
         second = await made.client("m")
         assert second is not first
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)

@@ -14,12 +14,11 @@ from tests.fakes.server_process import command, environment, until
 from tests.fakes.tiny_models import write_tiny
 
 LOADS_FOR_EVER = """
-import os, pathlib, time
+import os, pathlib, threading
 told = pathlib.Path(__file__).with_name("told")
 told.write_text(str(os.getpid()))
 told.rename(told.with_name("is-loading"))
-while True:
-    time.sleep(0.1)
+threading.Event().wait()
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.terminal import LONGEST_SECONDS, holdfast
+from tests.fakes.command_line import LONGEST_SECONDS, holdfast
 from tests.fakes.server_process import ServerProcess, environment
 from tests.project.sources import ROOT
 

@@ -83,9 +83,7 @@ class _Filled:
 
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._fill())
-        while _load(self._server) != (RUNNING, QUEUED):
-            assert not self._task.done(), self._task
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: _load(self._server) == (RUNNING, QUEUED), "all places are taken")
 
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
@@ -96,8 +94,7 @@ class _Filled:
         bodies = [{**LONG, "n": choices, "stream": self._streams} for choices in (RUNNING, QUEUED)]
         first = asyncio.create_task(self._client.post("/completions", json=bodies[0]))
         try:
-            while _load(self._server)[0] < RUNNING:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: _load(self._server)[0] == RUNNING, "the first are running")
             await self._client.post("/completions", json=bodies[1])
         finally:
             first.cancel()

@@ -70,9 +70,8 @@ async def test_who_leaves_while_a_prompt_is_scored_leaves_nothing_behind(server:
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
         body = {"prompt": [TEXT * 2] * 12, "echo": True, "logprobs": 5, "max_tokens": 0}
         leaving = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not server.model()["running"]:
-            assert not leaving.done(), leaving.result().text
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: bool(server.model()["running"]), "the prompts are scored")
+        assert not leaving.done(), leaving.result().text
         leaving.cancel()
         with suppress(asyncio.CancelledError):
             await leaving

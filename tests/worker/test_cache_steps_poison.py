@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
-from holdfast.kv.codec import PackedBlock
+from holdfast.kv.snapshot import KVBlock
 from holdfast.messages.commands import Command, SequenceRequest, Shutdown
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
@@ -246,13 +246,13 @@ def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], c
 def of_another_form(subject: RememberingWorker) -> None:
     """Let what RAM keeps have an array less, with as many bytes: as of another model."""
     payloads = subject.index._ram._payloads
-    whole = max((len(payload.arrays) for payload in payloads.values() if isinstance(payload, PackedBlock)), default=0)
+    whole = max((len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)), default=0)
     for key, payload in payloads.items():
-        assert isinstance(payload, PackedBlock)
+        assert isinstance(payload, KVBlock)
         if len(payload.arrays) == whole and whole % 2 == 0:
             arrays = (*payload.arrays[:-2], mx.concatenate(payload.arrays[-2:], axis=2))
             mx.eval(arrays)
-            payloads[key] = PackedBlock(
+            payloads[key] = KVBlock(
                 start=payload.start, tokens=payload.tokens, codec=payload.codec, dtype=payload.dtype, arrays=arrays
             )
 

@@ -73,6 +73,7 @@ def test_what_never_fits_is_rejected_with_the_field_to_blame() -> None:
     (rejected,) = inbox.of("a")
     assert isinstance(rejected, Rejected)
     assert (rejected.kind, rejected.field) == ("too_large", "max_tokens")
+    assert rejected.needed_bytes > rejected.budget_bytes > 0
 
 
 def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:

@@ -22,7 +22,7 @@ from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.link.in_process import InProcessClient
 from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, TextPrompt, TokenPrompt
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file
@@ -100,7 +100,7 @@ class LLM:
         Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
         """
         if isinstance(prompt, str):
-            return self._answers([TextPrompt(text=prompt)], options)[0]
+            return self._answers([prompt], options)[0]
         if prompt and isinstance(prompt[0], int):
             return self._answers([_raw_prompt(cast(Sequence[int], prompt))], options)[0]
         return self._answers([_raw_prompt(each) for each in cast(Prompts, prompt)], options)
@@ -185,7 +185,7 @@ def _start(settings: Settings, folder: Path) -> InProcessClient:
 
 
 def _raw_prompt(prompt: TextOrTokens) -> Prompt:
-    return TextPrompt(text=prompt) if isinstance(prompt, str) else TokenPrompt(token_ids=tuple(prompt))
+    return prompt if isinstance(prompt, str) else tuple(prompt)
 
 
 def _chat_prompt(messages: str | Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None) -> ChatPrompt:

@@ -27,7 +27,8 @@ def build_application(
     services = Services(
         generate=Gateway(residency.client, bundles, settings.limits).generate,
         sessions=SessionDesk(residency.client),
-        models=residency,
+        statuses=residency.statuses,
+        statistics=residency.statistics,
         server=settings.server,
         limits=settings.limits,
         metrics=Metrics(),

@@ -58,8 +58,8 @@ def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterato
     with contextlib.ExitStack() as stack:
         status = console.status("starting") if console.is_terminal else contextlib.nullcontext()
         with status as spinner:
-            tell = spinner.update if spinner is not None else lambda _state: None
-            client = stack.enter_context(own_server(effective, tell=tell))
+            on_state = spinner.update if spinner is not None else lambda _state: None
+            client = stack.enter_context(own_server(effective, on_state=on_state))
         yield client
 
 

@@ -23,10 +23,10 @@ _OF_ITS_OWN = ("server.host", "server.port", "server.api_key", "log.level")
 
 
 @contextlib.contextmanager
-def own_server(effective: EffectiveSettings, *, tell: Callable[[str], None]) -> Iterator[ChatClient]:
+def own_server(effective: EffectiveSettings, *, on_state: Callable[[str], None]) -> Iterator[ChatClient]:
     """A server with these settings on a free loopback port, with a key of its own, for as long as the context lasts.
 
-    tell: called with what the server is doing until it is ready. Raises ServerFailed when it ends before that.
+    on_state: called with what the server is doing until it is ready. Raises ServerFailed when it ends before that.
     """
     port, key = _free_port(), secrets.token_urlsafe(24)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")} | {
@@ -38,7 +38,7 @@ def own_server(effective: EffectiveSettings, *, tell: Callable[[str], None]) -> 
         )
         client = ChatClient(url=f"http://127.0.0.1:{port}", api_key=key, use_proxies=False)
         try:
-            _await_ready(client, server, log, limit_seconds=effective.settings.model.startup_seconds, tell=tell)
+            _await_ready(client, server, log, limit_seconds=effective.settings.model.startup_seconds, on_state=on_state)
             yield client
         finally:
             client.close()
@@ -66,7 +66,7 @@ def _arguments(effective: EffectiveSettings, port: int) -> list[str]:
 
 
 def _await_ready(
-    client: ChatClient, server: subprocess.Popen[bytes], log: IO[bytes], *, limit_seconds: float, tell: Callable[[str], None]
+    client: ChatClient, server: subprocess.Popen[bytes], log: IO[bytes], *, limit_seconds: float, on_state: Callable[[str], None]
 ) -> None:
     give_up_at = time.monotonic() + limit_seconds
     while server.poll() is None:
@@ -76,7 +76,7 @@ def _await_ready(
             states = [str(model.get("state")) for model in client.health().get("models", ())]
             if "ready" in states:
                 return
-            tell(", ".join(states) or "starting")
+            on_state(", ".join(states) or "starting")
         time.sleep(_POLL_SECONDS)
     raise ServerFailed(_last_words(log) or f"the server ended with code {server.returncode}")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import signal
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.chat_client import AnswerStatistics, ChatClient
@@ -45,7 +46,7 @@ class ChatSession:
     def run(self, lines: Iterable[str]) -> int:
         """Answer line after line until they end or /exit. Returns the exit code: 1 when an answer failed in a pipe."""
         if self._interactive:
-            self._note(f"{self._model} · /help lists the commands")
+            self._say(f"{self._model} · /help lists the commands")
         failed = False
         for line in lines:
             text = line.strip("\r\n")  # and not more: what is pasted may begin with spaces that mean something
@@ -65,28 +66,28 @@ class ChatSession:
         argument = "".join(rest)
         match command:
             case "/reset":
-                self._forget()
+                self._reset()
             case "/system":
                 self._set_system(argument.strip())
             case "/stats":
-                self._note(self._statistics())
+                self._say(self._statistics())
             case "/help":
-                self._note(HELP)
+                self._say(HELP)
             case _:
                 near = difflib.get_close_matches(command, _COMMANDS, n=1)
-                self._note(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
+                self._say(f"there is no {command};{f' did you mean {near[0]}?' if near else ''} /help lists the commands")
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._messages.clear()
         self._answers.clear()
-        self._note("(a new conversation)")
+        self._say("(a new conversation)")
 
     def _set_system(self, text: str) -> None:
         if text:
             self.system = "" if text == "none" else text
-            self._forget()
+            self._reset()
         else:
-            self._note(self.system or "(no system prompt)")
+            self._say(self.system or "(no system prompt)")
 
     def _answer(self, text: str) -> bool:
         """Send one message and print the answer as it comes. Returns whether it came to an end (or was stopped on purpose)."""
@@ -95,7 +96,7 @@ class ChatSession:
         body = {"model": self._model, "messages": system + self._messages}
         body |= {name: value for name, value in self.options.items() if value is not None}
         statistics, said, stopped = AnswerStatistics(), "", False
-        with _OneInterrupt() as interrupt:
+        with _one_interrupt() as ignore_interrupts:
             try:
                 for piece in self._client.stream(body, statistics):
                     said += piece
@@ -110,11 +111,11 @@ class ChatSession:
                 if not self._interactive:
                     raise
                 stopped = True
-            interrupt.ignore()
-            self._keep(said, statistics, stopped=stopped)
+            ignore_interrupts()
+            self._end_answer(said, statistics, stopped=stopped)
         return True
 
-    def _keep(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
+    def _end_answer(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
         """End the answer on the screen, and put what was said into the conversation."""
         if said or not self._interactive:
             self._console.print()
@@ -123,11 +124,11 @@ class ChatSession:
         else:
             self._messages.pop()  # a question without an answer: many chat templates allow no second one behind it
         if stopped:
-            self._note("(stopped)" if said else "(stopped before the answer began; the message is forgotten)")
+            self._say("(stopped)" if said else "(stopped before the answer began; the message is forgotten)")
         elif statistics.finish_reason == "length":
-            self._note("(cut off: no more tokens allowed)")
+            self._say("(cut off: no more tokens allowed)")
         elif not said and self._interactive:
-            self._note("(an empty answer; the message is forgotten)")
+            self._say("(an empty answer; the message is forgotten)")
         self._answers.append(statistics)
 
     def _show(self, piece: str) -> None:
@@ -150,35 +151,35 @@ class ChatSession:
             f"conversation: {count_text(len(self._answers), 'answer')}, {count_text(spoken, 'answer token')}"
         )
 
-    def _note(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """Words of ours, not the model's: dimmed, and out of the way of a pipe's output."""
         self._console.print(text, style="dim")
 
 
-class _OneInterrupt:
-    """Ctrl-C while an answer comes: the first one stops it; more of them change nothing until it is put away."""
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[Callable[[], None]]:
+    """Ctrl-C while an answer comes: the first one stops it; more of them change nothing until it is kept.
 
-    def __init__(self) -> None:
-        self._listens = True
-        self._before: Any = None
+    Gives a function to be called when there is nothing left to be stopped.
+    """
+    listens, before = True, None
 
-    def __enter__(self) -> _OneInterrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on)
-        return self
+    def ignore() -> None:
+        nonlocal listens
+        listens = False
 
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def ignore(self) -> None:
-        """From now on there is nothing to be stopped."""
-        self._listens = False
-
-    def _on(self, number: int, frame: object) -> None:
-        if self._listens:
-            self._listens = False
+    def interrupt(number: int, frame: object) -> None:
+        if listens:
+            ignore()
             raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield ignore
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _printable(text: str) -> str:

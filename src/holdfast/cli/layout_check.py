@@ -29,11 +29,6 @@ class LayoutCheck(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    found: LayoutCheck | None = None
-    refusal: str = ""
-
-
 def check_layout(settings: ModelSettings) -> LayoutCheck:
     """Load and probe the model in the folder `settings.path` in another process. Raises HoldfastError with one line."""
     command = [sys.executable, "-m", "holdfast.cli.layout_check"]
@@ -45,10 +40,10 @@ def check_layout(settings: ModelSettings) -> LayoutCheck:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise HoldfastError(f"loading and probing ended with code {done.returncode}: {lines[-1] if lines else 'no message'}")
-    answer = msgspec.json.decode(done.stdout, type=_Answer)
-    if answer.found is None:
-        raise HoldfastError(answer.refusal)
-    return answer.found
+    answer = msgspec.json.decode(done.stdout, type=LayoutCheck | str)
+    if isinstance(answer, str):
+        raise HoldfastError(answer)
+    return answer
 
 
 def _check(settings: ModelSettings) -> LayoutCheck:
@@ -73,10 +68,11 @@ def _check(settings: ModelSettings) -> LayoutCheck:
 
 def _main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
+    answer: LayoutCheck | str
     try:
-        answer = _Answer(found=_check(settings))
+        answer = _check(settings)
     except HoldfastError as error:
-        answer = _Answer(refusal=str(error))
+        answer = str(error)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
     sys.stdout.buffer.flush()
     if "mlx.core" in sys.modules:

@@ -24,14 +24,21 @@ class ServerClient:
     """One server, spoken to over HTTP. Blocking; use as a context manager or call `close`."""
 
     def __init__(
-        self, *, url: str, api_key: str = "", headers: Mapping[str, str] | None = None, use_proxies: bool = True
+        self,
+        *,
+        url: str,
+        api_key: str = "",
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        use_proxies: bool = True,
     ) -> None:
+        """headers, query: of every request. Raises ServerFailed for what is no URL."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.is_holdfast = False  # known once the models were asked for
         sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         try:
-            self._http = httpx.Client(base_url=self.url, headers=sent, timeout=timeout, trust_env=use_proxies)
+            self._http = httpx.Client(base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies)
         except (httpx.InvalidURL, ValueError) as error:
             raise ServerFailed(f"{url} is no URL: {error}") from None
 

@@ -6,16 +6,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
 from holdfast.config import default_file, load_settings
-
-if TYPE_CHECKING:
-    from holdfast.cli.server_client import ServerClient
 
 _PANEL = "Server"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
@@ -36,20 +32,9 @@ Salt: TypeAlias = Annotated[str | None, typer.Option("--cache-salt", rich_help_p
 _OPTIONS = {"url": Url, "api_key": ApiKey, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """The server that a command is for."""
-
-    client: ServerClient
-    query: dict[str, str]
-
-    def call(self, method: str, path: str, *, query: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
-        """The JSON of one answer. Raises ServerFailed."""
-        return self.client.call(method, path, params={**self.query, **(query or {})}, **request)
-
-
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
+    del command.__annotations__["server"]  # so that its type, which brings a web client along, is imported when it runs
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -67,9 +52,9 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
             url, key = _address(named["url"], named["api_key"])
             headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
             query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
-            with ServerClient(url=url, api_key=key, headers=headers) as client:
+            with ServerClient(url=url, api_key=key, headers=headers, query=query) as server:
                 try:
-                    command(Server(client, query), **given)
+                    command(server, **given)
                 except OSError as error:
                     complain(str(error))
                     raise typer.Exit(BAD_INPUT) from None

@@ -7,14 +7,17 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.server_command import Server, server_command
+from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ServerClient
 
 _PATH = "/v1/sessions"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -33,7 +36,7 @@ Ttl: TypeAlias = Annotated[
 
 @sessions.command("ls")
 @server_command
-def list_sessions(server: Server, as_json: Json = False) -> None:
+def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the last used first."""
     found = server.call("GET", _PATH)["data"]
     if as_json:
@@ -46,7 +49,7 @@ def list_sessions(server: Server, as_json: Json = False) -> None:
 
 @sessions.command("show")
 @server_command
-def show(server: Server, session_id: Id, as_json: Json = False) -> None:
+def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
     """Show one session."""
     _print(server.call("GET", _path(session_id)), as_json=as_json)
 
@@ -54,7 +57,7 @@ def show(server: Server, session_id: Id, as_json: Json = False) -> None:
 @sessions.command("open")
 @server_command
 def open_session(
-    server: Server,
+    server: ServerClient,
     session_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Its name; else one is made up.")] = None,
     pin: Pin = False,
     ttl: Ttl = None,
@@ -68,7 +71,7 @@ def open_session(
 @sessions.command("fork")
 @server_command
 def fork(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     new_id: Annotated[str | None, typer.Argument(metavar="[NEW]", help="Name of the new one; else one is made up.")] = None,
     pin: Pin = False,
@@ -82,14 +85,14 @@ def fork(
 
 @sessions.command("pin")
 @server_command
-def pin_session(server: Server, session_id: Id) -> None:
+def pin_session(server: ServerClient, session_id: Id) -> None:
     """Keep what a session has read from eviction."""
     _print(server.call("PATCH", _path(session_id), json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
-def unpin_session(server: Server, session_id: Id) -> None:
+def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Let a session's blocks be evicted like any others."""
     _print(server.call("PATCH", _path(session_id), json={"pinned": False}))
 
@@ -97,19 +100,19 @@ def unpin_session(server: Server, session_id: Id) -> None:
 @sessions.command("close")
 @server_command
 def close_session(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     forget: Annotated[bool, typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it.")] = False,
 ) -> None:
     """End a session."""
-    server.call("DELETE", _path(session_id), query={"forget": "true"} if forget else {})
+    server.call("DELETE", _path(session_id), params={"forget": "true"} if forget else {})
     typer.echo(f"closed {session_id}")
 
 
 @sessions.command("export")
 @server_command
 def export_session(
-    server: Server,
+    server: ServerClient,
     session_id: Id,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
@@ -117,21 +120,21 @@ def export_session(
     """Write a session with everything that is kept of it into a file."""
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already; --force replaces it")
-    size = server.client.download(_path(session_id, "export"), file, params=server.query)
+    size = server.download(_path(session_id, "export"), file)
     typer.echo(f"wrote {file}, {size_text(size)}")
 
 
 @sessions.command("import")
 @server_command
 def import_session(
-    server: Server,
+    server: ServerClient,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` has written.")],
     session_id: Annotated[str | None, typer.Option("--id", help="Its name here; else as in the file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Take in a session from a file. Only of the same model, with the same weights, tokenizer and codec."""
     with file.open("rb") as content:
-        found = server.call("POST", f"{_PATH}/import", query=_named(session_id), content=content)
+        found = server.call("POST", f"{_PATH}/import", params=_named(session_id), content=content)
     _print(found, as_json=as_json)
 
 

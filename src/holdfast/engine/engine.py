@@ -100,7 +100,7 @@ class Engine:
         sequence = EngineSequence.begin(request, layers=self._runner.fresh_layers(), sampler=sampler, generated=generated)
         sequence.reserve(capacity_tokens)
         if prefix is not None:
-            sequence.fed = sequence.kept = restore(sequence.layers, prefix.runs, prefix.state)
+            sequence.fed = sequence.kept = restore(sequence.layers, prefix.blocks, prefix.state)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
         return sequence.fed
@@ -226,15 +226,16 @@ class Engine:
         if pending.drawn is not None:
             mx.eval(pending.drawn.tokens)
         mx.synchronize()
+        scored, pending.scored = pending.scored, {}
         return {
             each.span.request_id: prompt_logprobs(
-                pending.scored[each.span.request_id],
+                scored[each.span.request_id],
                 each.scored_tokens,
                 top_logprobs=each.sequence.request.top_logprobs,
                 vocab_size=self._vocab_size,
             )
             for each in pending.spans
-            if each.span.request_id in pending.scored
+            if each.span.request_id in scored
         }
 
 

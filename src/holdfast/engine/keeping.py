@@ -15,18 +15,18 @@ from holdfast.messages.requests import RequestId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """What a sequence begins from instead of reading it: adjoining runs from token 0 on, and the state at their end, if any."""
+    """What a sequence begins from instead of reading it: adjoining blocks from token 0 on, and the state at their end, if any."""
 
-    runs: tuple[KVBlock, ...]
+    blocks: tuple[KVBlock, ...]
     state: StateCheckpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Snapshots of one sequence that a step has made. The runs adjoin what was kept of it before."""
+    """Snapshots of one sequence that a step has made. The blocks adjoin what was kept of it before."""
 
     request_id: RequestId
-    runs: tuple[KVBlock, ...]
+    blocks: tuple[KVBlock, ...]
     state: StateCheckpoint | None = None
     finite: mx.array = field(init=False)  # bool []: neither NaN nor infinity is in it; evaluated with the rest
 
@@ -44,8 +44,8 @@ class Kept:
         yield self.finite
 
     def _snapshots(self) -> Iterator[mx.array]:
-        for run in self.runs:
-            yield from run.arrays
+        for block in self.blocks:
+            yield from block.arrays
         if self.state is not None:
             yield from self.state.arrays
 
@@ -53,31 +53,31 @@ class Kept:
 def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
     """Copy out what is due after the tokens that were appended last; None when nothing is. Lazy."""
     is_boundary = sequence.fed in policy.boundaries
-    runs = list(_full_runs(sequence, policy.run_tokens))
+    blocks = list(_full_blocks(sequence, policy.block_tokens))
     if is_boundary:
-        return _kept_up_to_now(sequence, runs)
-    return Kept(request_id=sequence.request.request_id, runs=tuple(runs)) if runs else None
+        return _kept_up_to_now(sequence, blocks)
+    return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks)) if blocks else None
 
 
 def keep_everything(sequence: EngineSequence) -> Kept:
     """Copy out all that has not been kept yet, and the state as it is. Lazy."""
-    run_tokens = (sequence.keep or KeepPolicy()).run_tokens  # one that was read alone has kept nothing on its way
-    return _kept_up_to_now(sequence, list(_full_runs(sequence, run_tokens)))
+    block_tokens = (sequence.keep or KeepPolicy()).block_tokens  # one that was read alone has kept nothing on its way
+    return _kept_up_to_now(sequence, list(_full_blocks(sequence, block_tokens)))
 
 
-def _kept_up_to_now(sequence: EngineSequence, runs: list[KVBlock]) -> Kept:
+def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
     if sequence.fed > sequence.kept:
-        runs.append(_next_run(sequence, sequence.fed - sequence.kept))
+        blocks.append(_next_block(sequence, sequence.fed - sequence.kept))
     state = copy_checkpoint(sequence.layers, position=sequence.fed)
-    return Kept(request_id=sequence.request.request_id, runs=tuple(runs), state=state if state.layers else None)
+    return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks), state=state if state.layers else None)
 
 
-def _full_runs(sequence: EngineSequence, run_tokens: int) -> Iterator[KVBlock]:
-    while sequence.fed - sequence.kept >= run_tokens:
-        yield _next_run(sequence, run_tokens)
+def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBlock]:
+    while sequence.fed - sequence.kept >= block_tokens:
+        yield _next_block(sequence, block_tokens)
 
 
-def _next_run(sequence: EngineSequence, tokens: int) -> KVBlock:
-    run = copy_block(sequence.layers, start=sequence.kept, tokens=tokens)
+def _next_block(sequence: EngineSequence, tokens: int) -> KVBlock:
+    block = copy_block(sequence.layers, start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
-    return run
+    return block

@@ -9,13 +9,14 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from holdfast.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.engine.step_logits import LaterLogits, StepLogits
-from holdfast.engine.views import GatherView, LoneView, RowsView, SpanView, StateView, StepContext
+from holdfast.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.kv.foreign import ForeignState
 from holdfast.kv.kinds import fresh_layer
 from holdfast.kv.layer import LayerKV, LayerState
@@ -33,9 +34,11 @@ class Runner(ABC):
     """One layout of one model.
 
     mixes_chunks: whether prompt chunks and decoding rows share one forward pass.
+    variant: the name, and in which way it is done where there are several.
     """
 
     name: str
+    variant: str
     mixes_chunks: bool
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
@@ -60,13 +63,13 @@ class RowsRunner(Runner):
     operations to run.
     """
 
-    name = "rows"
+    name = variant = "rows"
     mixes_chunks = True
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """One forward pass over all spans."""
         if len(spans) == 1:
-            caches = _views(spans, lambda layers: LoneView(layers[0], context=context), _no_recurrent)
+            caches = _views(spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent)
             return _project(self._model, self._head, token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
         offset = mx.array([position for each in spans for position in range(each.span.start, each.span.start + each.span.tokens)])
@@ -88,6 +91,8 @@ class SplitRunner(Runner):
         """gather_mask_dimensions: rank of the mask for gathered copies; None sends attention through the seam."""
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
+        masks = " with grouped masks" if gather_mask_dimensions == 5 else ""
+        self.variant = f"split, attention {'through the seam' if self._gather is None else f'over gathered copies{masks}'}"
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """One pass for the decoding spans together, one for each of the others."""
@@ -110,15 +115,16 @@ class SplitRunner(Runner):
         return _project(self._model, self._head, token_ids_of(spans)[:, None], caches, spans)
 
     def _read(self, span: SequenceSpan, context: StepContext) -> StepLogits:
-        view = LoneView if self._gather is None else SpanView
-        caches = _views([span], lambda layers: view(layers[0], context=context), lambda states: states[0])
+        if self._gather is not None:  # nothing would come back through the seam
+            context = replace(context, composes_attention=False)
+        caches = _views([span], lambda layers: SpanView(layers[0], context=context), lambda states: states[0])
         return _project(self._model, self._head, token_ids_of([span])[None], caches, [span])
 
 
 class SoloRunner(Runner):
     """Each span is a forward pass of its own over mlx-lm's own cache objects: slow, and right for whatever mlx-lm runs."""
 
-    name = "solo"
+    name = variant = "solo"
     mixes_chunks = False
 
     def fresh_layers(self) -> list[LayerState]:

@@ -55,7 +55,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPolicy:
-    """When state is copied out: every `run_tokens` tokens of what grows, and at each boundary everything up to it."""
+    """When state is copied out: every `block_tokens` tokens of what grows, and at each boundary everything up to it."""
 
-    run_tokens: int = 256
+    block_tokens: int = 256
     boundaries: frozenset[int] = frozenset()  # token positions; the scheduler must end a span at each of them

@@ -9,8 +9,8 @@ precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -55,7 +55,7 @@ class ProbeResult:
 
     runner: Runner
     reason: str
-    trials: tuple[Trial, ...] = field(default=())
+    trials: tuple[Trial, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,9 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Probe
     trials: list[Trial] = []
     reference = _reference_of(model, vocab_size)
     for head in (HeadSeam(model), None):
-        for variant, make in _candidates(model, head):
-            runner, trial = _try(make, variant, reference)
-            trials.append(trial)
-            if runner is not None and wanted in ("auto", runner.name):
+        for runner in _candidates(model, head):
+            trials.append(_try(runner, reference))
+            if trials[-1].is_right and wanted in ("auto", runner.name):
                 if head is not None:
                     head.projects_later = reference.is_right_later(head)
                 return ProbeResult(runner=runner, reason=_reason(trials), trials=tuple(trials))
@@ -93,7 +92,7 @@ def trial_of_each_layout(model: Any, *, vocab_size: int) -> tuple[Trial, ...]:
     """The relative error of every layout and variant, for the table in the documentation."""
     reference = _reference_of(model, vocab_size)
     head = HeadSeam(model)
-    return tuple(_try(make, variant, reference)[1] for variant, make in _candidates(model, head))
+    return tuple(_try(runner, reference) for runner in _candidates(model, head))
 
 
 def _reference_of(model: Any, vocab_size: int) -> _Reference:
@@ -103,26 +102,20 @@ def _reference_of(model: Any, vocab_size: int) -> _Reference:
         raise ModelLoadError(f"mlx-lm itself cannot run this model here: {_first_line(misfit)}") from misfit
 
 
-def _candidates(model: Any, head: HeadSeam | None) -> list[tuple[str, Callable[[], Runner]]]:
-    return [
-        ("rows", lambda: RowsRunner(model, head)),
-        ("split, attention through the seam", lambda: SplitRunner(model, head, gather_mask_dimensions=None)),
-        ("split, attention over gathered copies", lambda: SplitRunner(model, head, gather_mask_dimensions=4)),
-        ("split, attention over gathered copies with grouped masks", lambda: SplitRunner(model, head, gather_mask_dimensions=5)),
-        ("solo", lambda: SoloRunner(model, head)),
-    ]
+def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
+    split = [SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)]
+    return [RowsRunner(model, head), *split, SoloRunner(model, head)]
 
 
-def _try(make: Callable[[], Runner], variant: str, reference: _Reference) -> tuple[Runner | None, Trial]:
-    runner = make()
+def _try(runner: Runner, reference: _Reference) -> Trial:
+    layout, variant = runner.name, runner.variant
     try:
         error = reference.relative_error(_staggered(runner, reference.cases))
     except _MISFITS as misfit:
-        return None, Trial(layout=runner.name, variant=variant, relative_error=None, note=_first_line(misfit))
+        return Trial(layout=layout, variant=variant, relative_error=None, note=_first_line(misfit))
     right = error <= RIGHT_RELATIVE_ERROR or error <= reference.tolerance
     note = f"relative error {error:.1e}" + ("" if right else f", allowed {reference.tolerance:.1e}")
-    trial = Trial(layout=runner.name, variant=variant, relative_error=error, note=note, is_right=right)
-    return (runner if right else None), trial
+    return Trial(layout=layout, variant=variant, relative_error=error, note=note, is_right=right)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,8 +20,6 @@ from holdfast.engine.sampling_edits import RowEdits, apply_edits
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 
-__all__ = ["DrawnRows", "RowState", "Scores", "advance", "row_state", "sample", "score_tokens"]
-
 
 @dataclass(slots=True, kw_only=True)
 class RowState:

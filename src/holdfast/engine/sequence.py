@@ -19,8 +19,7 @@ class EngineSequence:
     """Live state. `known` are the tokens that are on the host (prompt, and what was generated before a preemption)."""
 
     request: SequenceRequest
-    known: mx.array  # int32 [known_tokens]
-    known_tokens: int
+    known: mx.array  # int32 [tokens]
     layers: list[LayerState]
     sampler: RowState
     drawn: mx.array | None = None  # int32 [rows] of the step that drew last
@@ -36,8 +35,7 @@ class EngineSequence:
     ) -> EngineSequence:
         """One that has read nothing yet, of what it knows: its prompt and what it had generated."""
         known = request.prompt_token_ids + generated
-        ids = mx.array(known, dtype=mx.int32)
-        return EngineSequence(request=request, known=ids, known_tokens=len(known), layers=layers, sampler=sampler)
+        return EngineSequence(request=request, known=mx.array(known, dtype=mx.int32), layers=layers, sampler=sampler)
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""
@@ -66,7 +64,7 @@ class SequenceSpan:
     @property
     def is_decoding(self) -> bool:
         """Whether the span reads what the sequence drew itself, which the host may not know yet."""
-        return self.span.start >= self.sequence.known_tokens
+        return self.span.start >= self.sequence.known.size
 
     @property
     def is_row(self) -> bool:

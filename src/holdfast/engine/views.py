@@ -165,52 +165,38 @@ def _padded(array: mx.array, tokens: int) -> mx.array:
 
 
 class SpanView:
-    """One layer of one sequence whose span is a forward pass of its own: plain arrays, plain masks."""
+    """One layer of one sequence whose span is a forward pass of its own.
+
+    Plain arrays and plain masks, as mlx-lm would have it; but where attention is composed it comes back here through the seam.
+    """
 
     def __init__(self, layer: LayerKV, *, context: StepContext) -> None:
         self._layer, self._context = layer, context
         self.offset = layer.tokens
 
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
-        """The mask over what `update_and_fetch` is about to return."""
+    def make_mask(
+        self, tokens: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | WindowMask | None:
+        """The mask over what `update_and_fetch` is about to return, or the window that the model asks for."""
+        if self._context.composes_attention:
+            return WindowMask(window_size)
         window = _narrower(window_size, self._layer.window)
         seen = _seen_by(self._layer, tokens)
         if not return_array and (window is None or seen <= window):
             return None if tokens == 1 else "causal"
         return self._context.causal(tokens, held=seen, window=window)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see."""
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """keys, values: [1, kv_heads, tokens, head_dim]. Returns all that the span may see, or itself twice for the seam."""
         seen = _seen_by(self._layer, keys.shape[2])
         self._layer.append(keys, values)
-        return self._layer.last(seen)
-
-
-class LoneView(SpanView):
-    """One layer of a sequence whose span is a forward pass of its own, for models whose attention goes through the seam.
-
-    As mlx-lm would run it, but that attention is done here where no kernel is fused.
-    """
-
-    def make_mask(self, tokens: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The window that the model asks for where attention is done here, else as the class above."""
-        if self._context.composes_attention:
-            return WindowMask(window_size)
-        return super().make_mask(tokens, return_array, window_size)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """keys, values: [1, kv_heads, tokens, head_dim]. Returns itself twice for the seam, or all that the span may see."""
-        if not self._context.composes_attention:
-            return super().update_and_fetch(keys, values)
-        self._layer.append(keys, values)
-        return self, self
+        return (self, self) if self._context.composes_attention else self._layer.last(seen)
 
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries: [1, heads, tokens, head_dim]; the same shape comes back."""
         asked = mask.window if isinstance(mask, WindowMask) else None
-        (attended,) = _attend(
-            [_attention_span(self._layer, queries * scale, asked)], scale=1.0, sinks=sinks, context=self._context
-        )
+        span = _attention_span(self._layer, queries * scale, asked)
+        (attended,) = _attend([span], scale=1.0, sinks=sinks, context=self._context)
         return attended
 
 

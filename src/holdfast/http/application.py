@@ -18,7 +18,7 @@ from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS, RESPON
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
-from holdfast.http.server.request_lines import RequestLines
+from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
@@ -38,7 +38,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     """The application over these services. Paths that no dialect claims are the first one's."""
     table = DialectTable(dialects)
     middleware = [
-        Middleware(RequestLines, metrics=services.metrics),
+        Middleware(request_lines, metrics=services.metrics),
         *_cors(services.server.cors_origins),
         Middleware(Guard, server=services.server, dialects=table),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),

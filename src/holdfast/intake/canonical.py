@@ -52,7 +52,7 @@ class ToolOrders:
         self._first: OrderedDict[bytes, tuple[dict[str, Any], int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def settled(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
+    def ordered_as_first(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """The definition in its order."""
         try:
             ordered = in_usual_order(tool)
@@ -75,7 +75,7 @@ def canonical(prompt: ChatPrompt, orders: ToolOrders, *, tenant: str = "") -> Ch
     return msgspec.structs.replace(
         prompt,
         messages=tuple(_message(message) for message in prompt.messages),
-        tools=tuple(orders.settled(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools),
+        tools=tuple(orders.ordered_as_first(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools),
     )
 
 

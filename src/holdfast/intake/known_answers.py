@@ -43,13 +43,13 @@ class KnownAnswers:
             self._counts[_count_key(tenant, text)] = len(token_ids)
             while len(self._counts) > self._most_counted:
                 self._counts.popitem(last=False)
-            self._forget(key)
+            self._drop(key)
             if not is_of_use:
                 return
             self._answers[key] = tuple(token_ids)
             self._tokens += len(token_ids)
             while self._tokens > self._most_tokens:
-                self._forget(next(iter(self._answers)))
+                self._drop(next(iter(self._answers)))
 
     def has_any_of(self, prompt: PromptText, *, tenant: str = "") -> bool:
         """Whether `put_back` could find anything to do, so that offsets are worth asking for."""
@@ -106,7 +106,7 @@ class KnownAnswers:
         assert self._tokens == sum(map(len, self._answers.values())), "tokens are miscounted"
         assert self._tokens <= self._most_tokens, "more is remembered than may be"
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _drop(self, key: tuple[str, str]) -> None:
         self._tokens -= len(self._answers.pop(key, ()))
 
 

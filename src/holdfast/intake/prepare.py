@@ -20,7 +20,7 @@ from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -69,10 +69,10 @@ def with_defaults(
 def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
     prompt = request.prompt
-    if isinstance(prompt, TokenPrompt):
-        return PromptText(token_ids=prompt.token_ids)
-    if isinstance(prompt, TextPrompt):
-        return PromptText(text=well_formed(prompt.text), add_special_tokens=True)
+    if isinstance(prompt, tuple):
+        return PromptText(token_ids=prompt)
+    if isinstance(prompt, str):
+        return PromptText(text=well_formed(prompt), add_special_tokens=True)
     if not prompt.messages:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:

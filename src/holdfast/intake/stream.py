@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake.known_answers import AnswerRecorder
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
@@ -140,5 +140,7 @@ def refusal(event: Rejected) -> HoldfastError:
             return QueueFull(queued=event.queued, limit=event.queue_limit, retry_after_seconds=event.retry_after_seconds)
         case "shutting_down":
             return WorkerUnavailable(event.message)
-        case _:
+        case "too_large":
+            return TooLargeForMemory(needed_bytes=event.needed_bytes, budget_bytes=event.budget_bytes)
+        case "invalid":
             return InvalidRequest(event.message, field=event.field)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tokenizers import AddedToken
@@ -139,22 +138,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_backend(path: Path) -> Backend:
-    with _LibraryErrors(path):
+    try:
         return Backend.from_file(str(path))
-
-
-class _LibraryErrors:
-    """Turns what the tokenizers library raises, the bare class Exception and no other, into a ModelLoadError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is Exception:
-            raise ModelLoadError(f"{self._path} cannot be read: {error}") from error
+    except Exception as error:
+        if type(error) is Exception:  # what the tokenizers library raises, and no other
+            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise
 
 
 def _convert(folder: Path) -> Backend:

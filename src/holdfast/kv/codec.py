@@ -7,43 +7,21 @@ scale and bias): 0.53 and 0.28 of bf16. Windows and recurrent states are small a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 
-from holdfast.kv.form import ITEM_BYTES, ArrayForm, CheckpointLayout, ModelForm
+from holdfast.kv.form import ITEM_BYTES, ArrayForm, CheckpointLayout, Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
-
-Codec: TypeAlias = Literal["native", "q8", "q4"]
 
 GROUP_SIZE = 64
 _BITS: dict[Codec, int] = {"q8": 8, "q4": 4}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedBlock:
-    """A run of keys and values in the form in which it is kept.
-
-    arrays: with `native` those of the KVBlock; else three for each of them: codes uint32, scales and biases, tokens on axis 2.
-    dtype: of the keys and values.
-    """
-
-    start: int
-    tokens: int
-    codec: Codec
-    dtype: mx.Dtype
-    arrays: tuple[mx.array, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
-
-Payload: TypeAlias = PackedBlock | StateCheckpoint
+Payload: TypeAlias = KVBlock | StateCheckpoint
 Part: TypeAlias = bytes | memoryview
 Content: TypeAlias = tuple[bytes, tuple[memoryview, ...]]  # description and parts
 
@@ -78,15 +56,14 @@ def _fits_groups(form: ArrayForm) -> bool:
     return form.dtype in _FLOATS and form.shape[-1] % GROUP_SIZE == 0
 
 
-def pack(run: KVBlock, codec: Codec) -> PackedBlock:
-    """Bring a run into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
-    dtype = run.arrays[0].dtype if run.arrays else mx.float32
+def pack(block: KVBlock, codec: Codec) -> KVBlock:
+    """Bring a block into the form in which it is kept; lazy. Raises SnapshotMismatch when heads do not fit the groups."""
     if codec == "native":
-        return PackedBlock(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=run.arrays)
-    if not all(map(_fits_groups, _forms(run.arrays))):
+        return block
+    if not all(map(_fits_groups, _forms(block.arrays))):
         raise SnapshotMismatch(f"{codec} cannot keep this model: a head dimension is not a multiple of {GROUP_SIZE}")
-    packed = [part for array in run.arrays for part in _quantized(array, bits=_BITS[codec])]
-    return PackedBlock(start=run.start, tokens=run.tokens, codec=codec, dtype=dtype, arrays=tuple(packed))
+    arrays = tuple(part for array in block.arrays for part in _quantized(array, bits=_BITS[codec]))
+    return replace(block, codec=codec, arrays=arrays)
 
 
 def _quantized(array: mx.array, *, bits: int) -> tuple[mx.array, mx.array, mx.array]:
@@ -100,34 +77,21 @@ def _scale_type(dtype: str) -> str:
     return "float16" if dtype == "float32" else dtype
 
 
-def cut(packed: PackedBlock, *, offset: int, tokens: int) -> PackedBlock:
-    """`tokens` tokens of a run from its token `offset` on; lazy, sharing the run's buffers."""
-    if (offset, tokens) == (0, packed.tokens):
+def unpack(packed: KVBlock) -> KVBlock:
+    """A block as keys and values again; lazy."""
+    if packed.codec == "native":
         return packed
-    arrays = tuple(array[:, :, offset : offset + tokens] for array in packed.arrays)
-    return PackedBlock(start=packed.start + offset, tokens=tokens, codec=packed.codec, dtype=packed.dtype, arrays=arrays)
+    triples = [packed.arrays[at : at + 3] for at in range(0, len(packed.arrays), 3)]
+    arrays = tuple(_dequantized(*triple, dtype=packed.dtype, bits=_BITS[packed.codec]) for triple in triples)
+    return replace(packed, codec="native", arrays=arrays)
 
 
-def unpack(packed: PackedBlock) -> KVBlock:
-    """A run as keys and values again; lazy."""
-    arrays = packed.arrays
-    if packed.codec != "native":
-        triples = [arrays[at : at + 3] for at in range(0, len(arrays), 3)]
-        arrays = tuple(
-            mx.dequantize(
-                codes,
-                scales.astype(packed.dtype),
-                biases.astype(packed.dtype),
-                group_size=GROUP_SIZE,
-                bits=_BITS[packed.codec],
-            )
-            for codes, scales, biases in triples
-        )
-    return KVBlock(start=packed.start, tokens=packed.tokens, arrays=arrays)
+def _dequantized(codes: mx.array, scales: mx.array, biases: mx.array, *, dtype: mx.Dtype, bits: int) -> mx.array:
+    return mx.dequantize(codes, scales.astype(dtype), biases.astype(dtype), group_size=GROUP_SIZE, bits=bits)
 
 
 def to_bytes(payload: Payload) -> Content:
-    """Description and payload parts of a run or a state. The arrays must be evaluated; the parts are views of them."""
+    """Description and payload parts of a block or a checkpoint. The arrays must be evaluated; the parts are views of them."""
     forms = _forms(payload.arrays)
     described: _BlockForm | _StateForm
     if isinstance(payload, StateCheckpoint):
@@ -140,32 +104,32 @@ def to_bytes(payload: Payload) -> Content:
     return msgspec.msgpack.encode(described), tuple(parts)
 
 
-def run_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> PackedBlock:
-    """A run out of its bytes; copies them into MLX. Raises SnapshotMismatch when description and bytes do not fit each other."""
+def block_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:
+    """A block out of its bytes; copies them into MLX. Raises SnapshotMismatch where description and bytes differ."""
     form = _decoded(meta, _BlockForm)
     dtype = _DTYPES.get(form.dtype)
     if dtype is None:
         raise SnapshotMismatch(f"a run of unknown type {form.dtype!r}")
     arrays = _arrays(form.arrays, parts)
-    return PackedBlock(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
+    return KVBlock(start=form.start, tokens=form.tokens, codec=form.codec, dtype=dtype, arrays=arrays)
 
 
-def state_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoint:
-    """A state out of its bytes, as with runs."""
+def checkpoint_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateCheckpoint:
+    """A checkpoint out of its bytes, as with blocks."""
     form = _decoded(meta, _StateForm)
     return StateCheckpoint(position=form.position, layers=form.layers, arrays=_arrays(form.arrays, parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What bytes are said to be, checked: tokens of a run or position of a state, and the arrays."""
+    """What bytes are said to be, checked: tokens of a block or position of a checkpoint, and the arrays."""
 
     length: int
     arrays: tuple[ArrayForm, ...]
 
 
-def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
-    """Hold the description of a run against what the model's runs look like. Any thread. Raises SnapshotMismatch."""
+def check_block(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
+    """Hold the description of a block against what the model's blocks look like. Any thread. Raises SnapshotMismatch."""
     form = _decoded(meta, _BlockForm)
     dtype = model.block[0].dtype if model.block else "float32"
     if (form.codec, form.dtype) != (codec, dtype):
@@ -177,8 +141,8 @@ def check_run(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec
     return Description(form.tokens, expected)
 
 
-def check_state(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:
-    """The same of a state."""
+def check_checkpoint(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:
+    """The same of a checkpoint."""
     form = _decoded(meta, _StateForm)
     if form.position < 1:
         raise SnapshotMismatch(f"a state stands at token {form.position}")

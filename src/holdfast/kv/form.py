@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint32": 4, "int32": 4, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2,
               "int64": 8, "uint64": 8, "bool_": 1}  # fmt: skip
+
+
+Codec: TypeAlias = Literal["native", "q8", "q4"]  # how blocks are kept
 
 
 class ArrayForm(msgspec.Struct, frozen=True, array_like=True):

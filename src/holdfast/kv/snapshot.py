@@ -8,11 +8,11 @@ them. Restoring writes into fresh objects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from holdfast.kv.form import CheckpointLayout, ModelForm
+from holdfast.kv.form import CheckpointLayout, Codec, ModelForm
 from holdfast.kv.layer import LayerState, SnapshotMismatch
 
 __all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "form_of", "restore"]
@@ -20,25 +20,30 @@ __all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlock:
-    """Keys and values of a run of tokens, of every growing layer.
+    """Keys and values of a run of tokens, of every growing layer, as they are or packed.
 
-    arrays: those of each growing layer (mostly keys and values), tokens on axis 2, in the order of the layers.
+    arrays: those of each growing layer (mostly keys and values), tokens on axis 2, in the order of the layers. Packed by another
+    codec than `native`, there are three for each of them: codes uint32, scales and biases.
+    dtype: of keys and values, however they are kept.
     """
 
     start: int
     tokens: int
     arrays: tuple[mx.array, ...]
+    codec: Codec = "native"
+    dtype: mx.Dtype = mx.float32
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
-    def cut(self, tokens: int) -> KVBlock:
-        """The first `tokens` tokens of the block; they share its buffers."""
-        if tokens == self.tokens:
+    def cut(self, tokens: int, *, offset: int = 0) -> KVBlock:
+        """`tokens` tokens of the block from its token `offset` on; lazy, sharing its buffers."""
+        if (offset, tokens) == (0, self.tokens):
             return self
-        return KVBlock(start=self.start, tokens=tokens, arrays=tuple(array[:, :, :tokens] for array in self.arrays))
+        arrays = tuple(array[:, :, offset : offset + tokens] for array in self.arrays)
+        return replace(self, start=self.start + offset, tokens=tokens, arrays=arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +90,8 @@ def all_finite(arrays: Iterable[mx.array]) -> mx.array:
 
 def copy_block(layers: Sequence[LayerState], *, start: int, tokens: int) -> KVBlock:
     """Copy a run of tokens out of the growing layers, lazily."""
-    arrays = (array for leaf in _leaves(layers, grow=True) for array in leaf.copy_out(start, start + tokens))
-    return KVBlock(start=start, tokens=tokens, arrays=tuple(arrays))
+    arrays = tuple(array for leaf in _leaves(layers, grow=True) for array in leaf.copy_out(start, start + tokens))
+    return KVBlock(start=start, tokens=tokens, arrays=arrays, dtype=arrays[0].dtype if arrays else mx.float32)
 
 
 def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateCheckpoint:
@@ -104,6 +109,7 @@ def restore(layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint:
     growing, fixed = _leaves(layers, grow=True), _leaves(layers, grow=False)
     end = 0
     for block in blocks:
+        assert block.codec == "native", "a block is unpacked before it is restored"
         if block.start != end:
             raise SnapshotMismatch(f"a run begins at token {block.start}, the one before it ends at {end}")
         end += block.tokens

@@ -54,7 +54,7 @@ class EventStream:
             finally:
                 self._waiter = None
         event = self._events.popleft()
-        self._release(event)
+        self._count_read(event)
         return event
 
     async def aclose(self) -> None:
@@ -77,15 +77,15 @@ class EventStream:
             self._over = True
         self._events.append(event)
         self._wake()
-        self._hold_back(event)
+        self._count_unread(event)
 
-    def _hold_back(self, event: RequestEvent) -> None:
+    def _count_unread(self, event: RequestEvent) -> None:
         self._unread_bytes += _size_of(event)
         if self._unread_bytes > self._most_unread_bytes and not self._is_paused and not self._over:
             self._is_paused = True
             self._control(self.request_id, "pause")
 
-    def _release(self, event: RequestEvent) -> None:
+    def _count_read(self, event: RequestEvent) -> None:
         self._unread_bytes -= _size_of(event)
         if self._is_paused and self._unread_bytes <= self._most_unread_bytes / 2:
             self._is_paused = False
@@ -133,13 +133,13 @@ class EventRouter:
         self._prompt_tokens[request_id] = prompt_tokens
         return stream
 
-    def forget(self, request_id: RequestId) -> bool:
+    def detach(self, request_id: RequestId) -> bool:
         """Drop a stream that nobody reads any more. False when it had ended already."""
         self._prompt_tokens.pop(request_id, None)
         return self._streams.pop(request_id, None) is not None
 
     def route(self, events: Iterable[Event]) -> None:
-        """Give each event to its stream; events of forgotten requests are dropped."""
+        """Give each event to its stream; events of detached requests are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
                 continue
@@ -147,7 +147,7 @@ class EventRouter:
             if stream is None:
                 continue
             if isinstance(event, Finished | Rejected):
-                self.forget(event.request_id)
+                self.detach(event.request_id)
             stream.push(event)
 
     def fail_all(self, message: str) -> None:
@@ -157,7 +157,7 @@ class EventRouter:
             prompt_tokens = self._prompt_tokens[request_id]
             if not stream.was_accepted:
                 stream.push(Accepted(request_id=request_id))
-            self.forget(request_id)
+            self.detach(request_id)
             stream.push(
                 Finished(
                     request_id=request_id,

@@ -19,8 +19,8 @@ class Heartbeats:
             self._socket.setsockopt(option, value)
         self._socket.bind(endpoint)
 
-    def take(self) -> Heartbeat | None:
-        """The newest one, if there is one that was not taken yet."""
+    def poll(self) -> Heartbeat | None:
+        """The newest one, if there is one that was not seen yet."""
         newest = None
         while not self._socket.closed:
             try:

@@ -108,7 +108,7 @@ class ZmqEngineClient:
         try:
             self._send(request)
         except WorkerUnavailable:
-            self._router.forget(request.request_id)
+            self._router.detach(request.request_id)
             raise
         return stream
 
@@ -171,7 +171,7 @@ class ZmqEngineClient:
 
     def _steer(self, request_id: RequestId, action: ControlAction) -> None:
         """Cancel, pause or resume a sequence; a worker that is gone need not know."""
-        if action == "cancel" and not self._router.forget(request_id):
+        if action == "cancel" and not self._router.detach(request_id):
             return  # it has ended
         with contextlib.suppress(WorkerUnavailable):
             self._send(SequenceControl(request_id=request_id, action=action))
@@ -188,9 +188,9 @@ class ZmqEngineClient:
 
     def _drain(self) -> None:
         while not self._closed and _readable(self._socket):
-            self._take(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            self._deliver(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
 
-    def _take(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, LoadProgress):
                 self._on_progress(event)

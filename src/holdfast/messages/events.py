@@ -99,6 +99,8 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     retry_after_seconds: float = 0.0
     queued: int = 0  # for QUEUE_FULL: requests that wait, and how many may
     queue_limit: int = 0
+    needed_bytes: int = 0  # for TOO_LARGE: KV memory of the request, and of all
+    budget_bytes: int = 0
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):

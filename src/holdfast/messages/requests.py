@@ -48,7 +48,7 @@ A protocol may promise less: OpenAI's temperature ends at 2.
 """
 
 
-class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
 
     messages: tuple[dict[str, Any], ...]
@@ -57,19 +57,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     continue_last: bool = False  # the last assistant message is to be continued, not answered
 
 
-class TextPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Raw text, tokenized as it is (with the tokenizer's own special tokens in front)."""
-
-    text: str
-
-
-class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Token ids, used as they are."""
-
-    token_ids: tuple[int, ...]
-
-
-Prompt: TypeAlias = ChatPrompt | TextPrompt | TokenPrompt
+# A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used as they are.
+Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

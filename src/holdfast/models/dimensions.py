@@ -9,6 +9,7 @@ from typing import Any, cast
 from mlx.nn.layers.base import Module
 
 from holdfast.errors import ModelLoadError
+from holdfast.models.head_seam import HEAD_NAMES
 
 # Names that families use for the longest context, the common one first.
 _CONTEXT_KEYS = (
@@ -23,7 +24,6 @@ _CONTEXT_KEYS = (
 )
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
-_HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 where nobody knows
 UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
@@ -46,7 +46,7 @@ def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
     for path, module in modules:
         if "weight" not in module:
             continue
-        if path.rsplit(".", 1)[-1] in _HEAD_NAMES and module.weight.ndim == 2:
+        if path.rsplit(".", 1)[-1] in HEAD_NAMES and module.weight.ndim == 2:
             heads.append(module.weight.shape[0])
         elif hasattr(module, "as_linear"):
             embeddings.append(module.weight.shape[0])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdfast.config import ModelSettings
-from holdfast.errors import DownloadError, ModelLoadError
+from holdfast.errors import ModelLoadError
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
 from holdfast.models.model_folder import check_is_folder
 
@@ -79,7 +79,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     """The local folder of the model; fetches it from the Hub if need be. Blocks, for as long as the download takes.
 
     `progress` is called with "download" and the fraction of bytes that is there, from several threads, if something is fetched.
-    Raises ModelLoadError or DownloadError with one line.
+    Raises ModelLoadError with one line.
     """
     source = model_source(settings.path, revision=settings.revision)
     if source.kind == "bundled":
@@ -93,7 +93,7 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
 def download(source: ModelSource, *, with_code: bool = False, progress: Progress) -> Path:
     """Fetch a model of the Hub into its cache and return the snapshot's folder. Whole files that are there already are kept.
 
-    Without a network, what the cache holds of the revision is used if it is complete. Raises DownloadError.
+    Without a network, what the cache holds of the revision is used if it is complete. Raises ModelLoadError.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
@@ -107,7 +107,7 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
             return _from_cache(source, wanted, error)
         missing_bytes = sum(file.file_size or 0 for file in files if file.will_download)
         if not files:
-            raise DownloadError(f"{source.name} on the Hub has no files of an MLX model (config.json, model*.safetensors)")
+            raise ModelLoadError(f"{source.name} on the Hub has no files of an MLX model (config.json, model*.safetensors)")
         if missing_bytes:
             _check_disk(source, missing_bytes)
             progress(_STAGE, 0.0)
@@ -117,7 +117,7 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
             progress(_STAGE, 1.0)
         return folder
     except HFValidationError as error:
-        raise DownloadError(f"{source.name} is neither a model folder nor an id on the Hub (owner/name)") from error
+        raise ModelLoadError(f"{source.name} is neither a model folder nor an id on the Hub (owner/name)") from error
     except LocalEntryNotFoundError as error:
         raise _explained(source, error.__cause__ or error) from error
     except (OSError, XetDownloadError, _network_error()) as error:
@@ -187,10 +187,10 @@ def _check_disk(source: ModelSource, missing_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if missing_bytes + _SPARE_BYTES > free:
         needed = f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing"
-        raise DownloadError(f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk")
+        raise ModelLoadError(f"{needed}, but only {free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk")
 
 
-def _explained(source: ModelSource, error: BaseException) -> DownloadError:
+def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     """The failure in one line that says what can be done."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import (
@@ -202,7 +202,7 @@ def _explained(source: ModelSource, error: BaseException) -> DownloadError:
         RevisionNotFoundError,
     )
 
-    if isinstance(error, DownloadError):
+    if isinstance(error, ModelLoadError):
         return error
     name = source.name
     match error:
@@ -232,7 +232,7 @@ def _explained(source: ModelSource, error: BaseException) -> DownloadError:
             )
         case _:
             text = f"{name} could not be fetched: {_one_line(error)}"
-    return DownloadError(text)
+    return ModelLoadError(text)
 
 
 def _network_error() -> type[Exception]:

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-_HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
+HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 
 
 class HeadSeam:
@@ -34,7 +34,7 @@ class HeadSeam:
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
             path = name.split(".")
-            if path[-1] in _HEAD_NAMES and "weight" in part and not any(step.isdigit() for step in path):
+            if path[-1] in HEAD_NAMES and "weight" in part and not any(step.isdigit() for step in path):
                 self._select_in(part, "__call__")
             elif hasattr(type(part), "as_linear"):
                 self._select_in(part, "as_linear")

@@ -121,7 +121,7 @@ class ChoiceText:
             segments += self._before_stop(self._format.push(text))
             if self.done:
                 break
-        return self._release(segments)
+        return self._show(segments)
 
     def _expect(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
         start = self._characters
@@ -176,9 +176,9 @@ class ChoiceText:
         shown = [*self._before_stop(segments)]
         if self._stops is not None:
             shown.append(Segment("text", self._stops.flush()))
-        return self._release(shown, all_of_it=True)
+        return self._show(shown, all_of_it=True)
 
-    def _release(self, segments: Sequence[Segment], *, all_of_it: bool = False) -> tuple[TextDelta, ...]:
+    def _show(self, segments: Sequence[Segment], *, all_of_it: bool = False) -> tuple[TextDelta, ...]:
         """Deltas for what may newly be shown, with the tokens that are wholly visible now."""
         self._visible += sum(len(segment.text) for segment in segments)
         cut = self._stops is not None and self._stops.stopped

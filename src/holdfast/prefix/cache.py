@@ -8,27 +8,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
 from holdfast.kv.codec import (
-    Codec,
     Description,
-    PackedBlock,
     Payload,
-    check_run,
-    check_state,
+    block_from_bytes,
+    check_block,
+    check_checkpoint,
     check_values,
-    cut,
+    checkpoint_from_bytes,
     pack,
-    run_from_bytes,
-    state_from_bytes,
     to_bytes,
     unpack,
 )
-from holdfast.kv.form import ModelForm
+from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
@@ -90,7 +88,7 @@ class PrefixCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
         """What the engine is to copy out of a sequence with such a prompt while it runs."""
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
-        return KeepPolicy(run_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
+        return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
     def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
         """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk."""
@@ -135,7 +133,7 @@ class PrefixCache:
         """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
         for key in lookup.plan.keys:
             payload = lookup.fetched.get(key) or self._index.payload(key)
-            if not isinstance(payload, PackedBlock | StateCheckpoint):
+            if not isinstance(payload, KVBlock | StateCheckpoint):
                 return False
             lookup.fetched[key] = payload
         return True
@@ -148,13 +146,12 @@ class PrefixCache:
         blocks: list[KVBlock] = []
         for piece in plan.pieces:
             kept = lookup.fetched[piece.key]
-            assert isinstance(kept, PackedBlock)
-            part = unpack(cut(kept, offset=piece.offset, tokens=piece.tokens))
-            blocks.append(KVBlock(start=piece.start, tokens=piece.tokens, arrays=part.arrays))
+            assert isinstance(kept, KVBlock)
+            blocks.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
         self._index.accept(plan)
         checkpoint = None if plan.checkpoint is None else lookup.fetched[plan.checkpoint.key]
         assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
-        return Prefix(runs=tuple(blocks), state=checkpoint)
+        return Prefix(blocks=tuple(blocks), state=checkpoint)
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -169,19 +166,19 @@ class PrefixCache:
         if not kept.is_finite:
             logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
             return ()
-        blocks = [self.insert_block(cursor, chain, pack(run, self._codec)) for run in kept.runs]
+        blocks = [self.insert_block(cursor, chain, pack(run, self._codec)) for run in kept.blocks]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
         return tuple([block.key for block in blocks if block is not None])
 
-    def insert_block(self, cursor: Cursor, chain: bytes | bytearray, run: PackedBlock) -> Block | None:
+    def insert_block(self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock) -> Block | None:
         """Take in what is not stored yet of a run that begins at its `start` in the chain; what is new."""
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self._index.advance(cursor, chain, end=end)
         start = cursor.position
         if not run.start <= start < end:  # all of it is stored, or what stands before it is not
             return None
-        packed = cut(run, offset=start - run.start, tokens=end - start)
+        packed = run.cut(end - start, offset=start - run.start)
         mx.eval(packed.arrays)
         if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
             return None
@@ -211,7 +208,7 @@ class PrefixCache:
 
     def _is_sound(self, key: BlockKey) -> bool:
         payload = self._index.payload(key)
-        if not isinstance(payload, PackedBlock | StateCheckpoint):
+        if not isinstance(payload, KVBlock | StateCheckpoint):
             return False
         meta, parts = to_bytes(payload)
         try:
@@ -237,7 +234,7 @@ class PrefixCache:
         """Give the store once more what it had no room or no disk for."""
         for block in self._index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
             payload = self._index.payload(block.key)
-            if isinstance(payload, PackedBlock | StateCheckpoint):
+            if isinstance(payload, KVBlock | StateCheckpoint):
                 self._index.save_again(block)
                 self._save(block, payload)
 
@@ -279,8 +276,8 @@ class PrefixCache:
     def describe(self, kind: BlockKind, meta: bytes, part_bytes: Sequence[int]) -> Description:
         """What a run or state is, by its description, if this model can have it. Any thread. Raises SnapshotMismatch."""
         if kind == "state":
-            return check_state(meta, part_bytes, model=self._form)
-        run = check_run(meta, part_bytes, model=self._form, codec=self._codec)
+            return check_checkpoint(meta, part_bytes, model=self._form)
+        run = check_block(meta, part_bytes, model=self._form, codec=self._codec)
         if run.length > BLOCK_TOKENS:
             raise SnapshotMismatch(f"a run of {run.length} tokens is longer than a block")
         return run
@@ -292,7 +289,7 @@ class PrefixCache:
     def decoded(self, kind: BlockKind, meta: bytes, parts: Sequence[memoryview]) -> Payload:
         """A run or state of this model out of its bytes. Raises SnapshotMismatch for what is none."""
         self.describe(kind, meta, _sizes(parts))
-        return state_from_bytes(meta, parts) if kind == "state" else run_from_bytes(meta, parts)
+        return checkpoint_from_bytes(meta, parts) if kind == "state" else block_from_bytes(meta, parts)
 
     def _save(self, block: Block | None, payload: Payload) -> Block | None:
         """Give what is new to the store."""

@@ -91,7 +91,7 @@ class WorkerSupervisor:
         """Start the worker process, which loads its model by itself, and keep it alive from now on."""
         self._first_start = asyncio.get_running_loop().create_future()
         self._worker = await self._launch()
-        self._task = asyncio.create_task(self._keep(self._first_start), name=f"supervisor-{self.model}")
+        self._task = asyncio.create_task(self._supervise(self._first_start), name=f"supervisor-{self.model}")
 
     async def wait_ready(self) -> None:
         """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
@@ -108,7 +108,7 @@ class WorkerSupervisor:
         if self._worker is not None:
             await self._worker.stop()
 
-    async def _keep(self, first_start: asyncio.Future[None]) -> None:
+    async def _supervise(self, first_start: asyncio.Future[None]) -> None:
         failures = 0
         loop = asyncio.get_running_loop()
         while True:

@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
 from holdfast.messages.events import Heartbeat
 
-Symptom: TypeAlias = Literal["silent", "stuck"]
-
 PATIENCE = 20.0  # a step hangs when it takes so many times what its like took at most
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
-    """Why a worker is taken to hang."""
-
-    symptom: Symptom
-    seconds: float
-
-    def __str__(self) -> str:
-        said = "has given no sign of life" if self.symptom == "silent" else "has been in one and the same step"
-        return f"{said} for {self.seconds:.0f} s"
 
 
 class Watchdog:
@@ -45,8 +28,8 @@ class Watchdog:
         """Judge silence from now on, whether or not a heartbeat has ever come: the worker serves, so it beats if it is well."""
         self.expects_heartbeats = True
 
-    def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> Hang | None:
-        """Take in what has come since the last look, `elapsed_seconds` ago; None while all is well."""
+    def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
+        """Take in what has come since the last look, `elapsed_seconds` ago: how it hangs, in words; None while all is well."""
         if beat is not None:
             self.expects_heartbeats, self._silent_seconds = True, 0.0
             return self._judge(beat)
@@ -54,12 +37,12 @@ class Watchdog:
             self._silent_seconds += min(elapsed_seconds, self._heartbeat_seconds)
         if self._silent_seconds < self._hang_seconds:
             return None
-        return Hang(symptom="silent", seconds=self._silent_seconds)
+        return f"has given no sign of life for {self._silent_seconds:.0f} s"
 
-    def _judge(self, beat: Heartbeat) -> Hang | None:
+    def _judge(self, beat: Heartbeat) -> str | None:
         if beat.activity != "working" or beat.lasting_seconds < self._limit(beat.expected_seconds):
             return None
-        return Hang(symptom="stuck", seconds=beat.lasting_seconds)
+        return f"has been in one and the same step for {beat.lasting_seconds:.0f} s"
 
     def _limit(self, expected_seconds: float | None) -> float:
         if expected_seconds is None:

@@ -16,7 +16,7 @@ from holdfast.config import ModelSettings
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.events import LoadProgress, WorkerFailed, WorkerReady
 from holdfast.residency.compiled_code import WorkerTemporaries
-from holdfast.residency.watchdog import Hang, Watchdog
+from holdfast.residency.watchdog import Watchdog
 from holdfast.worker.assignment import Assignment, WorkerSettings
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
@@ -41,7 +41,7 @@ class WorkerProcess:
     ) -> None:
         self._process, self._temporary = process, temporary
         self.client = client
-        self.hang: Hang | None = None  # why it was killed, if it was
+        self.hang: str | None = None  # why it was killed, in words; None: it was not
         self.watchdog = watchdog
         self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
@@ -166,7 +166,7 @@ class WorkerProcess:
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = loop.time()
-            self.hang = self.watchdog.look(self.client.heartbeats.take(), elapsed_seconds=now - looked_at)
+            self.hang = self.watchdog.look(self.client.heartbeats.poll(), elapsed_seconds=now - looked_at)
             looked_at = now
         if self.hang is not None and self.is_alive:
             self._kill()

@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from holdfast.errors import SessionRefused
-from holdfast.kv.codec import Content, PackedBlock, check_values, cut, to_bytes
-from holdfast.kv.snapshot import SnapshotMismatch, StateCheckpoint
+from holdfast.kv.codec import Content, check_values, to_bytes
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 from holdfast.messages.sessions import ExportSession, ImportSession, SessionFailure
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
@@ -178,7 +178,7 @@ class Transfers:
 
     def _content(self, key: BlockKey) -> Content | None:
         payload = self._memory.index.payload(key)
-        return to_bytes(payload) if isinstance(payload, PackedBlock | StateCheckpoint) else None
+        return to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None
 
     def _write(self, export: Export) -> None:
         write_session(Path(export.command.path), export.header, self._frames(export))
@@ -312,10 +312,9 @@ class Transfers:
         head = frame.head
         chain += head.packed_tokens[: TOKEN_BYTES * part.tokens]
         whole = self._memory.decoded("kv", head.meta, _views(frame))
-        assert isinstance(whole, PackedBlock)
-        own = cut(whole, offset=head.offset, tokens=part.tokens)
-        run = PackedBlock(start=start, tokens=own.tokens, codec=own.codec, dtype=own.dtype, arrays=own.arrays)
-        self._memory.insert_block(cursor, chain, run)
+        assert isinstance(whole, KVBlock)
+        own = replace(whole.cut(part.tokens, offset=head.offset), start=start)
+        self._memory.insert_block(cursor, chain, own)
 
 
 def _run(transfer: Export | Import, work: Callable[[], None]) -> None:

@@ -90,5 +90,5 @@ class Commits:
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert sequence.cursor is not None, "committed before it was opened"
         sequence.handed_over += self._cache.insert(sequence.cursor, sequence.chain, kept)
-        if kept.runs:
-            self._on_progress(sequence, kept.runs[-1].start + kept.runs[-1].tokens)
+        if kept.blocks:
+            self._on_progress(sequence, kept.blocks[-1].start + kept.blocks[-1].tokens)

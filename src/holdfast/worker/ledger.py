@@ -69,6 +69,15 @@ class Ledger:
                 queued=refusal.queued,
                 queue_limit=refusal.limit,
             )
+        elif isinstance(refusal, TooLargeForMemory):
+            rejected = Rejected(
+                request_id=request_id,
+                kind=kind,
+                message=message,
+                field=refusal.field,
+                needed_bytes=refusal.needed_bytes,
+                budget_bytes=refusal.budget_bytes,
+            )
         else:
             field = refusal.field if isinstance(refusal, InvalidRequest) else ""
             rejected = Rejected(request_id=request_id, kind=kind, message=message, field=field)

@@ -48,7 +48,7 @@ def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
     return end
 
 
-def _seldom(tell: Progress) -> Progress:
+def _seldom(emit: Progress) -> Progress:
     """Progress comes per tensor; what is worth a message is a new stage, its end, and a few times a second in between."""
     last_stage, last_at = "", 0.0
 
@@ -57,6 +57,6 @@ def _seldom(tell: Progress) -> Progress:
         now = time.monotonic()
         if stage != last_stage or fraction >= 1.0 or now - last_at >= PROGRESS_SECONDS:
             last_stage, last_at = stage, now
-            tell(stage, fraction)
+            emit(stage, fraction)
 
     return progress

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk
+from holdfast.http.openai.shapes import ChatCompletion
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import TextDelta, TokenText
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
@@ -32,7 +32,7 @@ async def streamed(gateway: ScriptedGateway, **fields: Any) -> list[Any]:
     events = events_of(response.text)
     assert events.pop() == "[DONE]"
     for event in events:
-        msgspec.json.decode(json.dumps(event).encode(), type=ChatCompletionChunk, strict=True)
+        msgspec.json.decode(json.dumps(event).encode(), type=ChatCompletion, strict=True)
     return events
 
 

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.http.openai.completions_answer import completion_logprobs
 from holdfast.http.openai.shapes import TextCompletion
 from holdfast.messages.output import TextDelta, TokenText
-from holdfast.messages.requests import GenerationRequest, TextPrompt
+from holdfast.messages.requests import GenerationRequest
 from tests.fakes.http_clients import COMPLETIONS, client_of, completion_body, events_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
 
@@ -58,8 +58,8 @@ async def test_a_streamed_completion_has_the_golden_events() -> None:
 
 
 def by_prompt(request: GenerationRequest) -> Any:
-    assert isinstance(request.prompt, TextPrompt)
-    text = request.prompt.text
+    assert isinstance(request.prompt, str)
+    text = request.prompt
     return [*answer(text + "0", cached_tokens=1), *answer(text + "1", index=1, cached_tokens=5)]
 
 

@@ -10,12 +10,12 @@ from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.http.server.batch import open_streams
 from holdfast.http.server.problem import RequestRefused
 from holdfast.messages.output import OutputEvent, TextDelta
-from holdfast.messages.requests import GenerationRequest, TextPrompt
+from holdfast.messages.requests import GenerationRequest
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, ScriptedStream, answer
 
 
 def requests(count: int) -> list[GenerationRequest]:
-    return [GenerationRequest(request_id=f"r{place}", model=MODEL, prompt=TextPrompt(text=str(place))) for place in range(count)]
+    return [GenerationRequest(request_id=f"r{place}", model=MODEL, prompt=str(place)) for place in range(count)]
 
 
 async def collect(gateway: ScriptedGateway, count: int) -> list[OutputEvent]:

@@ -54,13 +54,14 @@ async def peer(url: str) -> AsyncIterator[Peer]:
 
 @asynccontextmanager
 async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
-    """Something is sent all the time, a little at a time."""
+    """Something is sent all the time, a little at a time: the server, on the same loop, has many turns for each piece."""
 
     async def send() -> None:
         with suppress(ConnectionError):
             while True:
                 await one.send(piece)
-                await asyncio.sleep(SHORT / 10)
+                for _ in range(100):
+                    await asyncio.sleep(0)
 
     sending = asyncio.create_task(send())
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk, TextCompletion
+from holdfast.http.openai.shapes import ChatCompletion, TextCompletion
 from holdfast.http.server.explanation import explain_choice, explanation_of
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, FinishReason, Timings
 from holdfast.messages.output import ChoiceFinished, DivergentTexts, TextDelta
@@ -76,7 +76,7 @@ async def test_a_whole_answer_has_it_beside_the_usage(path: str, body: dict[str,
 
 @pytest.mark.parametrize("shows_usage", [True, False])
 @pytest.mark.parametrize(
-    ("path", "body", "shape"), [(CHAT, chat_body(), ChatCompletionChunk), (COMPLETIONS, {"prompt": "a"}, TextCompletion)]
+    ("path", "body", "shape"), [(CHAT, chat_body(), ChatCompletion), (COMPLETIONS, {"prompt": "a"}, TextCompletion)]
 )
 async def test_a_stream_has_it_in_its_last_chunk(path: str, body: dict[str, Any], shape: type, shows_usage: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if shows_usage else {}

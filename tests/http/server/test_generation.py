@@ -101,8 +101,7 @@ async def test_the_servers_stop_does_not_wait_for_ever_and_leaves_no_client_with
     async with httpx.AsyncClient(timeout=10) as client:
         async with served(gateway) as url:
             answers = [asyncio.create_task(client.post(url + CHAT, json=chat_body(stream=stream))) for stream in (True, False)]
-            while len(gateway.requests) < 2:
-                await asyncio.sleep(0.001)
+            await gateway.until(lambda: len(gateway.requests) == 2)
         streamed, whole = await asyncio.gather(*answers)
     assert "model_unavailable" in streamed.text
     assert whole.status_code == 503
@@ -123,11 +122,9 @@ async def test_a_closed_socket_ends_the_work_of_its_request_and_of_no_other(stre
     async with served(gateway) as url:
         connections = [await asyncio.to_thread(raw_request, url, body) for _ in range(2)]
         async with asyncio.timeout(5):
-            while len(gateway.requests) < 2:
-                await asyncio.sleep(0.001)
+            await gateway.until(lambda: len(gateway.requests) == 2)
             connections[0].close()
-            while not gateway.closed:
-                await asyncio.sleep(0.001)
+            await gateway.until(lambda: bool(gateway.closed))
         assert len(gateway.closed) == 1
         connections[1].close()
         async with asyncio.timeout(5):

@@ -22,8 +22,7 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def comments(exchange: Exchange, count: int) -> None:
-    while exchange.text.count(": keep-alive") < count:
-        await asyncio.sleep(0.001)
+    await exchange.until(lambda: exchange.text.count(": keep-alive") >= count)
 
 
 @pytest.mark.parametrize("state", ["loading", "restarting"])
@@ -62,12 +61,14 @@ async def test_a_refusal_at_once_has_its_own_status_although_the_model_is_being_
     assert exchange.status == 503
 
 
-async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted() -> None:
+async def test_a_stream_of_a_model_that_serves_says_nothing_before_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue is told later than half a second by a worker in a long step, and still with its own status."""
+    monkeypatch.setattr(sse, "HEADER_GRACE_SECONDS", 0.0)
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
-    await asyncio.sleep(0.05)
+    for _ in range(100):
+        await asyncio.sleep(0)
     assert exchange.messages == []
     gateway.refusal_at_last = QueueFull(queued=9, limit=9, retry_after_seconds=5)
     assert gateway.accept_when is not None

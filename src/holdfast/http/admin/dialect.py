@@ -12,5 +12,6 @@ ADMIN = Dialect(
     name="The server's own",
     error=openai_error,
     error_shape=ErrorBody,
+    prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions"),
     operations=(*sessions_api.OPERATIONS, front_page, health, metrics, openapi_document),
 )

@@ -49,7 +49,7 @@ async def front_page(request: Request, services: Services) -> Response:
     """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
     key = services.server.api_key
     is_locked = not opens(dict(request.scope["headers"]), api_key=key)
-    models = [] if is_locked else [(model.id, _state(model)) for model in services.models.statuses()]
+    models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
     table: DialectTable = request.app.state.dialects
     paths = [(operation.path, operation.summary) for operation in table.operations if operation.summary]
     example = _example(_address(request), needs_key=bool(key))

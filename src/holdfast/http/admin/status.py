@@ -62,7 +62,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
-    models = [_health(model) for model in services.models.statuses()]
+    models = [_health(model) for model in services.statuses()]
     states = [model.state for model in models] or ["loading"]
     status = "ok" if _READY in states else states[0]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
@@ -71,12 +71,12 @@ async def health(request: Request, services: Services) -> Response:
 @operation("GET", "/metrics", text_answer("text/plain"), summary="figures for Prometheus")
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
-    models = services.models.statuses()
+    models = services.statuses()
     facts = ModelFacts(
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
     )
-    text = services.metrics.exposition(await services.models.statistics(), facts)
+    text = services.metrics.exposition(await services.statistics(), facts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

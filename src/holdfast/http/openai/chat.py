@@ -12,7 +12,7 @@ from holdfast.config import LimitsSettings
 from holdfast.http.openai.chat_answer import ChatAnswer
 from holdfast.http.openai.fields import GenerationFields, MaxTokens, refuse_above
 from holdfast.http.openai.messages import ChatMessage, refuse_what_is_not_text
-from holdfast.http.openai.shapes import ChatCompletion, ChatCompletionChunk
+from holdfast.http.openai.shapes import ChatCompletion
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
@@ -93,7 +93,7 @@ class ChatCompletionRequest(GenerationFields):
     "POST",
     "/v1/chat/completions",
     request_of(ChatCompletionRequest),
-    answers_of(ChatCompletion, chunk=ChatCompletionChunk),
+    answers_of(ChatCompletion, chunk=ChatCompletion),
     summary="conversations, as OpenAI's",
 )
 async def create_chat_completion(request: Request, services: Services) -> Response:

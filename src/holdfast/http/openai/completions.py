@@ -19,7 +19,7 @@ from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
-from holdfast.messages.requests import GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from holdfast.messages.requests import GenerationRequest, Prompt
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 _TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists"))
@@ -86,10 +86,10 @@ class CompletionRequest(GenerationFields):
     def _prompts(self) -> list[Prompt]:
         given: Any = self.prompt
         if isinstance(given, str):
-            return [TextPrompt(text=given)]
+            return [given]
         if isinstance(given[0], int):
-            return [TokenPrompt(token_ids=tuple(given))]
-        return [TextPrompt(text=one) if isinstance(one, str) else TokenPrompt(token_ids=tuple(one)) for one in given]
+            return [tuple(given)]
+        return [one if isinstance(one, str) else tuple(one) for one in given]
 
     def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
         return GenerationRequest(

@@ -36,13 +36,13 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/v1/models", answers_of(ModelList), summary="what is served")
 async def list_models(request: Request, services: Services) -> Response:
     """The served models."""
-    return json_response(ModelList(data=[_card(model) for model in services.models.statuses()]))
+    return json_response(ModelList(data=[_card(model) for model in services.statuses()]))
 
 
 @operation("GET", "/v1/models/{model_id:path}", answers_of(ModelCard))
 async def get_model(request: Request, services: Services) -> Response:
     """One served model; its id may contain slashes."""
-    models = {model.id: model for model in services.models.statuses()}
+    models = {model.id: model for model in services.statuses()}
     model_id = request.path_params["model_id"]
     if model_id not in models:
         raise UnknownModel(model=model_id, available=tuple(models))

@@ -24,85 +24,49 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # a stream's counts so far lack it
 
 
-class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the likeliest tokens at a position of a chat answer."""
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token of a chat answer. A drawn one comes with the likeliest at its place, which have none themselves."""
 
     token: str
     logprob: float
     bytes: list[int]
-
-
-class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token of a chat answer with its likeliest rivals."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of a chat answer."""
 
-    content: list[ContentLogprob]
+    content: list[TokenLogprob]
     refusal: None = None
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's turn."""
+    """The assistant's turn, or what an event of a stream adds to it."""
 
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    refusal: msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
+    """One answer, or an event's part of it: a whole one has `message`, an event `delta`."""
 
     index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole chat answer."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice's part of a chunk."""
-
-    index: int
-    delta: ChatDelta
+    message: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
+    delta: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 
-class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a streamed chat answer."""
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole chat answer, or one event of a streamed one."""
 
     id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChunkChoice]
+    choices: list[ChatChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
-KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
+KEY_HEADER_NAMES = ("x-api-key", "api-key")  # beside Authorization
+KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 
 
 def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:

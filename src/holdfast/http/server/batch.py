@@ -62,6 +62,8 @@ class MergedStream:
 
     def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
         self._streams = streams
+        self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
+        self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -69,16 +71,6 @@ class MergedStream:
         self._unfinished = len(streams)
         for reader in self._readers:
             reader.add_done_callback(self._events.put_nowait)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(stream.prompt_tokens for stream in self._streams)
-
-    @property
-    def dropped_tokens(self) -> int:
-        """Of all prompts."""
-        return sum(stream.dropped_tokens for stream in self._streams)
 
     def __aiter__(self) -> MergedStream:
         """Itself: it can be read once."""

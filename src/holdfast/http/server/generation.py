@@ -23,7 +23,7 @@ from holdfast.http.server.services import OutputStream, Services, is_loading
 from holdfast.http.server.sse import EventWriter
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.messages.requests import ChatPrompt, TextPrompt
+from holdfast.messages.requests import ChatPrompt
 from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
 from holdfast.telemetry.requests import RequestWatch
 
@@ -161,10 +161,10 @@ def _content(plan: AnswerPlan) -> str:
     asked = []
     for request in plan.requests:
         match request.prompt:
-            case TextPrompt(text=text):
+            case str(text):
                 asked.append(text)
             case ChatPrompt(messages=messages):
                 asked.append(msgspec.json.encode(messages).decode())
             case tokens:
-                asked.append(msgspec.json.encode(tokens.token_ids).decode())
+                asked.append(msgspec.json.encode(tokens).decode())
     return "\n".join(asked) or "(empty)"

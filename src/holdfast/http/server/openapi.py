@@ -14,13 +14,13 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from holdfast.http.server.api_key import KEY_HEADER_NAMES
 from holdfast.http.server.dialect import DialectTable, Operation, Shape
 from holdfast.messages.sessions import LONGEST_SESSION_ID
 
 _COMPONENTS = "#/components/schemas/{name}"
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
-_KEY_HEADERS = ("x-api-key", "api-key")
 _QUERY: dict[str, dict[str, Any]] = {
     "id": {
         "description": "A name for the session.",
@@ -81,7 +81,7 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
                 described = _referring(_described(operation, failure), types)
                 paths.setdefault(_VARIABLE.sub(r"{\1}", operation.path), {})[operation.method.lower()] = described
     schemes = {"key": {"type": "http", "scheme": "bearer"}} | {
-        name: {"type": "apiKey", "in": "header", "name": name} for name in _KEY_HEADERS
+        name: {"type": "apiKey", "in": "header", "name": name} for name in KEY_HEADER_NAMES
     }
     return {
         "openapi": "3.1.0",

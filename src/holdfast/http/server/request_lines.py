@@ -17,19 +17,14 @@ from holdfast.telemetry.request_log import RequestRecord, write_line
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-class RequestLines:
-    """ASGI middleware around all others."""
+def request_lines(app: ASGIApp, *, metrics: Metrics) -> ASGIApp:
+    """The application with this layer around it."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection event."""
+    async def layer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        client = scope.get("client")
-        request_id = _request_id(scope)
+        client, request_id = scope.get("client"), _request_id(scope)
         record = RequestRecord(
             method=scope["method"], path=scope["path"], client=client[0] if client else "", request_id=request_id.decode()
         )
@@ -42,24 +37,18 @@ class RequestLines:
             await send(message)
 
         try:
-            await self._served(scope, receive, send_with_id)
+            await app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            record.is_aborted = True
+        except asyncio.CancelledError:  # only the server's stop does that, to requests that know nothing better to do
+            response = answer_of(WorkerUnavailable("the server stopped before the request was done"), scope)
+            await (_gone(receive) if record.has_status else response(scope, receive, send_with_id))
         finally:
             path = getattr(scope.get("endpoint"), "path", "other")
-            self._metrics.http_requests.labels(record.method, path, str(record.status)).inc()
+            metrics.http_requests.labels(record.method, path, str(record.status)).inc()
             write_line(record)
 
-    async def _served(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except ClientDisconnect:
-            scope[RECORD].is_aborted = True
-        except asyncio.CancelledError:  # only the server's stop does that, to requests that know nothing better to do
-            stopped = WorkerUnavailable("the server stopped before the request was done")
-            response = answer_of(stopped, scope)
-            if scope[RECORD].has_status:
-                await _gone(receive)
-            else:
-                await response(scope, receive, send)
+    return layer
 
 
 async def _gone(receive: Receive) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -49,25 +49,14 @@ class SessionGateway(Protocol):
         ...
 
 
-class ModelDirectory(Protocol):
-    """Residency, as far as /v1/models, /health and /metrics use it."""
-
-    def statuses(self) -> Sequence[ModelStatus]:
-        """All models of the server, in the order in which they are listed."""
-        ...
-
-    async def statistics(self) -> Mapping[str, WorkerStatistics]:
-        """Counters of the workers that answer, by model id."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
 
     generate: GenerateCall
     sessions: SessionGateway
-    models: ModelDirectory
+    statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
+    statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
     limits: LimitsSettings
     metrics: Metrics
@@ -80,9 +69,9 @@ _LOADING = frozenset({"loading", "restarting"})
 
 def is_loading(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
-    return any(model.id == model_id and model.state in _LOADING for model in services.models.statuses())
+    return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
 
 
 def first_model(services: Services) -> str:
     """The model of requests that name none; empty when there is none."""
-    return next((model.id for model in services.models.statuses()), "")
+    return next((model.id for model in services.statuses()), "")

@@ -42,7 +42,7 @@ def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInf
     )
 
 
-class ScriptedEngine:
+class ScriptedClient:
     """Sends each request's script; after `Accepted` it waits until `may_go_on` is set. Keeps what was submitted and cancelled."""
 
     def __init__(self, script: Script, *, info: ModelInfo | None = None) -> None:
@@ -115,6 +115,14 @@ def refuses(kind: RejectionKind, *, message: str = "no", field: str = "") -> Scr
     """Every request is refused."""
     return lambda request: [
         Rejected(
-            request_id=request.request_id, kind=kind, message=message, field=field, retry_after_seconds=3, queued=9, queue_limit=9
+            request_id=request.request_id,
+            kind=kind,
+            message=message,
+            field=field,
+            retry_after_seconds=3,
+            queued=9,
+            queue_limit=9,
+            needed_bytes=9,
+            budget_bytes=8,
         )
     ]

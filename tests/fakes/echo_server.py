@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class OpenAIServer(ThreadingHTTPServer):
+class EchoServer(ThreadingHTTPServer):
     """Remembers what it was sent. Answers "you said: …" word by word, or as `behaviour` says."""
 
     daemon_threads = True
@@ -33,9 +33,9 @@ class OpenAIServer(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[OpenAIServer]:
+def running_server() -> Iterator[EchoServer]:
     """A server on a thread of its own for as long as the context lasts."""
-    server = OpenAIServer()
+    server = EchoServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -47,7 +47,7 @@ def running_server() -> Iterator[OpenAIServer]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: OpenAIServer
+    server: EchoServer
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
