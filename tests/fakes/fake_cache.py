@@ -32,7 +32,7 @@ class KeptTokens:
     """What a snapshot is here: how far the sequence had read."""
 
     request_id: str
-    runs: tuple[Run, ...]
+    blocks: tuple[Run, ...]
 
 
 class FakeCache:
@@ -98,7 +98,7 @@ class FakeCache:
     def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens) -> tuple[bytes, ...]:
         self._called("insert")
         new = []
-        for run in kept.runs:
+        for run in kept.blocks:
             key = bytes(chain[: 4 * (run.start + run.tokens)])
             if run.tokens == BLOCK and key not in self.blocks:
                 self.blocks.add(key)
@@ -149,7 +149,7 @@ class KeepingEngine(FakeEngine):
         pending = super().dispatch(plan)
         for span in plan.spans:
             self.fed[span.request_id] = span.start + span.tokens
-        pending.kept = [kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).runs]
+        pending.kept = [kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks]
         return pending
 
     def take_kept(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]

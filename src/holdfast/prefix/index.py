@@ -349,6 +349,6 @@ class PrefixIndex:
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
         standing = self._tree.standing(key)
         if standing.block_tokens:
-            self._evicted.record_block(key, standing, cause=cause)
+            self._evicted.record_block(standing, cause=cause)
         else:
             self._evicted.record_checkpoint(standing, cause=cause)
