@@ -64,7 +64,10 @@ def test_a_flag_that_was_not_given_changes_nothing() -> None:
     [
         ("HOLDFAST_MODEL_MEMORY_BYTES", "8 GiB", 8 << 30),
         ("HOLDFAST_MODEL_MEMORY_BYTES", "512MB", 512_000_000),
-        ("HOLDFAST_MODEL_MEMORY_BYTES", "auto", 0),
+        ("HOLDFAST_MODEL_MEMORY_BYTES", "auto", None),
+        ("HOLDFAST_MODEL_MEMORY_BYTES", "0", None),
+        ("HOLDFAST_STORE_RAM_BYTES", "off", 0),
+        ("HOLDFAST_STORE_RAM_BYTES", "0", None),
         ("HOLDFAST_SERVER_ALLOWED_HOSTS", "a.example, b.example ,", ("a.example", "b.example")),
         ("HOLDFAST_SERVER_ALLOWED_HOSTS", "", ()),
         ("HOLDFAST_SCHEDULER_STALL_SECONDS", "100 ms", 0.1),
@@ -99,7 +102,7 @@ def test_files_take_native_values_and_texts(tmp_path: Path) -> None:
     assert settings.server.shutdown_seconds == 3.0
     assert settings.model.trust_remote_code is True
     assert settings.model.memory_bytes == 2 << 30
-    assert settings.model.context_tokens == 0
+    assert settings.model.context_tokens is None
     assert settings.scheduler.stall_seconds == 0.5
 
 

@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 
 from holdfast.engine.engine import Engine  # noqa: E402
-from holdfast.engine.host_draw import ManyKept, Scale, draw_on_host  # noqa: E402
+from holdfast.engine.host_draw import ManyKept, WeighedRow, draw_on_host  # noqa: E402
 from holdfast.engine.host_rows import rows_of  # noqa: E402
 from holdfast.engine.host_scores import score_on_host  # noqa: E402
 from holdfast.engine.plan import Span, StepPlan  # noqa: E402
@@ -123,7 +123,7 @@ def _with_all_weights(logits: mx.array, params: SamplingParams, threshold: Calla
     tokens = []
     with np.errstate(all="ignore"):
         for row, key in zip(rows_of(logits), keys_of(logits), strict=True):
-            weights = Scale.of(row, params).weights(row)
+            weights = WeighedRow(row, params).weights(row)
             tokens.append(ManyKept(weights * (weights >= np.float32(threshold(weights)))).draw(key))
     return tokens
 

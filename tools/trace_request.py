@@ -71,7 +71,8 @@ CHAINS = (
     Chain(title="worker: loop to Engine.dispatch", end="Engine.dispatch", first="WorkerLoop.", most=4),
     Chain(title="worker: admission to Engine.open", end="Engine.open", first="WorkerLoop.", most=8),
     Chain(title="device thread: step's results to the store's queue", end="BlockStore.put", first="prefix/", most=4),
-    Chain(title="store's writer: queue to bytes", end="bytes", first="store/", most=6),
+    # The writer takes blocks in its loop, and between two syncs of what it publishes: counted from where it takes one.
+    Chain(title="store's writer: queue to bytes", end="bytes", first="IoThread._write", most=6),
 )
 
 

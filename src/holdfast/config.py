@@ -39,10 +39,12 @@ LEAST_BEATS = 3  # that a worker may miss before it is taken to hang
 
 
 def _setting(
-    default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, auto: bool = False, secret: bool = False
+    default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, off: bool = False, secret: bool = False
 ) -> T:
-    """A field with what readers and documentation need. `auto`: that word stands for 0, Holdfast decides; limits let it pass."""
-    metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "auto": auto, "secret": secret}
+    """A field with what readers and documentation need. `off`: that word stands for 0, while 0 itself stands for `auto`, as in
+    every setting that may be None, for which people write `auto`: Holdfast decides.
+    """
+    metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "off": off, "secret": secret}
     made: T = field(default=default, metadata=metadata, repr=not secret)
     return made
 
@@ -88,27 +90,24 @@ class ModelSettings:
     dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
     dequantize: DequantizeChoice = _setting("auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU.")
     layout: LayoutChoice = _setting("auto", "How a step is laid out; `auto`: the fastest that is right.", flag="--layout")
-    context_tokens: int = _setting(
-        0,
+    context_tokens: int | None = _setting(
+        None,
         "Longest prompt and answer together, in tokens; `auto`: the model's own limit.",
         flag="--context",
         limits=Limits(at_least=64),  # with less, a chat template and one sentence leave no room for an answer
-        auto=True,
     )
     trust_remote_code: bool = _setting(False, "Whether Python files that come with a model may be run.")
-    threads: int = _setting(
-        0,
+    threads: int | None = _setting(
+        None,
         "Threads that compute on a CPU; `auto`: one per core.",
         flag="--threads",
         limits=Limits(at_least=0),
-        auto=True,
     )
-    memory_bytes: int = _setting(
-        0,
+    memory_bytes: int | None = _setting(
+        None,
         "Budget for the live KV of all requests; `auto`: what memory is left.",
         flag="--memory",
         limits=Limits(at_least=0),
-        auto=True,
     )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
 
@@ -139,8 +138,8 @@ class SchedulerSettings:
 
     max_running: int = _setting(32, "Most sequences that run at once.", limits=Limits(at_least=1))
     max_queued: int = _setting(256, "Most sequences that wait; beyond it requests get a 503.", limits=Limits(at_least=0))
-    step_tokens: int = _setting(
-        0, "Most tokens that one step reads; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0), auto=True
+    step_tokens: int | None = _setting(
+        None, "Most tokens that one step reads; `auto`: 512 on a CPU, 2048 on a GPU.", limits=Limits(at_least=0)
     )
     stall_seconds: float = _setting(
         0.25, "How much longer a step in which others decode may become by a prompt's chunk.", limits=Limits(above=0)
@@ -175,17 +174,17 @@ class StoreSettings:
         "which keeps it in RAM; `off`: in RAM only.",
         flag="--store",
     )
-    ram_bytes: int = _setting(
-        0,
-        "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget.",
+    ram_bytes: int | None = _setting(
+        None,
+        "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget; `off`: on disk only.",
         limits=Limits(at_least=0),
-        auto=True,
+        off=True,
     )
-    disk_bytes: int = _setting(
-        0, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0), auto=True
+    disk_bytes: int | None = _setting(
+        None, "Budget on disk; `auto`: a fifth of the volume, never its last 2 GiB.", limits=Limits(at_least=0)
     )
-    daily_write_bytes: int = _setting(
-        0, "Most bytes written to disk in a day, to spare it; `auto`: 100 GiB.", limits=Limits(at_least=0), auto=True
+    daily_write_bytes: int | None = _setting(
+        None, "Most bytes written to disk in a day, to spare it; `auto`: 100 GiB.", limits=Limits(at_least=0)
     )
     codec: CodecChoice = _setting("native", "Form of kept keys and values: exact, or quantized to 8 or 4 bits.")
     max_sessions: int = _setting(
@@ -298,7 +297,7 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
     scheduler = settings.scheduler
     for name in ("min_chunk_tokens", "max_running"):
         smaller = getattr(scheduler, name)
-        if 0 < scheduler.step_tokens < smaller:
+        if scheduler.step_tokens is not None and scheduler.step_tokens < smaller:
             raise ConfigError(
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"

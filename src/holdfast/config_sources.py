@@ -63,7 +63,8 @@ class SettingSpec:
     short: str  # the flag in one letter, or ""
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # the word "auto" stands for 0
+    auto: bool  # the value may be None, written as auto or 0: Holdfast decides
+    off: bool  # the word "off" stands for 0
     secret: bool
 
     @property
@@ -91,11 +92,12 @@ class Given:
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
     """What a dataclass field says about its setting."""
     choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
+    auto = type_hint == int | None
     if choices:
         kind = "choice"
     elif type_hint is bool:
         kind = "switch"
-    elif type_hint is int:
+    elif auto or type_hint is int:
         kind = "size" if key.endswith("_bytes") else "number"
     elif type_hint is float:
         kind = "duration"
@@ -103,7 +105,7 @@ def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, An
         kind = "text"
     else:
         kind = "list"
-    return SettingSpec(key=key, kind=kind, default=default, choices=choices, **metadata)
+    return SettingSpec(key=key, kind=kind, default=default, choices=choices, auto=auto, **metadata)
 
 
 def parse_size(text: str) -> int:
@@ -140,8 +142,10 @@ def describe(spec: SettingSpec, value: Any) -> str:
     """A value as a person would write it."""
     if spec.secret:
         return "(set)" if value else ""
-    if spec.auto and value == 0:
+    if value is None:
         return "auto"
+    if spec.off and value == 0:
+        return "off"
     match spec.kind:
         case "size":
             return show_size(value)
@@ -171,11 +175,15 @@ def allowed(spec: SettingSpec) -> str:
         "size": "a size such as 512MB or 8 GiB",
         "duration": "seconds or a duration such as 250 ms",
     }
-    return nouns[spec.kind] + spec.limits.in_words() + (", or auto" if spec.auto else "")
+    return nouns[spec.kind] + spec.limits.in_words() + (", auto or off" if spec.off else ", or auto" if spec.auto else "")
 
 
 def convert(spec: SettingSpec, given: Given) -> Any:
     """The value in the setting's own type, checked. Raises ConfigError."""
+    if spec.auto and given.value == "auto":
+        return None
+    if spec.off and given.value == "off":
+        return 0
     try:
         value = _converted(spec, given.value)
     except (ValueError, TypeError, OverflowError):
@@ -183,7 +191,7 @@ def convert(spec: SettingSpec, given: Given) -> Any:
     if value is None or not (spec.limits is FREE or spec.limits.hold(value) or (spec.auto and value == 0)):
         shown = "the given value" if spec.secret else _as_written(given.value)
         raise ConfigError(f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: {allowed(spec)}")
-    return value
+    return None if spec.auto and value == 0 else value
 
 
 def _as_written(value: object) -> str:
@@ -204,8 +212,6 @@ def _converted(spec: SettingSpec, value: object) -> Any:
             return _switch(value)
         case "list":
             return _list(value)
-    if spec.auto and value == "auto":
-        return 0
     if isinstance(value, str):
         return {"size": parse_size, "duration": parse_seconds, "number": _whole_number}[spec.kind](value)
     if isinstance(value, bool) or not isinstance(value, int | float):

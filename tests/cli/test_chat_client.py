@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from tests.fakes.echo_server import running_server
 
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
@@ -15,8 +15,8 @@ HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld
 
 def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
     with running_server() as server:
-        client, statistics = ChatClient(url=server.url), AnswerStatistics()
-        assert list(client.stream(HELLO, statistics)) == ["you", " said:", " hello", " wörld"]
+        client, statistics = ServerClient(url=server.url), AnswerStatistics()
+        assert list(answer_pieces(client, HELLO, statistics)) == ["you", " said:", " hello", " wörld"]
     assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (11, 4, 4)
     assert statistics.exact
     assert statistics.finish_reason == "stop"
@@ -27,13 +27,13 @@ def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 def test_a_url_may_end_as_people_write_it(ending: str) -> None:
     with running_server() as server:
-        assert ChatClient(url=server.url + ending, api_key="k").model_ids() == ("echo", "other")
+        assert ServerClient(url=server.url + ending, api_key="k").model_ids() == ("echo", "other")
         assert server.keys == ["Bearer k"]
 
 
 def test_health_is_read_even_while_the_server_starts() -> None:
     with running_server() as server:
-        assert ChatClient(url=server.url).health()["models"] == [{"id": "echo", "state": "loading"}]
+        assert ServerClient(url=server.url).health()["models"] == [{"id": "echo", "state": "loading"}]
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,21 @@ def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: 
     with running_server() as server:
         server.behaviour = behaviour
         with pytest.raises(ServerFailed, match=message):
-            list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
+            list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
 
 
 def test_an_answer_without_an_end_is_an_error() -> None:
     with running_server() as server:
         server.behaviour = "break"
         with pytest.raises(ServerFailed, match="broke off"):
-            list(ChatClient(url=server.url).stream(HELLO, AnswerStatistics()))
+            list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
 
 
 def test_leaving_an_answer_early_closes_its_connection() -> None:
     with running_server() as server:
         server.behaviour = "wait"
-        client, statistics = ChatClient(url=server.url), AnswerStatistics()
-        pieces = client.stream(HELLO, statistics)
+        client, statistics = ServerClient(url=server.url), AnswerStatistics()
+        pieces = answer_pieces(client, HELLO, statistics)
         assert next(pieces) == "you"
         pieces.close()
         assert server.client_left.wait(10)
@@ -68,9 +68,9 @@ def test_leaving_an_answer_early_closes_its_connection() -> None:
 def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
     with running_server() as server:
         server.behaviour = "wait"
-        client, statistics = ChatClient(url=server.url), AnswerStatistics()
+        client, statistics = ServerClient(url=server.url), AnswerStatistics()
         client.model_ids()
-        pieces = client.stream(HELLO, statistics)
+        pieces = answer_pieces(client, HELLO, statistics)
         next(pieces)
         pieces.close()
     assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (True, 11, 1)
@@ -79,16 +79,16 @@ def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can
 def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
     with running_server() as server:
         server.owner = "somebody else"
-        client = ChatClient(url=server.url)
+        client = ServerClient(url=server.url)
         client.model_ids()
-        list(client.stream(HELLO, AnswerStatistics()))
+        list(answer_pieces(client, HELLO, AnswerStatistics()))
     assert server.requests[0]["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize("url", ["not a url", "http://", "ftp://x"])
 def test_what_is_no_url_is_said_to_be_none(url: str) -> None:
     with pytest.raises(ServerFailed):
-        ChatClient(url=url).model_ids()
+        ServerClient(url=url).model_ids()
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ServerFailed, match=f"no answer from {url}"):
-            ChatClient(url=url).model_ids()
+            ServerClient(url=url).model_ids()
 
 
 def test_speed_is_measured_after_the_first_token() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient
+from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
 from holdfast.cli.chat_server import own_server
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.config import EffectiveSettings, load_settings
 from tests.fakes.tiny_models import write_tiny
 
@@ -31,12 +31,12 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         assert client.model_ids() == ("my model",)
         statistics = AnswerStatistics()
         body = {"model": "my model", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
-        list(client.stream(body, statistics))
+        list(answer_pieces(client, body, statistics))
         assert statistics.completion_tokens == 3
         started = children() - before
         assert len(started) >= 2  # the server and its worker
         with pytest.raises(ServerFailed, match="401"):  # nobody else on the machine can use it
-            ChatClient(url=client.url, use_proxies=False).model_ids()
+            ServerClient(url=client.url, use_proxies=False).model_ids()
     assert not any(psutil.pid_exists(pid) for pid in started)
 
 

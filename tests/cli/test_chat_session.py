@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from holdfast.cli.chat_client import ChatClient
 from holdfast.cli.chat_session import ChatSession
+from holdfast.cli.server_client import ServerClient
 from tests.fakes.echo_server import EchoServer, running_server
 
 
@@ -23,7 +23,7 @@ def converse(server: EchoServer, *lines: str, interactive: bool = False, system:
     """Exit code and output of a conversation."""
     output = io.StringIO()
     console = Console(file=output, highlight=False, markup=False, soft_wrap=True)
-    session = ChatSession(ChatClient(url=server.url), "echo", console, interactive=interactive)
+    session = ChatSession(ServerClient(url=server.url), "echo", console, interactive=interactive)
     session.system, session.options = system, dict(options)
     return session.run(lines), output.getvalue()
 
@@ -128,5 +128,5 @@ def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServ
         yield "two"
 
     output = io.StringIO()
-    ChatSession(ChatClient(url=server.url), "echo", Console(file=output), interactive=True).run(lines())
+    ChatSession(ServerClient(url=server.url), "echo", Console(file=output), interactive=True).run(lines())
     assert contents(server, 1) == [("user", "two")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.cli.chat_client import ChatClient
+from holdfast.cli.server_client import ServerClient
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.tiny_models import write_tiny
@@ -41,7 +41,7 @@ def url_of(server: subprocess.Popen[str]) -> str:
 
 
 def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subprocess.Popen[str]) -> None:
-    assert ChatClient(url=url_of(server), use_proxies=False).model_ids() == ("model",)
+    assert ServerClient(url=url_of(server), use_proxies=False).model_ids() == ("model",)
     workers = psutil.Process(server.pid).children(recursive=True)
     assert workers
     assert server.stdin is not None

@@ -176,10 +176,10 @@ def test_growth_within_the_reserved_capacity_allocates_no_new_kv() -> None:
     engine = engine_of("llama")
     engine.open(a_request(), capacity_tokens=64)
     step(engine, Span(request_id="a", start=0, tokens=len(PROMPT), draws=True))
-    before = engine.statistics().live_bytes
+    before = engine.live_bytes
     for position in range(len(PROMPT), 63):
         step(engine, Span(request_id="a", start=position, tokens=1, draws=True))
-    assert engine.statistics().live_bytes == before
+    assert engine.live_bytes == before
     assert before == 64 * engine.measure_costs().bytes_per_token
 
 
@@ -189,9 +189,9 @@ def test_a_window_keeps_a_bounded_buffer_however_long_the_sequence() -> None:
     engine.open(a_request(prompt_token_ids=PROMPT * 90), capacity_tokens=720)
     for start in range(0, 700, 100):
         step(engine, Span(request_id="a", start=start, tokens=100, draws=False))
-        assert engine.statistics().live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
+        assert engine.live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
     step(engine, Span(request_id="a", start=700, tokens=20, draws=True))
-    assert engine.statistics().live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
+    assert engine.live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
 
 
 def test_states_that_share_a_stack_are_counted_once() -> None:
@@ -202,7 +202,7 @@ def test_states_that_share_a_stack_are_counted_once() -> None:
         engine.open(a_request(name), capacity_tokens=32)
     step(engine, *(Span(request_id=name, start=0, tokens=8, draws=True) for name in names))
     step(engine, *(Span(request_id=name, start=8, tokens=1, draws=True) for name in names))
-    assert engine.statistics().live_bytes == 3 * costs.fixed_bytes
+    assert engine.live_bytes == 3 * costs.fixed_bytes
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.engine import host_draw
-from holdfast.engine.host_draw import FewKept, Scale, draw_on_host, drawing_pays, kept_tokens
+from holdfast.engine.host_draw import FewKept, WeighedRow, draw_on_host, drawing_pays, kept_tokens
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
@@ -52,14 +52,14 @@ temperatures = st.sampled_from([1e-5, 1e-3, 0.3, 0.7, 1.0, 1.5, 10.0, 1e6, 1e30,
 
 def ids_of(row: Row, params: SamplingParams) -> set[int]:
     with np.errstate(all="ignore"):
-        kept = kept_tokens(row, params, Scale.of(row, params))
+        kept = kept_tokens(WeighedRow(row, params), params)
     return set((kept.ids if isinstance(kept, FewKept) else np.flatnonzero(kept.weights)).tolist())
 
 
 def scaled(row: Row, temperature: float) -> npt.NDArray[np.float64]:
     """The row at temperature 1, with the rounding of the division that comes before everything else."""
     with np.errstate(all="ignore"):
-        return Scale.of(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
+        return WeighedRow(row, SamplingParams(temperature=temperature)).nats(row).astype(np.float64)
 
 
 def reference_ids(row: Row, params: SamplingParams, *, top_p: float, tie: float) -> set[int]:
@@ -85,7 +85,7 @@ def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(row
     params = SamplingParams(temperature=temperature, top_p=top_p)
     kept = np.array(sorted(ids_of(row, params)))
     with np.errstate(all="ignore"):
-        weights = Scale.of(row, params).weights(row).astype(np.float64)
+        weights = WeighedRow(row, params).weights(row).astype(np.float64)
     edge = weights[kept].min()
     assert set(kept) == set(np.flatnonzero(weights >= edge))  # equal ones stay or go together
     assert weights[kept].sum() >= top_p * (1 - ROUNDING) * weights.sum()
@@ -97,7 +97,7 @@ def test_the_nucleus_is_the_smallest_set_of_the_likeliest_that_weighs_enough(row
 def test_min_p_alone_keeps_every_token_that_is_likely_enough(row: Row, min_p: float, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, min_p=min_p)
     with np.errstate(all="ignore"):
-        weights = Scale.of(row, params).weights(row)
+        weights = WeighedRow(row, params).weights(row)
     assert ids_of(row, params) == set(np.flatnonzero(weights >= np.float32(min(min_p, 1.0))).tolist())
 
 
@@ -178,16 +178,16 @@ def test_where_bounds_decide_no_weight_is_computed_for_the_whole_vocabulary(
     row = a_row(columns=152_064, shape="peaked", seed=2)
     params = SamplingParams(top_p=top_p)
     expected = ids_of(row, params)
-    weighed: list[int] = []
-    plain = Scale.weights
+    asked: list[int] = []
+    plain = WeighedRow.weights
 
-    def counting(scale: Scale, logits: Row) -> Row:
-        weighed.append(logits.size)
-        return plain(scale, logits)
+    def counting(weighed: WeighedRow, logits: Row) -> Row:
+        asked.append(logits.size)
+        return plain(weighed, logits)
 
-    monkeypatch.setattr(Scale, "weights", counting)
+    monkeypatch.setattr(WeighedRow, "weights", counting)
     assert ids_of(row, params) == expected
-    assert sum(weighed) < row.size / 4
+    assert sum(asked) < row.size / 4
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(min_p=0.1)], ids=str)

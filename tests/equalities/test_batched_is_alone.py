@@ -42,7 +42,7 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
         play(engine, sequences, rng, depth=depth)
         for each in sequences:
             assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
-    assert engine.statistics().sequences == 0
+    assert engine.open_sequences == 0
 
 
 SAMPLINGS = (

@@ -43,7 +43,7 @@ class Server:
                 return
             if len(under_way) > 1 or not decision.plan.spans:
                 self.end(*under_way.pop(0))
-            held, reserved = self.engine.statistics().live_bytes, self.scheduler.statistics().reserved_bytes
+            held, reserved = self.engine.live_bytes, self.scheduler.statistics().reserved_bytes
             assert held <= reserved
             self.most_bytes = max(self.most_bytes, held)
 

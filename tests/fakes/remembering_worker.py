@@ -19,7 +19,7 @@ from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.index import PrefixIndex
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.sessions.service import SessionDesk
+from holdfast.sessions.service import SessionService
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
 from tests.fakes.architectures import probed
@@ -66,7 +66,7 @@ class RememberingWorker:
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
         self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
         self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec)
-        self.sessions = SessionDesk(
+        self.sessions = SessionService(
             self.cache,
             most=most_sessions,
             ttl_seconds=100.0,
@@ -94,7 +94,7 @@ class RememberingWorker:
         loop.check_invariants()
         self.index.check_invariants()
         assert not inbox.open_requests()
-        assert self.engine.statistics().sequences == 0
+        assert self.engine.open_sequences == 0
         return inbox
 
 

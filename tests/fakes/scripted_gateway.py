@@ -15,7 +15,7 @@ from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, Mo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
-from holdfast.messages.sessions import ExportSession, ImportSession, PinState, SessionCommand, SessionInfo
+from holdfast.messages.sessions import PinState, SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 
@@ -185,13 +185,13 @@ class ScriptedSessions:
     answers_when: asyncio.Event | None = None
     asked: list[tuple[str, SessionCommand]] = field(default_factory=list)
 
-    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+    async def __call__(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
         self.asked.append((model, command))
         if self.answers_when is not None:
             await self.answers_when.wait()
-        if isinstance(command, ExportSession):
+        if command.operation == "export":
             Path(command.path).write_bytes(self.exported)
-        elif isinstance(command, ImportSession):
+        elif command.operation == "import":
             self.imported = Path(command.path).read_bytes()
         if self.refusal is not None:
             raise self.refusal

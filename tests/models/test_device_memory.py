@@ -100,24 +100,24 @@ def test_a_requested_budget_is_taken_unless_it_is_more_than_there_is() -> None:
 
 def test_the_automatic_budget_is_a_share_of_what_the_weights_left() -> None:
     memory = DeviceMemory(total_bytes=32 * GIB, available_bytes=10 * GIB)
-    assert kv_budget_bytes(0, memory=memory, weight_bytes=20 * GIB) == 6 * GIB
+    assert kv_budget_bytes(None, memory=memory, weight_bytes=20 * GIB) == 6 * GIB
 
 
 def test_with_unified_memory_the_working_set_bounds_it() -> None:
     memory = DeviceMemory(total_bytes=32 * GIB, available_bytes=20 * GIB, working_set_bytes=24 * GIB, unified=True)
-    assert kv_budget_bytes(0, memory=memory, weight_bytes=14 * GIB) == 6 * GIB
-    assert kv_budget_bytes(0, memory=memory, weight_bytes=0) == 12 * GIB
+    assert kv_budget_bytes(None, memory=memory, weight_bytes=14 * GIB) == 6 * GIB
+    assert kv_budget_bytes(None, memory=memory, weight_bytes=0) == 12 * GIB
 
 
 def test_a_gpu_with_memory_of_its_own_does_not_mind_the_hosts() -> None:
     memory = DeviceMemory(total_bytes=8 * GIB, available_bytes=GIB, working_set_bytes=80 * GIB, unified=False)
-    assert kv_budget_bytes(0, memory=memory, weight_bytes=20 * GIB) == 36 * GIB
+    assert kv_budget_bytes(None, memory=memory, weight_bytes=20 * GIB) == 36 * GIB
     assert kv_budget_bytes(60 * GIB, memory=memory, weight_bytes=20 * GIB) == 60 * GIB
 
 
 def test_a_crowded_machine_still_gets_a_small_budget() -> None:
     memory = DeviceMemory(total_bytes=GIB, available_bytes=0, working_set_bytes=1)
-    assert kv_budget_bytes(0, memory=memory, weight_bytes=GIB) == 64 << 20
+    assert kv_budget_bytes(None, memory=memory, weight_bytes=GIB) == 64 << 20
 
 
 def test_weights_may_take_what_is_available_or_the_working_set() -> None:

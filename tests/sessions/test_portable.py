@@ -12,9 +12,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import SessionRefused
+from holdfast.messages.sessions import SessionFailure
 from holdfast.sessions.portable import (
     MAGIC,
-    BadSessionFile,
     Frame,
     FrameHead,
     Header,
@@ -23,7 +24,7 @@ from holdfast.sessions.portable import (
     SessionFile,
     write_session,
 )
-from holdfast.sessions.session import MOST_BRANCHES
+from holdfast.sessions.record import MOST_BRANCHES
 
 
 def header(**changes: Any) -> Header:
@@ -52,8 +53,9 @@ def sized(content: bytes) -> bytes:
 
 def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
-    with pytest.raises(BadSessionFile) as refused:
+    with pytest.raises(SessionRefused) as refused:
         SessionFile(path)
+    assert refused.value.failure is SessionFailure.BAD_FILE
     return str(refused.value)
 
 
@@ -74,13 +76,13 @@ def test_blocks_that_branches_share_have_one_place(tmp_path: Path) -> None:
     first, second = PortableBranch((Part(0, 3, 3), Part(2, 3, 6)), ((1, 3),)), PortableBranch((Part(0, 3, 3), Part(3, 3, 6)), ())
     write_session(tmp_path / "f", header(frames=4, branches=(first, second)), three)
     SessionFile(tmp_path / "f", most_tokens=6).close()
-    with pytest.raises(BadSessionFile, match="6 tokens, the model takes 5"):
+    with pytest.raises(SessionRefused, match="6 tokens, the model takes 5"):
         SessionFile(tmp_path / "f", most_tokens=5)
     for other in (((2, 3), (0, 6)), ((2, 3), (3, 6)), ((0, 2), (2, 5)), ((0, 3), (3, 6), (2, 9))):
         ends = (0, *(end for _, end in other))
         parts = tuple(Part(frame, end - before, end) for (frame, end), before in zip(other, ends, strict=False))
         write_session(tmp_path / "f", header(frames=4, branches=(first, second, PortableBranch(parts, ()))), three)
-        with pytest.raises(BadSessionFile, match="named twice"):
+        with pytest.raises(SessionRefused, match="named twice"):
             SessionFile(tmp_path / "f")
 
 
@@ -122,7 +124,7 @@ def test_a_file_that_fails_half_way_does_not_stay(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_header_that_makes_no_sense_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write_session(tmp_path / "f", header(**changes), frames())
-    with pytest.raises(BadSessionFile):
+    with pytest.raises(SessionRefused):
         SessionFile(tmp_path / "f")
 
 
@@ -135,7 +137,7 @@ def test_a_header_that_makes_no_sense_is_refused(changes: dict[str, Any], tmp_pa
 ])  # fmt: skip
 def test_a_block_that_makes_no_sense_is_refused(head: FrameHead, tmp_path: Path) -> None:
     write_session(tmp_path / "f", header(frames=1, branches=()), [Frame(head, (b"abcde",))])
-    with pytest.raises(BadSessionFile):
+    with pytest.raises(SessionRefused):
         SessionFile(tmp_path / "f")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.errors import SessionRefused
 from holdfast.messages.sessions import SessionFailure
-from holdfast.prefix.branch import Branch, Step
+from holdfast.prefix.branch import Branch
 from holdfast.sessions.registry import SessionRegistry
 
 
@@ -40,18 +40,6 @@ def test_sessions_end_when_nobody_has_used_them_for_their_time() -> None:
     assert subject.expired(9) == [short]
     assert subject.expired(100) == [usual, short]
     assert endless not in subject.expired(1e12)
-
-
-def test_a_fork_goes_on_from_the_last_branch_and_shares_nothing_that_changes() -> None:
-    subject = registry()
-    session = subject.open("s", tenant="a", now=0, ttl_seconds=7, metadata={"k": "v"})
-    session.use(Branch(steps=(Step(b"a", 1, 1),)), now=1)
-    session.use(Branch(steps=(Step(b"b", 1, 1),)), now=2)
-    fork = subject.fork(session, session_id="f", now=3)
-    assert (fork.branches, fork.forked_from, fork.ttl_seconds, fork.tenant) == (session.branches[:1], "s", 7, "a")
-    fork.metadata["k"] = "w"
-    fork.use(Branch(steps=(Step(b"c", 1, 1),)), now=4)
-    assert (session.metadata, len(session.branches)) == ({"k": "v"}, 2)
 
 
 def test_who_was_used_longest_ago_makes_room_unless_it_is_pinned() -> None:

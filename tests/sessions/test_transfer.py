@@ -1,187 +1,21 @@
-"""Forged session files: right checksums, wrong contents. Refused as a whole before anything comes in; nobody is harmed."""
+"""Sessions out into files and in from them, also while others are at work; forged files are refused before anything comes in."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import threading
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
-from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    GetSession,
-    ImportSession,
-    OpenSession,
-    SessionAnswer,
-    SessionFailure,
-)
-from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, SessionFile, write_session
-from tests.fakes.architectures import probed
-from tests.fakes.remembering_worker import CONTEXT_TOKENS, RememberingWorker, greedy
-from tests.fakes.script_inbox import ScriptInbox
-from tests.fakes.tiny_models import VOCAB_SIZE
+from holdfast.messages.sessions import SessionFailure
+from holdfast.sessions.portable import write_session
+from tests.fakes.remembering_worker import greedy
+from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
 
-KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
-Forger = Callable[[dict[str, Any]], None]
-
-
-def worker(name: str = "llama", **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, **more)
-
-
-def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
-def exported(folder: Path, name: str, *, tokens: int = 300) -> tuple[Header, list[Frame]]:
-    """A session's file, taken apart."""
-    path = folder / "whole"
-    worker(name).serve(
-        [
-            [greedy("1", prompt("first", tokens), session_id="s")],
-            [ExportSession(call_id="e", tenant="", session_id="s", path=str(path))],
-        ],
-        in_turn=True,
-    )
-    file = SessionFile(path)
-    frames = [file.frame(number) for number in range(file.header.frames)]
-    file.close()
-    return file.header, frames
-
-
-def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
-    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
-    return found
-
-
-def described(frame: Frame, forge: Forger) -> Frame:
-    meta = msgspec.msgpack.decode(frame.head.meta)
-    forge(meta)
-    return Frame(replace(frame.head, meta=msgspec.msgpack.encode(meta)), frame.parts)
-
-
-def shaped(change: Callable[[list[int]], list[int]]) -> Forger:
-    def forge(meta: dict[str, Any]) -> None:
-        meta["arrays"] = [[dtype, change(list(shape))] for dtype, shape in meta["arrays"]]
-
-    return forge
-
-
-def typed(dtype: str) -> Forger:
-    def forge(meta: dict[str, Any]) -> None:
-        meta["arrays"] = [[dtype, shape] for _, shape in meta["arrays"]]
-
-    return forge
-
-
-def set_to(field: str, value: Any) -> Forger:
-    def forge(meta: dict[str, Any]) -> None:
-        if field in meta:
-            meta[field] = value
-
-    return forge
-
-
-FORGERIES: dict[str, Forger] = {
-    "negative": shaped(lambda shape: [-abs(each) if at < 2 else each for at, each in enumerate(shape)]),
-    "flat": shaped(lambda shape: [int(np.prod(shape))]),
-    "other heads": shaped(lambda shape: [shape[0], shape[1] * 2, *shape[2:-1], shape[-1] // 2]),
-    "tokens and heads exchanged": shaped(lambda shape: [shape[0], *shape[:0:-1]]),
-    "integers": typed("int32"),
-    "unknown type": typed("complex128"),
-    "no type": typed(""),
-    "codec": set_to("codec", "q8"),
-    "unknown codec": set_to("codec", "zip"),
-    "of another type": set_to("dtype", "bfloat16"),
-    "tokens": set_to("tokens", 2**40),
-    "no tokens": set_to("tokens", 0),
-    "negative tokens": set_to("tokens", -5),
-    "start": set_to("start", -1),
-    "position": set_to("position", 7),
-    "layers": set_to("layers", [["window", 0, []]]),
-    "no arrays": set_to("arrays", []),
-}
-
-
-def refused(subject: RememberingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]) -> list[SessionAnswer]:
-    """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
-    commands: list[list[Command]] = [
-        [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
-        [GetSession(call_id="before", tenant="t", session_id="theirs")],
-    ]
-    for number, (header, frames) in enumerate(files):
-        write_session(folder / str(number), header, frames)
-        path = str(folder / str(number))
-        commands.append([ImportSession(call_id=str(number), tenant="", path=path, session_id=f"made up {number}")])
-    commands.append([GetSession(call_id="after", tenant="t", session_id="theirs")])
-    commands.append([greedy("mine", prompt("first"))])
-    inbox = subject.serve(commands, in_turn=True)
-    before, after = answer(inbox, "before").sessions[0], answer(inbox, "after").sessions[0]
-    assert after == before
-    assert after.kept_tokens == after.tokens
-    assert inbox.finished("mine").cached_tokens == 0  # nothing of any file came in
-    return [answer(inbox, str(number)) for number in range(len(files))]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_what_does_not_fit_the_models_layers_is_refused(name: str, tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, name)
-    made_up = []
-    for forge in FORGERIES.values():
-        forged = [described(frame, forge) for frame in frames]
-        if any(one.head != other.head for one, other in zip(forged, frames, strict=True)):
-            made_up.append((header, forged))
-    last = frames[-1]
-    for bad in (np.nan, np.inf):
-        parts = tuple(np.full(len(part) // 4, bad, np.float32).tobytes() for part in last.parts)
-        if any(parts):
-            made_up.append((header, [*frames[:-1], Frame(last.head, parts)]))
-    assert len(made_up) > 6
-    answers = refused(worker(name), tmp_path, made_up)
-    assert {found.failure for found in answers} == {SessionFailure.BAD_FILE}
-    assert all("of the file does not fit this model: " in found.message for found in answers)
-
-
-@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "rwkv7", "falcon_h1"])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
-def test_a_state_of_integers_is_refused(name: str, dtype: type, tmp_path: Path) -> None:
-    """As many bytes, and every shape is right."""
-    header, frames = exported(tmp_path, name)
-    forged = [described(frame, typed(np.dtype(dtype).name)) if frame.head.kind == "state" else frame for frame in frames]
-    (found,) = refused(worker(name), tmp_path, [(header, forged)])
-    assert found.failure is SessionFailure.BAD_FILE
-
-
-def test_one_block_named_4000_times_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama")
-    own = len(frames[0].head.packed_tokens) // 4
-    times = tuple(Part(0, own, own * (number + 1)) for number in range(4000))
-    short = tuple(part for part in times if part.end <= CONTEXT_TOKENS)
-    twice = [
-        (replace(header, frames=1, branches=(PortableBranch(named, ()),)), frames[:1]) for named in (times, short, times[:2])
-    ]
-    found = refused(worker(ram_bytes=1 << 20), tmp_path, twice)
-    assert [each.failure for each in found] == [SessionFailure.BAD_FILE] * 3
-    assert "tokens, the model takes 4096" in found[0].message
-    assert all("named twice" in each.message for each in found[1:])
-
-
-def test_a_file_beyond_the_quota_is_refused_before_anything_has_to_leave(tmp_path: Path) -> None:
-    header, frames = exported(tmp_path, "llama", tokens=2000)
-    nbytes = sum(len(part) for frame in frames for part in frame.parts)
-    (found,) = refused(worker(ram_bytes=int(nbytes * 1.9)), tmp_path, [(header, frames)])
-    assert found.failure is SessionFailure.OVER_QUOTA
-    assert f"{nbytes:,}" in found.message
+DATA = Path(__file__).parent / "data"
 
 
 def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) -> None:
@@ -191,10 +25,10 @@ def test_a_file_that_others_pins_leave_no_room_for_is_refused(tmp_path: Path) ->
     subject = worker(ram_bytes=int(nbytes * 1.4), pinned_percent=90)
     inbox = subject.serve(
         [
-            [OpenSession(call_id="o", tenant="t", session_id="p", pinned=True)],
+            [ask("open", "o", "p", tenant="t", pinned=True)],
             [greedy("theirs", prompt("theirs", 800), session_id="p", tenant="t")],
-            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
-            [GetSession(call_id="g", tenant="t", session_id="p")],
+            [ask("import", "i", "", path=str(tmp_path / "file"))],
+            [ask("get", "g", "p", tenant="t")],
         ],
         in_turn=True,
     )
@@ -208,8 +42,8 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     write_session(tmp_path / "file", header, frames)
     inbox = worker().serve(
         [
-            [OpenSession(call_id="o", tenant="", session_id="s")],
-            [ImportSession(call_id="i", tenant="", path=str(tmp_path / "file"))],
+            [ask("open", "o")],
+            [ask("import", "i", "", path=str(tmp_path / "file"))],
             [greedy("mine", prompt("first"))],
         ],
         in_turn=True,
@@ -218,55 +52,181 @@ def test_a_name_that_is_taken_is_refused_before_anything_comes_in(tmp_path: Path
     assert inbox.finished("mine").cached_tokens == 0
 
 
-numbers = st.one_of(st.integers(-3, 400), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 256, 300, 305]))
-parts = st.lists(st.builds(Part, numbers, numbers, numbers), max_size=4).map(tuple)
-branches = st.lists(
-    st.builds(PortableBranch, parts, st.lists(st.tuples(numbers, numbers), max_size=4).map(tuple)), max_size=3
-).map(tuple)
+def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_was(tmp_path: Path) -> None:
+    """Written by the version of November 2026, before the rooms were redrawn: two branches on one block, windows as states."""
+    before, again = DATA / "written_before.holdfast-session", tmp_path / "again"
+    common = prompt("common", 5)
+    turns = [(*common, *prompt("a", 2)), (*common, *prompt("b", 1))]
+    inbox = serve(
+        worker("gemma3_text"), ask("import", "i", "", path=str(before)), ask("export", "e", "written before", path=str(again)),
+        *[greedy(str(number), turn) for number, turn in enumerate(turns)],
+    )  # fmt: skip
+    assert (info(inbox, "i").branches, info(inbox, "i").kept_tokens, info(inbox, "i").metadata) == (2, 7, {"agent": "one"})
+    assert [inbox.finished(str(number)).cached_tokens for number in (0, 1)] == [len(turn) - 1 for turn in turns]
+    (header, frames), (written, back) = taken_apart(before), taken_apart(again)
+    assert replace(written, created_at=header.created_at, requests=header.requests) == header
+    assert [frame.head for frame in back] == [frame.head for frame in frames]
+    assert [list(map(bytes, frame.parts)) for frame in back] == [list(map(bytes, frame.parts)) for frame in frames]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Header, list[Frame]]:
-    return exported(tmp_path_factory.mktemp("whole"), "qwen3_next")
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+@pytest.mark.parametrize("was_on_disk", [False, True])
+def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(name: str, was_on_disk: bool, tmp_path: Path) -> None:
+    one, file = prompt(name), str(tmp_path / "session")
+    before = serve(
+        worker(name, tmp_path / "store"), greedy("1", one, session_id="s"), greedy("side", prompt("side", 40), session_id="s")
+    )
+    commands = [ask("export", "e", path=file)]
+    if not was_on_disk:
+        commands = [greedy("1", one), *commands]  # type: ignore[list-item]
+    exported = serve(worker(name, tmp_path / "store"), *commands)
+    assert info(exported, "e").branches == 2
+    turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
+    inbox = serve(
+        worker(name), ask("import", "i", "", tenant="somebody", path=file),
+        ask("import", "twice", "", tenant="somebody", path=file),
+        greedy("turn", turn, tenant="somebody"), greedy("stranger", turn, tenant="stranger"),
+    )  # fmt: skip
+    assert info(inbox, "i").session_id == "s"
+    assert info(inbox, "i").branches == 2
+    assert answer(inbox, "twice").failure is SessionFailure.EXISTS
+    assert (inbox.finished("turn").cached_tokens, inbox.finished("stranger").cached_tokens) == (len(one) + 5, 0)
+    assert inbox.tokens("turn") == inbox.tokens("stranger") == serve(worker(name), greedy("fresh", turn)).tokens("fresh")
 
 
-@pytest.fixture(scope="module")
-def target() -> RememberingWorker:
-    return worker("qwen3_next")
+def test_files_that_are_damaged_or_of_another_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    serve(
+        worker(),
+        greedy("1", prompt("first"), session_id="s"),
+        ask("export", "e", path=str(path)),
+    )
+    whole = path.read_bytes()
+    rng = random.Random("damage")
+    damaged = [whole[:-1], whole[: len(whole) // 2], b"", b"no session at all, but long enough to be one" * 3]
+    for _ in range(12):
+        at = rng.randrange(len(whole))
+        damaged.append(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
+    imports: list[Command] = []
+    for number, content in enumerate(damaged):
+        (tmp_path / str(number)).write_bytes(content)
+        imports.append(ask("import", str(number), "", path=str(tmp_path / str(number))))
+    inbox = serve(worker(), *imports, ask("list", "l"), greedy("1", prompt("first")))
+    assert {answer(inbox, str(number)).failure for number in range(len(damaged))} == {SessionFailure.BAD_FILE}
+    assert answer(inbox, "l").sessions == ()
+    assert inbox.finished("1").cached_tokens == 0
+    other = serve(worker(fingerprint="other weights"), ask("import", "i", "", path=str(path)))
+    assert answer(other, "i").failure is SessionFailure.OTHER_MODEL
+    missing = serve(worker(), ask("import", "i", "", path=str(tmp_path / "nowhere")))
+    assert answer(missing, "i").failure is SessionFailure.FAILED
 
 
-def taken_in(subject: RememberingWorker, path: Path) -> SessionAnswer:
-    """Import a file without a loop around it."""
-    assert subject.sessions.carry_out(ImportSession(call_id="i", tenant="", path=str(path))) is None
-    while not (answers := subject.sessions.tend()):
-        pass
-    subject.sessions.carry_out(CloseSession(call_id="c", tenant="", session_id="s", forget=True))
-    return answers[0]
+def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp_path: Path) -> None:
+    """A template that drops thoughts lets the next turn part from the last one behind its last message."""
+    one = prompt("first")
+    branch_point = len(one) - 3
+    alone = worker("qwen3_next")
+    serve(alone, greedy("1", one, branch_points=(branch_point,)))
+    budget = 3 * alone.index.statistics().ram.resident_bytes
+    turn = (*one[:branch_point], *prompt("turn", 20))
+    others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
+    path = str(tmp_path / "file")
+    inbox = serve(
+        worker("qwen3_next", ram_bytes=budget), ask("open", "o", pinned=True),
+        greedy("1", one, session_id="s", branch_points=(branch_point,)), *others, greedy("turn", turn),
+        ask("export", "e", path=path),
+    )  # fmt: skip
+    assert inbox.finished("turn").cached_tokens == branch_point
+    there = serve(worker("qwen3_next"), ask("import", "i", "", path=path), greedy("turn", turn))
+    assert there.finished("turn").cached_tokens == branch_point
+    assert there.tokens("turn") == inbox.tokens("turn")
 
 
-@given(
-    changes=st.fixed_dictionaries({}, optional={"frames": numbers, "branches": branches, "requests": numbers}),
-    meta=st.dictionaries(
-        st.sampled_from(["tokens", "start", "codec", "dtype", "arrays", "position", "layers", "type"]),
-        st.one_of(
-            numbers, st.text(max_size=3), st.lists(st.tuples(st.text(max_size=8), st.lists(numbers, max_size=4)), max_size=3)
-        ),
-        max_size=2,
-    ),
-    offset=numbers,
-)
-def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
-    changes: dict[str, Any],
-    meta: dict[str, Any],
-    offset: int,
-    whole: tuple[Header, list[Frame]],
-    target: RememberingWorker,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    header, frames = whole
-    forged = [described(frame, lambda known: known.update(meta)) for frame in frames]
-    forged = [Frame(replace(frame.head, offset=offset), frame.parts) for frame in forged] if offset % 3 else forged
-    path = tmp_path_factory.mktemp("forged") / "file"
-    write_session(path, replace(header, **changes), forged)
-    assert taken_in(target, path).failure in (None, SessionFailure.BAD_FILE)
-    target.index.check_invariants()
+def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    subject = worker()
+    serve(
+        subject, greedy("1", prompt("first", 1000), session_id="s"),
+        ask("export", "e", path=path),
+    )  # fmt: skip
+    small = worker(ram_bytes=subject.index.statistics().ram.resident_bytes // 2)
+    inbox = serve(
+        small,
+        ask("import", "i", "", path=path),
+        ask("list", "l"),
+    )
+    assert answer(inbox, "i").failure is SessionFailure.OVER_QUOTA
+    assert answer(inbox, "l").sessions == ()
+
+
+def test_more_transfers_than_may_be_are_put_off() -> None:
+    subject = worker()
+    subject.sessions.carry_out(ask("open", "o"))
+    answers = [subject.sessions.carry_out(ask("import", str(number), "", path="/nowhere")) for number in range(6)]
+    assert [found.failure for found in answers if found is not None] == [SessionFailure.BUSY] * 2
+    assert len(ended(subject)) == 4
+
+
+def test_an_export_between_the_steps_of_others_changes_neither(tmp_path: Path) -> None:
+    _, alone = exported(tmp_path)
+    busy = [greedy(f"busy {number}", prompt(f"busy {number}", 40), max_tokens=40) for number in range(3)]
+    path = tmp_path / "meanwhile"
+    inbox = worker().serve(
+        [[greedy("1", prompt("first"), session_id="s")], [*busy, ask("export", "e", path=str(path))]], in_turn=True
+    )
+    assert info(inbox, "e").tokens == 305
+    assert [frame.head for frame in taken_apart(path)[1]] == [frame.head for frame in alone]
+    for request in busy:
+        assert inbox.tokens(request.request_id) == serve(worker(), request).tokens(request.request_id)
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_a_session_that_is_closed_while_it_goes_out_is_whole_in_the_file_or_there_is_none(forget: bool, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    inbox = worker().serve(
+        [
+            [greedy("1", prompt("first", 1500), session_id="s")],
+            [ask("export", "e", path=str(path)), ask("close", "c", forget=forget), greedy("busy", prompt("busy"))],
+        ],
+        in_turn=True,
+    )
+    assert info(inbox, "c").session_id == "s"
+    if forget:
+        assert answer(inbox, "e").failure is SessionFailure.FAILED
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert info(inbox, "e").tokens == taken_apart(path)[0].branches[0].tokens == 1505
+    assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
+
+
+def test_of_two_imports_at_once_under_one_name_one_comes_in_and_a_third_is_not_held_up(tmp_path: Path) -> None:
+    exported(tmp_path, tokens=1000)
+    path = str(tmp_path / "whole")
+    imports = [ask("import", "1", "", path=path), ask("import", "2", "", path=path), ask("import", "3", "other", path=path)]
+    inbox = worker().serve([[*imports, greedy("busy", prompt("busy"))], [greedy("again", prompt("first", 1000))]], in_turn=True)
+    assert sorted(str(answer(inbox, call_id).failure) for call_id in "12") == ["None", str(SessionFailure.EXISTS)]
+    assert info(inbox, "3").kept_tokens == 1005
+    assert inbox.finished("again").cached_tokens == 999
+    assert inbox.tokens("busy") == serve(worker(), greedy("busy", prompt("busy"))).tokens("busy")
+
+
+def test_a_worker_that_ends_leaves_no_half_written_file_and_no_thread(tmp_path: Path) -> None:
+    subject = worker()
+    serve(subject, greedy("1", prompt("first", 2000), session_id="s"))
+    path = tmp_path / "out"
+    assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
+    subject.sessions.close()
+    assert not subject.sessions.is_busy
+    assert list(tmp_path.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-session"]
+    subject.index.check_invariants()
+
+
+def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> None:
+    inbox = serve(
+        worker(), greedy("1", prompt("first"), session_id="s"), ask("export", "e", path=str(tmp_path / "nowhere" / "out")),
+        ask("get", "g"),
+    )  # fmt: skip
+    assert answer(inbox, "e").failure is SessionFailure.FAILED
+    assert "No such file" in answer(inbox, "e").message
+    assert info(inbox, "g").kept_tokens == 305

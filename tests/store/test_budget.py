@@ -6,9 +6,7 @@ from msgspec.structs import replace
 
 from holdfast.store.block import Block, Entry
 from holdfast.store.budget import (
-    UNLIMITED,
     StoreLimits,
-    VolumeSpace,
     allowed_bytes,
     choose_victims,
     eviction_order,
@@ -127,18 +125,17 @@ def test_a_prefix_that_one_branch_still_uses_outlives_the_other_branch() -> None
 @given(budget=sizes, percent=st.floats(0, 100), spare=sizes, total=sizes, free=sizes, stored=sizes)
 def test_every_limit_is_kept(budget: int, percent: float, spare: int, total: int, free: int, stored: int) -> None:
     limits = StoreLimits(budget_bytes=budget, volume_percent=percent, spare_bytes=spare)
-    allowed = allowed_bytes(limits, volume=VolumeSpace(total_bytes=total, free_bytes=min(free, total)), stored_bytes=stored)
+    allowed = allowed_bytes(limits, volume_bytes=total, free_bytes=min(free, total), stored_bytes=stored)
     assert 0 <= allowed <= budget
     assert allowed <= total * percent / 100
     assert allowed <= max(stored, stored + min(free, total) - spare)
 
 
 def test_a_volume_that_others_fill_stops_growth_but_costs_nothing_that_is_stored() -> None:
-    full = VolumeSpace(total_bytes=1000, free_bytes=0)
-    assert allowed_bytes(StoreLimits(volume_percent=50, spare_bytes=100), volume=full, stored_bytes=300) == 300
+    limits = StoreLimits(volume_percent=50, spare_bytes=100)
+    assert allowed_bytes(limits, volume_bytes=1000, free_bytes=0, stored_bytes=300) == 300
 
 
 def test_the_default_limits_leave_most_of_the_volume_alone() -> None:
-    volume = VolumeSpace(total_bytes=10**12, free_bytes=10**12)
-    assert allowed_bytes(StoreLimits(), volume=volume, stored_bytes=0) == 2 * 10**11
-    assert StoreLimits().daily_write_bytes == UNLIMITED
+    assert allowed_bytes(StoreLimits(), volume_bytes=10**12, free_bytes=10**12, stored_bytes=0) == 2 * 10**11
+    assert StoreLimits().daily_write_bytes is None

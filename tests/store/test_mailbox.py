@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.store.block import StoreChanges, StoredBlock
-from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.mailbox import Mailbox
 from tests.store.chains import make_chain
 
 BLOCKS = make_chain(8, part_bytes=(100,))
@@ -85,20 +85,35 @@ def test_who_waits_is_woken() -> None:
     assert got == [BLOCKS[0]]
 
 
-def test_a_question_is_answered_fails_or_is_given_up() -> None:
+def test_a_question_is_answered_or_fails() -> None:
     def fails() -> None:
         raise AssertionError("wrong")
 
     def breaks() -> None:
         raise KeyError("bug")
 
-    question, failing, breaking, forgotten = (Question(work) for work in (lambda: 5, fails, breaks, fails))
-    question()
-    failing()
+    mailbox = box()
+    question, failing, breaking = mailbox.ask(lambda: 5), mailbox.ask(fails), mailbox.ask(breaks)
+    for _ in range(2):
+        work(mailbox)
     with pytest.raises(KeyError):
-        breaking()
-    forgotten.give_up()
-    assert question.answer.result() == 5
-    assert isinstance(failing.answer.exception(), AssertionError)
-    assert isinstance(breaking.answer.exception(), KeyError)
-    assert forgotten.answer.cancelled()
+        work(mailbox)
+    assert question.result() == 5
+    assert isinstance(failing.exception(), AssertionError)
+    assert isinstance(breaking.exception(), KeyError)
+
+
+def test_nobody_waits_for_an_answer_of_a_box_that_is_closed_or_abandoned() -> None:
+    mailbox = box()
+    open_question = mailbox.ask(lambda: 5)
+    mailbox.abandon()
+    assert open_question.cancelled()
+    assert mailbox.ask(lambda: 5).cancelled()
+    assert mailbox.take(None) is None
+
+
+def work(mailbox: Mailbox) -> None:
+    task = mailbox.take(0)
+    assert task is not None
+    assert not isinstance(task, StoredBlock)
+    task()

@@ -77,7 +77,7 @@ def test_blocks_without_parents_are_removed_unless_they_are_pinned(tmp_path: Pat
 
 def test_only_what_is_still_damaged_is_set_aside(tmp_path: Path) -> None:
     folder, supervisor, maintenance = maintenance_of(tmp_path)
-    supervisor.use(lambda index: index.totals())
+    supervisor.use(lambda index: index.stored_bytes())
     good = folder.block_path(KEYS[0], model=MODEL)
     bad = folder.block_path(KEYS[5], model=MODEL)
     bad.write_bytes(bad.read_bytes()[:-1] + b"!")
@@ -102,7 +102,7 @@ def test_files_that_turn_out_damaged_at_an_opening_are_set_aside_within_bounds(t
     folder, supervisor, maintenance = maintenance_of(tmp_path, replace(LIMITS, quarantine_files=most_files))
     for key in KEYS[:3]:
         folder.block_path(key, model=MODEL).write_bytes(b"damaged")
-    supervisor.use(lambda index: index.totals())
+    supervisor.use(lambda index: index.stored_bytes())
     damaged, gone = maintenance.set_aside_damaged()
     assert damaged == 3
     assert set(gone) == set(KEYS[:3])

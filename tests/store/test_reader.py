@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
@@ -17,8 +18,8 @@ CHAIN = make_chain(3)
 def reader_of(path: Path) -> tuple[BlockReader, Mailbox, list[Path]]:
     bad: list[Path] = []
     mailbox = Mailbox(most_bytes=10**6, most_blocks=10)
-    reader = BlockReader(filled(path, CHAIN), mailbox, fingerprint=FINGERPRINT, on_bad=lambda path, _: bad.append(path))
-    return reader, mailbox, bad
+    figures = StoreFigures(model=fingerprint_id(FINGERPRINT))
+    return BlockReader(filled(path, CHAIN), mailbox, figures=figures, on_bad=lambda path, _: bad.append(path)), mailbox, bad
 
 
 def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_blocks_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -
     assert [bytes_of(future.result()) for future in futures] == CHAIN
     assert order == [0, 1, 2]
     assert bad == []
-    assert reader.counters.read_blocks == 3
+    assert reader._figures.read_bytes == sum(block.nbytes for block in CHAIN)
 
 
 def test_a_block_that_waits_to_be_written_is_read_from_memory(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_block_that_waits_to_be_written_is_read_from_memory(tmp_path: Path) ->
     reader.end()
     reader.run()
     assert future.result() is block
-    assert reader.counters.reads_from_queue == 1
+    assert reader._figures.read_bytes == 0
 
 
 def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_missing_and_damaged_blocks_are_told_apart(tmp_path: Path) -> None:
     assert isinstance(damaged.exception(), BadBlock)
     assert isinstance(other.exception(), BadBlock)
     assert bad == [path, path.with_name(f"{foreign.key.hex()}.block")]
-    assert reader.counters.missing_blocks == 1
+    assert reader._figures.missing_blocks == 1
 
 
 def test_a_read_that_was_cancelled_is_not_done(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_read_that_was_cancelled_is_not_done(tmp_path: Path) -> None:
     assert future.cancel()
     reader.end()
     reader.run()
-    assert reader.counters.read_blocks == 0
+    assert reader._figures.read_bytes == 0
 
 
 def test_who_asks_when_it_is_over_gets_an_answer(tmp_path: Path) -> None:

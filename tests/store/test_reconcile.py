@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
-from holdfast.store.reconcile import Differences, reconcile, salvage
+from holdfast.store.reconcile import reconcile, salvage
 from tests.store.chains import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)
@@ -20,13 +20,13 @@ CHAIN = make_chain(6)
 def test_an_empty_index_learns_everything_from_the_files(tmp_path: Path) -> None:
     folder, index = filled(tmp_path, CHAIN), BlockIndex(Path(":memory:"))
     os.utime(folder.block_path(CHAIN[0].key, model=MODEL), (0, 1234.0))
-    assert reconcile(index, folder) == Differences()
+    assert reconcile(index, folder) == {}
     entries = index.entries(0.0)
     assert [entry.block for entry in entries] == [block.block for block in CHAIN]
     assert entries[0].last_used == 1234.0
     assert index.fingerprints() == {MODEL: FINGERPRINT}
     index.check_invariants()
-    assert reconcile(index, folder) == Differences()
+    assert reconcile(index, folder) == {}
 
 
 @given(deleted=st.sets(st.integers(0, 5)), cut=st.sets(st.integers(0, 5)), forgotten=st.sets(st.integers(0, 5)))
@@ -42,9 +42,9 @@ def test_index_and_files_agree_afterwards(
     for number in cut - deleted:
         os.truncate(folder.block_path(CHAIN[number].key, model=MODEL), 100)
     index.remove_rows([CHAIN[number].key for number in forgotten])
-    differences = reconcile(index, folder)
-    assert {found.key for found, _ in differences.damaged} == {CHAIN[number].key for number in cut - deleted}
-    assert set(differences.removed) == {CHAIN[number].key for number in (deleted | cut) - forgotten}
+    gone = reconcile(index, folder)
+    assert {found[0].key for found in gone.values() if found is not None} == {CHAIN[number].key for number in cut - deleted}
+    assert gone.keys() == {CHAIN[number].key for number in (deleted - forgotten) | (cut - deleted)}
     entries = index.entries(1.0)
     assert {entry.block.key for entry in entries} == {CHAIN[n].key for n in range(6) if n not in deleted | cut}
     assert all(entry.pinned for entry in entries)
@@ -56,7 +56,8 @@ def test_a_file_in_another_models_folder_is_damage(tmp_path: Path) -> None:
     other = folder.make_model_folder("model two")
     block = make_block([77])
     write_file(other / f"{block.key.hex()}.block", block)
-    assert [found.path.parent for found, _ in reconcile(index, folder).damaged] == [other]
+    gone = reconcile(index, folder)
+    assert [found[0].path.parent for found in gone.values() if found is not None] == [other]
 
 
 def test_complete_files_of_a_dead_writer_are_saved_and_others_deleted(tmp_path: Path) -> None:
@@ -81,6 +82,6 @@ def test_a_row_with_another_size_is_made_anew_and_its_block_is_not_given_up(tmp_
     reconcile(index, folder)
     with sqlite3.connect(tmp_path / "i.sqlite") as other:
         other.execute(f"UPDATE blocks SET {damage} WHERE key = ?", (CHAIN[2].key,))
-    assert reconcile(index, folder) == Differences()
+    assert reconcile(index, folder) == {}
     assert {entry.block.key for entry in index.entries(0.0)} == {block.key for block in CHAIN}
     index.check_invariants()

@@ -45,7 +45,6 @@ def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_p
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
             found = {entry.block.key for entry in store.entries()}
             assert left <= found
-            assert store.statistics().salvaged_blocks == len(left)
             if left:
                 return
     pytest.skip("no kill fell between a write and its rename")

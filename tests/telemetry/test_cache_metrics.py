@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
-from holdfast.telemetry.metrics import Metrics, ModelFacts
+from holdfast.telemetry.metrics import Metrics
 
 STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
 MEMORY = CacheFigures(
@@ -19,24 +19,32 @@ MEMORY = CacheFigures(
 
 def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], float]:
     """Name and values of the labels → value, of everything that is shown of memories and stores."""
-    text = Metrics().exposition(statistics, ModelFacts()).decode()
+    text = Metrics().exposition(statistics).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
         (sample.name.removeprefix("holdfast_"), tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for sample in samples
-        if sample.name.startswith(("holdfast_memory_", "holdfast_store_"))
+        if sample.name.startswith(("holdfast_prefix_cache_", "holdfast_memory_", "holdfast_store_"))
     }
 
 
 def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
-    assert shown["memory_reused_tokens_total", ("m", "ram")] == 11
-    assert shown["memory_reused_tokens_total", ("m", "disk")] == 13
-    assert shown["memory_lookups_total", ("m", "diverged")] == 3
-    assert shown["memory_lookups_total", ("m", "complete")] == 1
-    assert shown["memory_waits_total", ("m",)] == 6
-    assert shown["memory_restore_seconds_bucket", ("+Inf", "m")] == 3
-    assert shown["memory_restore_seconds_sum", ("m",)] == 9
+    assert shown["prefix_cache_reused_tokens_total", ("m", "ram")] == 11
+    assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
+    assert shown["prefix_cache_lookups_total", ("m", "diverged")] == 3
+    assert shown["prefix_cache_lookups_total", ("m", "complete")] == 1
+    assert shown["prefix_cache_waits_total", ("m",)] == 6
+    assert shown["prefix_cache_restore_seconds_bucket", ("+Inf", "m")] == 3
+    assert shown["prefix_cache_restore_seconds_sum", ("m",)] == 9
+
+
+def test_each_figure_of_a_prefix_cache_stands_under_its_old_name_too_for_one_release() -> None:
+    shown = values(m=WorkerStatistics(memory=MEMORY))
+    new = {(name.removeprefix("prefix_cache_"), labels): value for (name, labels), value in shown.items() if "cache" in name}
+    old = {(name.removeprefix("memory_"), labels): value for (name, labels), value in shown.items() if "memory" in name}
+    assert new == old
+    assert len(new) > 10
 
 
 def test_a_store_that_cannot_be_written_is_told_with_what_it_has_dropped() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.messages.figures import Histogram, WorkerStatistics
-from holdfast.telemetry.metrics import Metrics, ModelFacts
+from holdfast.telemetry.metrics import Metrics
 
 
 def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
@@ -16,8 +16,10 @@ def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
 
 def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
     numbers = WorkerStatistics(steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0))
-    facts = ModelFacts(load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}})
-    text = Metrics().exposition({"a": numbers, "b": WorkerStatistics()}, facts).decode()
+    shown = Metrics().exposition(
+        {"a": numbers, "b": WorkerStatistics()}, load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}}
+    )
+    text = shown.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(family.documentation for family in families.values())
     steps = {sample.labels["model"]: sample.value for sample in families["holdfast_worker_steps"].samples}
@@ -30,5 +32,5 @@ def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None
 
 def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:
     metrics = Metrics()
-    metrics.exposition({"a": WorkerStatistics(running=1)}, ModelFacts())
-    assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({}, ModelFacts())
+    metrics.exposition({"a": WorkerStatistics(running=1)})
+    assert b'holdfast_worker_running{model="a"}' not in metrics.exposition({})

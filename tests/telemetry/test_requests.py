@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from holdfast.messages.events import CacheReport, FinishReason, Timings
 from holdfast.messages.output import ChoiceFinished, TextDelta
-from holdfast.telemetry.metrics import Metrics, ModelFacts
+from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.requests import RequestWatch
 
 
@@ -60,7 +60,7 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
 def test_a_refused_request_is_booked_under_no_model() -> None:
     metrics = Metrics()
     RequestWatch(metrics).close()
-    assert b"holdfast_request_seconds_count" not in metrics.exposition({}, ModelFacts())
+    assert b"holdfast_request_seconds_count" not in metrics.exposition({})
 
 
 def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:

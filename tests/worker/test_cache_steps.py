@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from holdfast.messages.commands import Command, StatisticsRequest
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
@@ -55,6 +57,18 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
     assert (report(inbox, "disk").ram_tokens, report(inbox, "disk").disk_tokens) == (0, 299)
     assert report(inbox, "disk").restore_seconds > 0
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
+    alone = in_turn(worker(name=name), greedy("again", prompt(300)))
+    worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", prompt(300))]])
+    subject = worker(tmp_path, name=name, ram_bytes=0)
+    inbox = in_turn(subject, greedy("again", prompt(300)), greedy("and again", prompt(300)))
+    for request in ("again", "and again"):
+        assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
+        assert inbox.tokens(request) == alone.tokens("again")
+    assert subject.index.statistics().ram.resident_bytes == 0
 
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -12,8 +13,8 @@ from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.services import Services
+from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
-from holdfast.intake.session_desk import SessionDesk
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
 from holdfast.telemetry.metrics import Metrics
@@ -26,7 +27,7 @@ def build_application(
     bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(
         generate=Gateway(residency.client, bundles, settings.limits).generate,
-        sessions=SessionDesk(residency.client),
+        sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,
         server=settings.server,

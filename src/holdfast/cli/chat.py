@@ -15,7 +15,7 @@ from holdfast.config import EffectiveSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.cli.chat_client import ChatClient
+    from holdfast.cli.server_client import ServerClient
 
 
 @settings_command
@@ -44,12 +44,12 @@ def chat(
 
 
 @contextlib.contextmanager
-def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterator[ChatClient]:
-    from holdfast.cli.chat_client import ChatClient
+def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterator[ServerClient]:
     from holdfast.cli.chat_server import own_server
+    from holdfast.cli.server_client import ServerClient
 
     if url:
-        client = ChatClient(url=url, api_key=effective.settings.server.api_key)
+        client = ServerClient(url=url, api_key=effective.settings.server.api_key)
         try:
             yield client
         finally:
@@ -63,7 +63,7 @@ def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterato
         yield client
 
 
-def _model(client: ChatClient, wanted: str) -> str:
+def _model(client: ServerClient, wanted: str) -> str:
     """The id to send: the wanted one, else the server's first. Raises ServerFailed."""
     from holdfast.cli.server_client import ServerFailed
 

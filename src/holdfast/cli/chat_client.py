@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
 _LEAST_SECONDS = 0.05  # an answer that took less from its first text to its last came in one piece, or as good as that
@@ -33,27 +31,22 @@ class AnswerStatistics:
         return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > _LEAST_SECONDS else 0.0
 
 
-class ChatClient(ServerClient):
-    """One server, spoken to in OpenAI's form. Blocking; closing an answer's iterator early stops the answer."""
+def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
+    """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way. Raises ServerFailed.
 
-    def stream(self, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
-        """The pieces of one answer; `statistics` is filled in on the way. Raises ServerFailed."""
-        began = time.monotonic()
-        options = {"include_usage": True} | ({"continuous_usage_stats": True} if self.is_holdfast else {})  # others may refuse it
-        request = {**body, "stream": True, "stream_options": options}
-        try:
-            with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
-                if response.is_error:
-                    raise ServerFailed(error_text(response.read().decode(errors="replace")))
-                for text in _pieces(response.iter_lines(), statistics):
-                    now = time.monotonic() - began
-                    statistics.first_token_seconds = statistics.first_token_seconds or now
-                    statistics.total_seconds = now
-                    yield text
-            if not statistics.finish_reason:
-                raise ServerFailed("the answer broke off: the server closed the connection before its end")
-        except httpx.HTTPError as error:
-            raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
+    Closing the iterator early stops the answer.
+    """
+    began = time.monotonic()
+    options = {"include_usage": True} | ({"continuous_usage_stats": True} if server.is_holdfast else {})  # others may refuse it
+    request = {**body, "stream": True, "stream_options": options}
+    with server.lines("/v1/chat/completions", request) as lines:
+        for text in _pieces(lines, statistics):
+            now = time.monotonic() - began
+            statistics.first_token_seconds = statistics.first_token_seconds or now
+            statistics.total_seconds = now
+            yield text
+    if not statistics.finish_reason:
+        raise ServerFailed("the answer broke off: the server closed the connection before its end")
 
 
 def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[str]:

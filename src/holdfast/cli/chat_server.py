@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from holdfast.cli.chat_client import ChatClient
-from holdfast.cli.server_client import ServerFailed, json_object
+from holdfast.cli.server_client import ServerClient, ServerFailed, json_object
 from holdfast.config import EffectiveSettings, shown_value
 
 _POLL_SECONDS = 0.05
@@ -23,7 +22,7 @@ _OF_ITS_OWN = ("server.host", "server.port", "server.api_key", "log.level")
 
 
 @contextlib.contextmanager
-def own_server(effective: EffectiveSettings, *, on_state: Callable[[str], None]) -> Iterator[ChatClient]:
+def own_server(effective: EffectiveSettings, *, on_state: Callable[[str], None]) -> Iterator[ServerClient]:
     """A server with these settings on a free loopback port, with a key of its own, for as long as the context lasts.
 
     on_state: called with what the server is doing until it is ready. Raises ServerFailed when it ends before that.
@@ -36,7 +35,7 @@ def own_server(effective: EffectiveSettings, *, on_state: Callable[[str], None])
         server = subprocess.Popen(  # a session of its own: Ctrl-C in the terminal is for the answer, not for the server
             _arguments(effective, port), stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ, start_new_session=True
         )
-        client = ChatClient(url=f"http://127.0.0.1:{port}", api_key=key, use_proxies=False)
+        client = ServerClient(url=f"http://127.0.0.1:{port}", api_key=key, use_proxies=False)
         try:
             _await_ready(client, server, log, limit_seconds=effective.settings.model.startup_seconds, on_state=on_state)
             yield client
@@ -66,7 +65,12 @@ def _arguments(effective: EffectiveSettings, port: int) -> list[str]:
 
 
 def _await_ready(
-    client: ChatClient, server: subprocess.Popen[bytes], log: IO[bytes], *, limit_seconds: float, on_state: Callable[[str], None]
+    client: ServerClient,
+    server: subprocess.Popen[bytes],
+    log: IO[bytes],
+    *,
+    limit_seconds: float,
+    on_state: Callable[[str], None],
 ) -> None:
     give_up_at = time.monotonic() + limit_seconds
     while server.poll() is None:

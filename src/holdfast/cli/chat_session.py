@@ -11,9 +11,9 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.chat_client import AnswerStatistics, ChatClient
+from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
 from holdfast.cli.errors import complain
-from holdfast.cli.server_client import ServerFailed
+from holdfast.cli.server_client import ServerClient, ServerFailed
 from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _LIKE_A_COMMAND = re.compile(r"/[A-Za-z?]*")  # so that a path is a message
 class ChatSession:
     """Keeps the messages, sends them, prints the answers."""
 
-    def __init__(self, client: ChatClient, model: str, console: Console, *, interactive: bool) -> None:
+    def __init__(self, client: ServerClient, model: str, console: Console, *, interactive: bool) -> None:
         self.system = ""
         self.options: dict[str, Any] = {}  # further fields of each request; None: not sent
         self._client, self._model, self._console, self._interactive = client, model, console, interactive
@@ -98,7 +98,7 @@ class ChatSession:
         statistics, said, stopped = AnswerStatistics(), "", False
         with _one_interrupt() as ignore_interrupts:
             try:
-                for piece in self._client.stream(body, statistics):
+                for piece in answer_pieces(self._client, body, statistics):
                     said += piece
                     self._show(piece)
             except ServerFailed as error:

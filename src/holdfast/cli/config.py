@@ -24,11 +24,11 @@ def config(
 
 
 def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
-    """Key → value (as a JSON value; a secret as whether it is set) and origin."""
+    """Key → value (as a JSON value; what stands for no number as its word, a secret as whether it is set) and origin."""
     rows = {}
     for key, spec in all_specs().items():
-        value = value_of(effective.settings, key)
-        rows[key] = {"value": shown_value(effective.settings, key) if spec.secret else value, "origin": effective.origins[key]}
+        value, shown = value_of(effective.settings, key), shown_value(effective.settings, key)
+        rows[key] = {"value": shown if spec.secret or shown in ("auto", "off") else value, "origin": effective.origins[key]}
     return rows
 
 

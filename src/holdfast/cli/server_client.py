@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -72,6 +73,17 @@ class ServerClient:
         if response.is_error and not (path == "/health" and content):  # /health has an error status until a model is ready
             raise self._refused(response.status_code, response.text)
         return content
+
+    @contextlib.contextmanager
+    def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """The lines of an answer that is streamed, as they come. Raises ServerFailed."""
+        try:
+            with self._http.stream("POST", path, json=body) as response:
+                if response.is_error:
+                    raise ServerFailed(error_text(response.read().decode(errors="replace")))
+                yield response.iter_lines()
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
 
     def download(self, path: str, target: Path, **request: Any) -> int:
         """Write an answer into a file; returns its bytes. What is not whole does not stay. Raises ServerFailed and OSError."""

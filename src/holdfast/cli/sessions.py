@@ -15,11 +15,11 @@ import typer
 from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
+from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 
 if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
 
-_PATH = "/v1/sessions"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
 
@@ -38,7 +38,7 @@ Ttl: TypeAlias = Annotated[
 @server_command
 def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the last used first."""
-    found = server.call("GET", _PATH)["data"]
+    found = _ask(server, "list")["data"]
     if as_json:
         _print_json(found)
     elif found:
@@ -51,7 +51,7 @@ def list_sessions(server: ServerClient, as_json: Json = False) -> None:
 @server_command
 def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
     """Show one session."""
-    _print(server.call("GET", _path(session_id)), as_json=as_json)
+    _print(_ask(server, "get", session_id), as_json=as_json)
 
 
 @sessions.command("open")
@@ -64,8 +64,7 @@ def open_session(
     as_json: Json = False,
 ) -> None:
     """Begin a session. Requests that name one that is not there do so by themselves."""
-    body = {"pinned": pin} | _named(session_id) | _ttl(ttl)
-    _print(server.call("POST", _PATH, json=body), as_json=as_json)
+    _print(_ask(server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)), as_json=as_json)
 
 
 @sessions.command("fork")
@@ -79,22 +78,21 @@ def fork(
     as_json: Json = False,
 ) -> None:
     """Begin a session where another one is; both go on from there."""
-    body = {"pinned": pin} | _named(new_id) | _ttl(ttl)
-    _print(server.call("POST", _path(session_id, "fork"), json=body), as_json=as_json)
+    _print(_ask(server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)), as_json=as_json)
 
 
 @sessions.command("pin")
 @server_command
 def pin_session(server: ServerClient, session_id: Id) -> None:
     """Keep what a session has read from eviction."""
-    _print(server.call("PATCH", _path(session_id), json={"pinned": True}))
+    _print(_ask(server, "update", session_id, json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
 def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Let a session's blocks be evicted like any others."""
-    _print(server.call("PATCH", _path(session_id), json={"pinned": False}))
+    _print(_ask(server, "update", session_id, json={"pinned": False}))
 
 
 @sessions.command("close")
@@ -105,7 +103,7 @@ def close_session(
     forget: Annotated[bool, typer.Option("--forget", help="Delete what it has read, as far as nobody else needs it.")] = False,
 ) -> None:
     """End a session."""
-    server.call("DELETE", _path(session_id), params={"forget": "true"} if forget else {})
+    _ask(server, "close", session_id, params={"forget": "true"} if forget else {})
     typer.echo(f"closed {session_id}")
 
 
@@ -120,7 +118,7 @@ def export_session(
     """Write a session with everything that is kept of it into a file."""
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already; --force replaces it")
-    size = server.download(_path(session_id, "export"), file)
+    size = server.download(_path("export", session_id), file)
     typer.echo(f"wrote {file}, {size_text(size)}")
 
 
@@ -134,12 +132,15 @@ def import_session(
 ) -> None:
     """Take in a session from a file. Only of the same model, with the same weights, tokenizer and codec."""
     with file.open("rb") as content:
-        found = server.call("POST", f"{_PATH}/import", params=_named(session_id), content=content)
-    _print(found, as_json=as_json)
+        _print(_ask(server, "import", params=_named(session_id), content=content), as_json=as_json)
 
 
-def _path(session_id: str, *more: str) -> str:
-    return "/".join((_PATH, quote(session_id, safe=""), *more))
+def _ask(server: ServerClient, operation: OperationName, session_id: str = "", **request: Any) -> dict[str, Any]:
+    return server.call(SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request)
+
+
+def _path(operation: OperationName, session_id: str) -> str:
+    return SESSIONS_PATH + SESSION_OPERATIONS[operation].path.format(session_id=quote(session_id, safe=""))
 
 
 def _named(session_id: str | None) -> dict[str, Any]:

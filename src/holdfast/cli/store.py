@@ -70,7 +70,8 @@ def verify(folder: Folder = None, config: Config = None, as_json: Json = False) 
     with _plain_failures():
         report = verify_store(Path(_settings(folder, config).folder))
     if as_json:
-        _print_json(dataclasses.asdict(report))
+        bad = [{"path": path, "reason": reason} for path, reason in report.bad.items()]
+        _print_json(dataclasses.asdict(report) | {"bad": bad})
     else:
         _print_verified(report)
     if report.bad:
@@ -178,8 +179,8 @@ def _print_models(models: Sequence[ModelHoldings]) -> None:
 
 def _print_verified(report: VerifyReport) -> None:
     typer.echo(f"checked {count_text(report.files, 'file')}, {size_text(report.file_bytes)}, in {report.seconds:.1f} s")
-    for bad in report.bad:
-        typer.echo(f"damaged: {bad.path}: {bad.reason}")
+    for path, reason in report.bad.items():
+        typer.echo(f"damaged: {path}: {reason}")
     typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "all are whole")
 
 

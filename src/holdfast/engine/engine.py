@@ -52,14 +52,6 @@ class KVCosts:
     form: ModelForm | None  # of what can be kept of a sequence; None when its layers have no snapshot form
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
-    """Gauges of now."""
-
-    sequences: int
-    live_bytes: int
-
-
 class Engine:
     """Live sequences of one model, advanced step by step."""
 
@@ -195,12 +187,17 @@ class Engine:
         self.close("costs")
         return costs
 
-    def statistics(self) -> EngineStatistics:
-        """Gauges of now."""
+    @property
+    def open_sequences(self) -> int:
+        """How many are open."""
+        return len(self._sequences)
+
+    @property
+    def live_bytes(self) -> int:
+        """What the live state of all of them takes now."""
         # by identity: sequences that decode together keep rows of one stack
         arrays = {id(array): array for sequence in self._sequences.values() for array in sequence.arrays()}
-        live = sum(array.nbytes for array in arrays.values())
-        return EngineStatistics(sequences=len(self._sequences), live_bytes=live)
+        return sum(array.nbytes for array in arrays.values())
 
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         """Draw where it is wanted, and note what of the prompts is to be scored."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -87,96 +88,88 @@ class ManyKept:
         return first + int(np.argmax(np.log(inner) + _gumbel(key, np.arange(blocks, blocks + len(inner)))))
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """From logits to weights, in the operations of `sampling_draw`."""
+class WeighedRow:
+    """A row of logits as weights, in the operations of `sampling_draw`: the likeliest token weighs 1."""
 
-    peak: np.float32
-    coldness: np.float32
-
-    @staticmethod
-    def of(row: Floats, params: SamplingParams) -> Scale:
-        """That of a row; its peak is NaN where the row holds one."""
-        return Scale(row.max(), np.float32(1.0 / min(params.temperature, HOTTEST)))
+    def __init__(self, row: Floats, params: SamplingParams) -> None:
+        self.row = row
+        self.peak: np.float32 = row.max()  # NaN where the row holds one
+        self._coldness = np.float32(1.0 / min(params.temperature, HOTTEST))
 
     def nats(self, logits: Floats) -> Floats:
         """Logarithms of the weights."""
-        return (logits - self.peak) * self.coldness
+        return (logits - self.peak) * self._coldness
 
     def weights(self, logits: Floats) -> Floats:
-        """The likeliest token of the row weighs 1."""
+        """The weights of some of the row's logits."""
         scaled = self.nats(logits)
         return np.exp(scaled, out=scaled)
 
+    @cached_property
+    def groups(self) -> GroupedRow:
+        """The row in groups."""
+        return GroupedRow(self.row)
 
-def kept_tokens(logits: Floats, params: SamplingParams, scale: Scale) -> FewKept | ManyKept:
-    """What top-p and min-p leave of a row with a finite maximum. At least one of them is on."""
-    floor = min(params.min_p, 1.0)
-    if params.top_p < 1.0:
-        if logits.size <= _SORTED_AT_ONCE:
-            weights = scale.weights(logits)
-            return _many(weights, threshold=max(_edge(weights, top_p=params.top_p), floor))
-        return _nucleus(_Weighed(logits, scale), top_p=params.top_p, floor=floor)
-    row = _Weighed(logits, scale)
-    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _MANY_GROUPS:
-        return _many(row.everything(), threshold=floor)
-    return row.few(*row.at_least(floor), threshold=floor)
-
-
-def _draw(row: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
-    scale = Scale.of(row, params)
-    if not np.isfinite(scale.peak):
-        return 0
-    if params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _draw_unfiltered(row, scale, key)
-    return kept_tokens(row, params, scale).draw(key)
-
-
-def _blocks(columns: int) -> int:
-    return -(-columns // BLOCK)
-
-
-class _Weighed:
-    """A row whose groups are weighed by their likeliest token."""
-
-    def __init__(self, row: Floats, scale: Scale) -> None:
-        self._groups, self._scale = GroupedRow(row), scale
-        self.group_tokens = self._groups.size
-        self.tops = scale.weights(self._groups.maxima)
+    @cached_property
+    def tops(self) -> Floats:
+        """The weight of each group's likeliest token."""
+        return self.weights(self.groups.maxima)
 
     def at_least(self, weight: float) -> tuple[Ids, Floats]:
         """The tokens of all groups that have one of at least this weight, and their weights, in no order."""
-        ids = self._groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
-        return ids, self._scale.weights(self._groups.row[ids])
-
-    def everything(self) -> Floats:
-        """All weights."""
-        return self._scale.weights(self._groups.row)
+        ids = self.groups.tokens(np.flatnonzero(self.tops >= np.float32(weight)))
+        return ids, self.weights(self.row[ids])
 
     def few(self, ids: Ids, weights: Floats, *, threshold: float) -> FewKept:
         """Those of at least this weight."""
         kept = np.flatnonzero(weights >= np.float32(threshold))
         ids, weights = ids[kept], weights[kept]
         order = np.argsort(ids)
-        return FewKept(ids[order], weights[order], self._groups.row.size)
+        return FewKept(ids[order], weights[order], self.row.size)
+
+
+def kept_tokens(row: WeighedRow, params: SamplingParams) -> FewKept | ManyKept:
+    """What top-p and min-p leave of a row with a finite maximum. At least one of them is on."""
+    floor = min(params.min_p, 1.0)
+    if params.top_p < 1.0:
+        if row.row.size <= _SORTED_AT_ONCE:
+            weights = row.weights(row.row)
+            return _many(weights, threshold=max(_edge(weights, top_p=params.top_p), floor))
+        return _nucleus(row, top_p=params.top_p, floor=floor)
+    if np.count_nonzero(row.tops >= np.float32(floor)) > len(row.tops) * _MANY_GROUPS:
+        return _many(row.weights(row.row), threshold=floor)
+    return row.few(*row.at_least(floor), threshold=floor)
+
+
+def _draw(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
+    row = WeighedRow(logits, params)
+    if not np.isfinite(row.peak):
+        return 0
+    if params.top_p >= 1.0 and params.min_p <= 0.0:
+        return _draw_unfiltered(row, key)
+    return kept_tokens(row, params).draw(key)
+
+
+def _blocks(columns: int) -> int:
+    return -(-columns // BLOCK)
 
 
 def _many(weights: Floats, *, threshold: float) -> ManyKept:
     return ManyKept(weights * (weights >= np.float32(threshold)))
 
 
-def _nucleus(row: _Weighed, *, top_p: float, floor: float) -> FewKept | ManyKept:
+def _nucleus(row: WeighedRow, *, top_p: float, floor: float) -> FewKept | ManyKept:
     """The tokens that complete `top_p`, from bounds on what most tokens weigh if these decide it, else from what they weigh."""
     rising = np.sort(row.tops)
-    unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.group_tokens  # by the number of groups left out
-    left_out = _groups_within(unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.group_tokens)
+    unseen_at_most = np.append(0.0, np.cumsum(rising, dtype=np.float64)) * row.groups.size  # by the number of groups left out
+    left_out = _groups_within(unseen_at_most, _ALLOWANCE * (1.0 - top_p) * unseen_at_most[-1] / row.groups.size)
     seen_share = 1 - left_out / len(rising)
     if seen_share <= _FEW_GROUPS:
         ids, weights = row.at_least(float(rising[left_out]))
         edge = _certain_edge(weights, top_p=top_p, unseen_at_most=float(unseen_at_most[left_out]))
         if edge is not None and edge > (rising[left_out - 1] if left_out else 0.0):
             return row.few(ids, weights, threshold=max(edge, floor))
-    everything = row.everything()
+    everything = row.weights(row.row)
     find = _edge if seen_share <= _MANY_GROUPS else _edge_by_histogram
     return _many(everything, threshold=max(find(everything, top_p=top_p), floor))
 
@@ -220,18 +213,19 @@ def _edge_by_histogram(weights: Floats, *, top_p: float) -> float:
     return float(falling[min(inside, len(falling) - 1)])
 
 
-def _draw_unfiltered(row: Floats, scale: Scale, key: tuple[int, int]) -> int:
+def _draw_unfiltered(weighed: WeighedRow, key: tuple[int, int]) -> int:
     """The same over the whole vocabulary: only blocks that can win, by their largest weight and their noise, are summed."""
+    row = weighed.row
     whole = row.size // BLOCK
     maxima = row[: whole * BLOCK].reshape(whole, BLOCK).max(axis=1)
     if row.size > whole * BLOCK:
         maxima = np.append(maxima, row[whole * BLOCK :].max())
     noise = _gumbel(key, np.arange(len(maxima)))
-    least = scale.nats(maxima) + noise
+    least = weighed.nats(maxima) + noise
     able = np.flatnonzero(least >= least.max() - (math.log(BLOCK) + _ROUNDING_NATS))
-    sums = [scale.weights(row[at * BLOCK : (at + 1) * BLOCK]).sum() for at in able]
+    sums = [weighed.weights(row[at * BLOCK : (at + 1) * BLOCK]).sum() for at in able]
     block = int(able[np.argmax(np.log(np.array(sums)) + noise[able])])
-    inner = scale.weights(row[block * BLOCK : (block + 1) * BLOCK])
+    inner = weighed.weights(row[block * BLOCK : (block + 1) * BLOCK])
     offset = int(np.argmax(np.log(inner) + _gumbel(key, np.arange(len(inner)) + len(maxima))))
     return block * BLOCK + offset
 

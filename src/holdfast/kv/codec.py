@@ -122,10 +122,11 @@ def checkpoint_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> StateChec
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What bytes are said to be, checked: tokens of a block or position of a checkpoint, and the arrays."""
+    """What bytes are said to be, checked: tokens of a block or position of a checkpoint, the arrays, where a block begins."""
 
     length: int
     arrays: tuple[ArrayForm, ...]
+    start: int = 0
 
 
 def check_block(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, codec: Codec) -> Description:
@@ -138,7 +139,7 @@ def check_block(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm, cod
         raise SnapshotMismatch(f"a run of {form.tokens} tokens begins at token {form.start}")
     expected = tuple(array for kept in model.block for array in _packed_forms(kept.of(form.tokens), codec=codec))
     _check_arrays(form.arrays, part_bytes, expected=expected)
-    return Description(form.tokens, expected)
+    return Description(form.tokens, expected, form.start)
 
 
 def check_checkpoint(meta: bytes, part_bytes: Sequence[int], *, model: ModelForm) -> Description:

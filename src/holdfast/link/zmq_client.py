@@ -16,9 +16,8 @@ from zmq.utils.monitor import recv_monitor_message
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventRouter, EventStream
-from holdfast.link.heartbeats import Heartbeats
 from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
-from holdfast.messages.events import Event, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.messages.events import Event, Heartbeat, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
@@ -44,14 +43,14 @@ class ZmqEngineClient:
         self._loop = asyncio.get_running_loop()
         self._claim = _socket_folder()
         self._folder = self._claim.folder
-        self.endpoint = f"ipc://{self._folder}/{_SOCKET}"
+        self.endpoint, self.heartbeat_endpoint = f"ipc://{self._folder}/{_SOCKET}", f"ipc://{self._folder}/beat"
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
         self._router = EventRouter()
         self._unread_bytes = unread_bytes
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(list[Event])
+        self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[Event]), msgspec.msgpack.Decoder(Heartbeat)
         self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
@@ -74,7 +73,10 @@ class ZmqEngineClient:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
-        self.heartbeats = Heartbeats(self._context, f"ipc://{self._folder}/beat")
+        self.heartbeats: zmq.Socket[bytes] = self._context.socket(zmq.PULL)  # only the newest is kept
+        for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
+            self.heartbeats.setsockopt(option, value)
+        self.heartbeats.bind(self.heartbeat_endpoint)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(self.endpoint)
 
@@ -132,6 +134,13 @@ class ZmqEngineClient:
             return await answer
         finally:
             self._session_calls.pop(command.call_id, None)
+
+    def poll_heartbeat(self) -> Heartbeat | None:
+        """The newest heartbeat of the worker, if one has come since the last look. Needs no reader on the loop."""
+        newest = None
+        while not self.heartbeats.closed and _readable(self.heartbeats):
+            newest = self._beat_decoder.decode(self.heartbeats.recv(zmq.NOBLOCK))
+        return newest
 
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""

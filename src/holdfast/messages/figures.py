@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
+
+DropReason: TypeAlias = Literal["queue_full", "memory_only", "daily_budget", "no_room"]
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,11 +17,14 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     total: float = 0.0
 
 
-class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The store of a worker: the folder as it is now, and counters of this worker since its start."""
+class StoreFigures(msgspec.Struct, kw_only=True):
+    """The store of a worker: the folder as it is now, and counters of this worker since its start.
+
+    The store's threads count in one of these, each in fields of its own; what travels is a copy.
+    """
 
     model: str  # short name of the model in the folder
-    mode: str  # writing, or memory-only while the folder cannot be written
+    mode: Literal["writing", "memory-only"] = "writing"  # memory-only while the folder cannot be written
     blocks: int = 0
     stored_bytes: int = 0
     allowed_bytes: int = 0
@@ -30,7 +37,7 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     bad_blocks: int = 0
     missing_blocks: int = 0
     outages: int = 0  # how often the folder could not be written
-    dropped_blocks: dict[str, int] = {}  # not written, by reason
+    dropped_blocks: dict[DropReason, int] = {}  # not written, by reason
 
 
 class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
-"""Frozen messages about sessions, named branches of what is kept. Leaf module; the link carries them like `messages`."""
+"""What can be done with sessions, named branches of what is kept: the table of it, the command, the answer. Leaf module."""
 
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+import uuid
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -13,85 +14,74 @@ LONGEST_METADATA_KEY, LONGEST_METADATA_VALUE = 64, 512
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400
 
 
-class OpenSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Begin a session. Command of the link, answered by one `SessionAnswer` like all that follow."""
+OperationName: TypeAlias = Literal["list", "open", "import", "export", "get", "update", "fork", "close"]
+Ttl: TypeAlias = float | msgspec.UnsetType | None  # seconds since its last use; None: it never ends by itself
 
-    call_id: str
+
+class SessionOperation(msgspec.Struct, frozen=True):
+    """One thing that can be done with sessions. HTTP's routes are made from it; the command line and the library go by it."""
+
+    name: OperationName
+    method: str
+    path: str  # of HTTP, below SESSIONS_PATH
+    takes: tuple[str, ...]  # fields of SessionCommand, besides those that each operation has
+    title: str  # in the description of the API, as is the summary
+    summary: str
+
+
+SESSIONS_PATH = "/v1/sessions"
+_OF_ONE = "/{session_id}"
+_OPERATIONS = (
+    SessionOperation("list", "GET", "", ("limit",), "list_sessions", "The sessions of a model, the last used first."),
+    SessionOperation(
+        "open", "POST", "", ("session_id", "ttl_seconds", "pinned", "metadata"), "open_session", "Begin a session."
+    ),
+    SessionOperation(
+        "import", "POST", "/import", ("path", "session_id"), "import_session",
+        "Take in a session from a file that was exported; it keeps its name unless `id` gives another one.",
+    ),
+    SessionOperation(
+        "export", "GET", f"{_OF_ONE}/export", ("session_id", "path"), "export_session",
+        "A session as one file, for another server with the same model, or to be kept.",
+    ),
+    SessionOperation("get", "GET", _OF_ONE, ("session_id",), "get_session", "One session."),
+    SessionOperation(
+        "update", "PATCH", _OF_ONE, ("session_id", "ttl_seconds", "pinned", "metadata"), "change_session",
+        "Pin or unpin a session, or change how long it lives or its metadata.",
+    ),
+    SessionOperation(
+        "fork", "POST", f"{_OF_ONE}/fork", ("session_id", "new_session_id", "ttl_seconds", "pinned"), "fork_session",
+        "Begin a session where another one is; both go on from there, and share what they have in common.",
+    ),
+    SessionOperation(
+        "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
+        "End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted.",
+    ),
+)  # fmt: skip
+SESSION_OPERATIONS: dict[OperationName, SessionOperation] = {operation.name: operation for operation in _OPERATIONS}
+
+
+def _new_call_id() -> str:
+    return uuid.uuid4().hex
+
+
+class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Something to be done with a tenant's sessions. Command of the link, answered by one `SessionAnswer`.
+
+    Of the fields from `session_id` on, those count that the operation `takes`.
+    """
+
+    operation: OperationName
     tenant: str
-    session_id: str
-    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET  # since its last use; None: it never ends by itself
-    pinned: bool = False
-    metadata: dict[str, str] = {}
-
-
-class ListSessions(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for the sessions of a tenant, the last used first."""
-
-    call_id: str
-    tenant: str
-    limit: int = 1000
-
-
-class GetSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask for one session."""
-
-    call_id: str
-    tenant: str
-    session_id: str
-
-
-class UpdateSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Change a session; what is left out stays."""
-
-    call_id: str
-    tenant: str
-    session_id: str
-    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
+    call_id: str = msgspec.field(default_factory=_new_call_id)
+    session_id: str = ""  # of an import: what it is called here; empty: as in the file
+    new_session_id: str = ""
+    ttl_seconds: Ttl = msgspec.UNSET  # left out: it stays, or is as the settings have it, or as the forked one's
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ForkSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Begin a session where another one is; both go on from there."""
-
-    call_id: str
-    tenant: str
-    session_id: str
-    new_session_id: str
-    ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET  # left out: as the other's
-    pinned: bool = False
-
-
-class CloseSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End a session. What it has read stays as long as there is room, unless it is to be forgotten."""
-
-    call_id: str
-    tenant: str
-    session_id: str
     forget: bool = False  # delete what no other session and no other branch stands on
-
-
-class ExportSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Write a session into a portable file."""
-
-    call_id: str
-    tenant: str
-    session_id: str
-    path: str
-
-
-class ImportSession(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Take in a session from a portable file."""
-
-    call_id: str
-    tenant: str
-    path: str
-    session_id: str = ""  # empty: as it is called in the file
-
-
-SessionCommand: TypeAlias = (
-    OpenSession | ListSessions | GetSession | UpdateSession | ForkSession | CloseSession | ExportSession | ImportSession
-)
+    path: str = ""  # of the portable file
+    limit: int = 1000  # list at most so many
 
 
 class PinState(enum.Enum):

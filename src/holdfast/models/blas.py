@@ -42,8 +42,8 @@ class BlasReport:
 _current = BlasReport(in_front=False, reason="nothing was put in front of it")
 
 
-def prepare_blas(threads: int = 0) -> BlasReport:
-    """Load OpenBLAS or MKL ahead of MLX; `threads` 0 means one per usable core. Call before anything imports MLX.
+def prepare_blas(threads: int | None = None) -> BlasReport:
+    """Load OpenBLAS or MKL ahead of MLX; `threads` None means one per usable core. Call before anything imports MLX.
 
     Does nothing on systems other than Linux, after MLX was imported, or when neither library can be used; the result says so.
     Idempotent: a later call only returns what the first one found.

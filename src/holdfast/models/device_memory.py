@@ -46,17 +46,17 @@ def usable_bytes(working_set_bytes: int) -> int:
     return max(memory_report().available_bytes, working_set_bytes)
 
 
-def kv_budget_bytes(requested: int, *, memory: DeviceMemory, weight_bytes: int) -> int:
-    """The budget for live KV. `requested` is the setting model.memory_bytes, 0 for automatic. Call it after loading.
+def kv_budget_bytes(requested: int | None, *, memory: DeviceMemory, weight_bytes: int) -> int:
+    """The budget for live KV. `requested` is the setting model.memory_bytes, None for automatic. Call it after loading.
 
     Automatic: a share of what is available; with a GPU of what the weights leave of its working set (the smaller of the two where
     memory is unified). Raises ModelLoadError when a requested budget is larger than all memory.
     """
     discrete = memory.working_set_bytes > 0 and not memory.unified
     total = memory.working_set_bytes if discrete else memory.total_bytes
-    if requested > total:
+    if requested is not None and requested > total:
         raise ModelLoadError(f"model.memory_bytes = {requested:,} is more than the {total:,} bytes of memory that there are")
-    if requested:
+    if requested is not None:
         return requested
     left_of_working_set = memory.working_set_bytes - weight_bytes
     if discrete:

@@ -28,13 +28,13 @@ _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 where nobody knows
 UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
 
-def context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int = 0) -> int:
+def context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None, requested: int | None = None) -> int:
     """Longest sequence in tokens. `tokenizer_limit` (model_max_length) counts only when the configuration says nothing.
 
     Raises ModelLoadError when more is requested than the model was made for.
     """
     known = next((value for part in _parts(config) if (value := _own_context(part))), 0) or _sane(tokenizer_limit)
-    if known and requested > known:
+    if known and requested is not None and requested > known:
         raise ModelLoadError(f"model.context_tokens = {requested:,} is more than the model's own {known:,}")
     return requested or known or UNKNOWN_CONTEXT_TOKENS
 

@@ -22,17 +22,17 @@ _REPEATS = 4
 T = TypeVar("T")
 
 
-def measure_gflops(*, blas: bool, threads: int = 0, size: int = 0) -> float:
+def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> float:
     """Billions of float32 operations per second in a product of two square matrices, in a process of its own.
 
     `blas`: put OpenBLAS or MKL in front first; `size` 0: 1,024, on a GPU 4,096. Takes about two seconds. Raises HoldfastError.
     """
-    return _child("gflops", str(int(blas)), str(threads), str(size), kind=float)
+    return _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
 
 
-def platform_in_subprocess(*, threads: int = 0) -> platform.PlatformReport:
+def platform_in_subprocess(*, threads: int | None = None) -> platform.PlatformReport:
     """The platform report of a process that puts a BLAS in front, as a worker does. Raises HoldfastError."""
-    return _child("platform", str(threads), kind=platform.PlatformReport)
+    return _child("platform", str(threads or 0), kind=platform.PlatformReport)
 
 
 def _child(*arguments: str, kind: type[T]) -> T:

@@ -74,7 +74,7 @@ class WorkerProcess:
         assignment = Assignment(
             settings=settings,
             endpoint=client.endpoint,
-            heartbeat_endpoint=client.heartbeats.endpoint,
+            heartbeat_endpoint=client.heartbeat_endpoint,
             parent_pid=os.getpid(),
         )
         try:
@@ -166,7 +166,7 @@ class WorkerProcess:
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = loop.time()
-            self.hang = self.watchdog.look(self.client.heartbeats.poll(), elapsed_seconds=now - looked_at)
+            self.hang = self.watchdog.look(self.client.poll_heartbeat(), elapsed_seconds=now - looked_at)
             looked_at = now
         if self.hang is not None and self.is_alive:
             self._kill()
@@ -195,7 +195,7 @@ def describe_exit(code: int) -> str:
 def _environment(model: ModelSettings) -> dict[str, str]:
     """The worker's environment: ours; the number of BLAS threads only when it is set."""
     environment = dict(os.environ)
-    if model.threads > 0:
+    if model.threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = str(model.threads)
     return environment
 

@@ -52,11 +52,11 @@ class Scheduler:
     ) -> None:
         """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows.
 
-        Raises ConfigError when `settings.step_tokens` is still `auto` (0): only the worker knows the device.
+        Raises ConfigError when `settings.step_tokens` is still `auto`: only the worker knows the device.
         """
-        if settings.step_tokens < 1:
+        if settings.step_tokens is None or settings.step_tokens < 1:
             raise ConfigError(f"scheduler.step_tokens = {settings.step_tokens} must be at least 1 once the device is known")
-        self._settings = settings
+        self._settings, self._step_tokens = settings, settings.step_tokens
         self._context_tokens = context_tokens
         self._ledger = KvLedger(costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens)
         self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens)
@@ -355,7 +355,7 @@ class Scheduler:
         number = self._issued_steps + 1
         spans = self._decode_spans(number)
         rows = len(spans)
-        has_chunks = bool(self._reading) and rows < self._settings.step_tokens
+        has_chunks = bool(self._reading) and rows < self._step_tokens
         load, drawless = self._add_chunks(spans, number) if has_chunks else (StepLoad(rows), ())
         if not spans:
             return _NOTHING_TO_DO.plan
@@ -383,7 +383,7 @@ class Scheduler:
 
     def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
         """All that decode, unless there are more of them than fit beside a chunk: then they take turns."""
-        limit = self._settings.step_tokens
+        limit = self._step_tokens
         if self._reading:
             # With a single token per step, prompts and answers alternate.
             limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
@@ -399,7 +399,7 @@ class Scheduler:
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[ScheduledSequence] = []
-        chunks = self._sharing.share(self._reading, tokens=self._settings.step_tokens - rows, seconds=seconds, step=number)
+        chunks = self._sharing.share(self._reading, tokens=self._step_tokens - rows, seconds=seconds, step=number)
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from holdfast.messages.sessions import PinState
-from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
-from holdfast.sessions.record import record_name
-from holdfast.sessions.session import Session
+from holdfast.sessions.record import Session, record_name
 from holdfast.store.block import BlockKey
 from holdfast.store.store import FOREVER
 
 
 class SessionPins:
-    """Pins of all sessions. What several of them stand on counts once."""
+    """The one table of who pins what; what several sessions stand on counts once.
 
-    def __init__(self, memory: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
-        self._memory, self._quota_bytes = memory, quota_bytes
-        self._pinned: dict[str, set[BlockKey]] = {}  # by the session's record name
-        self._holders: dict[BlockKey, int] = {}
+    The index is told of a key once, when the first session pins it and when the last one lets go; the store of each session's
+    keys, since its pins outlive this process.
+    """
+
+    def __init__(self, cache: PrefixCache, *, quota_bytes: Callable[[], int]) -> None:
+        self._cache, self._quota_bytes = cache, quota_bytes
+        self._keys: dict[str, set[BlockKey]] = {}  # by the session's record name
+        self._holders: Counter[BlockKey] = Counter()
         self._sizes: dict[BlockKey, int] = {}  # as they were when they were pinned
         self._pinned_bytes = 0
         self._over: set[str] = set()
@@ -31,36 +34,28 @@ class SessionPins:
 
     def fits(self, session: Session) -> bool:
         """Whether all of a session can be pinned."""
-        return self._wanted_bytes(_keys(session)) <= self._quota_bytes() - self.pinned_bytes
+        return self._fit(key for branch in session.branches for key in branch.keys)
 
-    def settle(self, session: Session) -> None:
+    def sync(self, session: Session) -> None:
         """Pin what the session stands on, as far as the quota goes, and nothing else; nothing when it is not pinned."""
         name = record_name(session)
         branches = session.branches if session.pinned else ()
-        before = self._pinned.get(name, set())
-        self._unpin(name, before - {key for branch in branches for key in branch.keys})
+        self._unpin(name, self._keys.get(name, set()) - {key for branch in branches for key in branch.keys})
         self._over.discard(name)
         for branch in branches:
-            self._pin_branch(name, branch)
-        if self._memory.store is not None and (now := self._pinned.get(name)):
-            until = FOREVER if session.expires_at is None else session.expires_at
-            self._memory.store.pin(now, holder=name, until=until)
-
-    def _pin_branch(self, name: str, branch: Branch) -> None:
-        """As far as it is there: what stands behind something that is gone, or that does not fit, would be of no use."""
-        pinned = self._pinned.get(name, set())
-        for key in self._memory.index.kept_part(branch).keys:
-            if key in pinned:
-                continue
-            if self._wanted_bytes((key,)) > self._quota_bytes() - self.pinned_bytes:
-                self._over.add(name)
-                return
-            self._pin(name, key)
+            # What stands behind something that is gone, or that does not fit, would be of no use.
+            for key in self._cache.index.kept_part(branch).keys:
+                if not self._pin(name, key):
+                    self._over.add(name)
+                    break
+        store, keys = self._cache.store, self._keys.get(name)
+        if store is not None and keys:
+            store.pin(keys, holder=name, until=FOREVER if session.expires_at is None else session.expires_at)
 
     def drop(self, session: Session) -> None:
         """A session ends: nothing is kept on its account."""
         name = record_name(session)
-        self._unpin(name, self._pinned.get(name, set()))
+        self._unpin(name, set(self._keys.get(name, ())))
         self._over.discard(name)
 
     def state_of(self, session: Session) -> PinState:
@@ -69,32 +64,43 @@ class SessionPins:
             return PinState.NONE
         return PinState.OVER_QUOTA if record_name(session) in self._over else PinState.KEPT
 
-    def _wanted_bytes(self, keys: Sequence[BlockKey]) -> int:
-        return sum(self._memory.index.size_of(key) for key in keys if key not in self._holders)
+    def check_invariants(self) -> None:
+        """Assert that the counts agree with who pins what."""
+        held = Counter(key for keys in self._keys.values() for key in keys)
+        assert self._holders == held, "a key has other holders than sessions that pin it"
+        assert self._sizes.keys() == self._holders.keys(), "sizes of other keys"
+        assert self._pinned_bytes == sum(self._sizes.values()), "other bytes than those of all pins"
+        assert all(self._keys.values()), "a session that pins nothing"
 
-    def _pin(self, name: str, key: BlockKey) -> None:
-        self._pinned.setdefault(name, set()).add(key)
-        self._holders[key] = self._holders.get(key, 0) + 1
-        if key not in self._sizes:
-            self._sizes[key] = self._memory.index.size_of(key)
+    def _fit(self, keys: Iterable[BlockKey]) -> bool:
+        new = {key for key in keys if key not in self._holders}
+        return sum(map(self._cache.index.size_of, new)) <= self._quota_bytes() - self._pinned_bytes
+
+    def _pin(self, name: str, key: BlockKey) -> bool:
+        """Whether a session has a key pinned now; it has not when the quota is used up."""
+        if key in self._keys.get(name, ()):
+            return True
+        if not self._fit((key,)):
+            return False
+        self._keys.setdefault(name, set()).add(key)
+        self._holders[key] += 1
+        if self._holders[key] == 1:
+            self._sizes[key] = self._cache.index.size_of(key)
             self._pinned_bytes += self._sizes[key]
-        self._memory.index.pin((key,))
+            self._cache.index.pin((key,))
+        return True
 
     def _unpin(self, name: str, keys: set[BlockKey]) -> None:
         if not keys:
             return
-        self._memory.index.unpin(keys)
-        for key in keys:
-            self._holders[key] -= 1
-            if not self._holders[key]:
-                del self._holders[key]
-                self._pinned_bytes -= self._sizes.pop(key)
-        if self._memory.store is not None:
-            self._memory.store.unpin(keys, holder=name)
-        self._pinned[name] = self._pinned[name] - keys
-        if not self._pinned[name]:
-            del self._pinned[name]
-
-
-def _keys(session: Session) -> tuple[BlockKey, ...]:
-    return tuple(dict.fromkeys(key for branch in session.branches for key in branch.keys))
+        if self._cache.store is not None:
+            self._cache.store.unpin(keys, holder=name)
+        self._keys[name] -= keys
+        if not self._keys[name]:
+            del self._keys[name]
+        self._holders.subtract(keys)
+        gone = [key for key in keys if not self._holders[key]]
+        self._cache.index.unpin(gone)
+        for key in gone:
+            del self._holders[key]
+            self._pinned_bytes -= self._sizes.pop(key)

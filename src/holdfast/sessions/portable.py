@@ -6,7 +6,7 @@
     16s   xxh3-128 of everything before
 
 All integers are little-endian. The checksum guards against damage, not against forgery: all that a file claims is checked
-(here, and against the model in `worker.session_transfer`), but not whether its numbers are what the model would have computed.
+(here, and against the model in `transfer.py`), but not whether its numbers are what the model would have computed.
 Import only files that you trust.
 """
 
@@ -17,15 +17,16 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 import xxhash
 
-from holdfast.messages.sessions import is_fit_metadata, is_fit_ttl, is_session_id
+from holdfast.errors import SessionRefused
+from holdfast.messages.sessions import SessionFailure, is_fit_metadata, is_fit_ttl, is_session_id
 from holdfast.prefix.branch import MOST_STATES
 from holdfast.prefix.tree import BLOCK_TOKENS
-from holdfast.sessions.session import MOST_BRANCHES
+from holdfast.sessions.record import MOST_BRANCHES
 from holdfast.store.block import MOST_TOKENS
 
 MAGIC = b"HOLDFAST-SESSION-1"
@@ -35,10 +36,6 @@ _MOST_HEADER_BYTES = 4 << 20  # a million tokens in eight branches take a tenth 
 _MOST_FRAME_HEAD_BYTES = 128 << 10  # 256 tokens, and what describes the arrays of 500 layers
 _MOST_FRAME_BYTES = 512 << 20  # a block of the largest models
 _PIECE_BYTES = 8 << 20
-
-
-class BadSessionFile(ValueError):
-    """A file is not a session's, or is damaged."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +82,7 @@ class FrameHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 _Head = TypeVar("_Head", Header, FrameHead)
+_Place: TypeAlias = tuple[int | None, int]  # of a frame in each branch with it: behind which other one, from which token on
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,12 @@ class Frame:
     """A frame and its bytes."""
 
     head: FrameHead
-    parts: tuple[memoryview | bytes, ...]
+    parts: tuple[memoryview, ...]
+
+
+def bad_file(message: str) -> SessionRefused:
+    """A file is not a session's, or is damaged."""
+    return SessionRefused(SessionFailure.BAD_FILE, message)
 
 
 def write_session(path: Path, header: Header, frames: Iterable[Frame]) -> None:
@@ -120,10 +123,10 @@ def _pieces(header: Header, frames: Iterable[Frame]) -> Iterator[memoryview | by
 
 
 class SessionFile:
-    """A session's file that is whole: header, and frames in any order. Raises BadSessionFile and OSError."""
+    """A session's file that is whole: header, and frames in any order. Raises SessionRefused and OSError."""
 
     def __init__(self, path: Path, *, most_tokens: int = MOST_TOKENS, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means BadSessionFile.
+        """Reads and checks all of it; only places are kept. `is_stopped` is asked now and then; yes means SessionRefused.
 
         most_tokens: how long a branch may be.
         """
@@ -133,7 +136,7 @@ class SessionFile:
             self._check_sum()
             self._file.seek(0)
             if self._take(len(MAGIC)) != MAGIC:
-                raise BadSessionFile("the file is not a session's")
+                raise bad_file("the file is not a session's")
             self.header = self._decoded(Header, most_bytes=_MOST_HEADER_BYTES)
             self._check_header()
             self._frames = [self._skip_frame() for _ in range(self.header.frames)]
@@ -154,9 +157,9 @@ class SessionFile:
             at += length
         return Frame(head, tuple(parts))
 
-    def head(self, number: int) -> FrameHead:
-        """A frame without its bytes."""
-        return self._frames[number][0]
+    def place(self, number: int) -> int:
+        """The token of the chain at which a block's named tokens begin, or up to which a state has read."""
+        return self._places[number][1]
 
     @property
     def nbytes(self) -> int:
@@ -170,71 +173,63 @@ class SessionFile:
     def _check_sum(self) -> None:
         self._end = os.fstat(self._file.fileno()).st_size - _SUM_BYTES
         if self._end < len(MAGIC):
-            raise BadSessionFile("the file is too short for a session's")
+            raise bad_file("the file is too short for a session's")
         digest = xxhash.xxh3_128()
         left = self._end
         while left:
             piece = b"" if self._is_stopped() else self._file.read(min(left, _PIECE_BYTES))
             if not piece:
-                raise BadSessionFile("the file is cut off")
+                raise bad_file("the file is cut off")
             digest.update(piece)
             left -= len(piece)
         if self._file.read() != digest.digest():
-            raise BadSessionFile("the file is damaged or cut off: its checksum is another one")
+            raise bad_file("the file is damaged or cut off: its checksum is another one")
 
     def _skip_frame(self) -> tuple[FrameHead, int]:
         head, place = self._decoded(FrameHead, most_bytes=_MOST_FRAME_HEAD_BYTES), self._file.tell()
         length, own = sum(head.part_bytes), len(head.packed_tokens)
         end = place + length
         if min((0, *head.part_bytes)) < 0 or length > _MOST_FRAME_BYTES or end > self._end or own % 4 or own > 4 * BLOCK_TOKENS:
-            raise BadSessionFile("a block of the file makes no sense")
+            raise bad_file("a block of the file makes no sense")
         self._file.seek(end)
         return head, place
 
     def _check_header(self) -> None:
         header = self.header
         if not is_session_id(header.session_id) or not is_fit_metadata(header.metadata) or not is_fit_ttl(header.ttl_seconds):
-            raise BadSessionFile("the name, the metadata or the time to live in the file make no sense")
+            raise bad_file("the name, the metadata or the time to live in the file make no sense")
         if len(header.branches) > MOST_BRANCHES:
-            raise BadSessionFile("the file has more branches than a session")
-        places: dict[int, _Place] = {}
+            raise bad_file("the file has more branches than a session")
+        self._places: dict[int, _Place] = {}
         for branch in header.branches:
             if branch.tokens > self._most_tokens:
-                raise BadSessionFile(f"a branch of the file has {branch.tokens} tokens, the model takes {self._most_tokens}")
-            _check_branch(branch, places)
-        if len(places) != header.frames or any(not 0 <= frame < header.frames for frame in places):
-            raise BadSessionFile(f"the file has {header.frames} blocks, and its branches name {len(places)}, or others")
+                raise bad_file(f"a branch of the file has {branch.tokens} tokens, the model takes {self._most_tokens}")
+            _check_branch(branch, self._places)
+        if len(self._places) != header.frames or any(not 0 <= frame < header.frames for frame in self._places):
+            raise bad_file(f"the file has {header.frames} blocks, and its branches name {len(self._places)}, or others")
 
     def _check_frames_of(self, branch: PortableBranch) -> None:
         for part in branch.parts:
-            head = self.head(part.frame)
+            head = self._frames[part.frame][0]
             if head.kind != "kv" or part.tokens > len(head.packed_tokens) // 4:
-                raise BadSessionFile("a branch of the file makes no sense")
+                raise bad_file("a branch of the file makes no sense")
         for frame, _ in branch.states:
-            if self.head(frame).kind != "state":
-                raise BadSessionFile("a state of the file makes no sense")
+            if self._frames[frame][0].kind != "state":
+                raise bad_file("a state of the file makes no sense")
 
     def _decoded(self, form: type[_Head], *, most_bytes: int) -> _Head:
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         if length > most_bytes:
-            raise BadSessionFile("a head of the file is too long")
+            raise bad_file("a head of the file is too long")
         try:
             return msgspec.msgpack.decode(self._take(length), type=form)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # text that is no UTF-8 is a ValueError
-            raise BadSessionFile(f"a head of the file cannot be read: {error}") from error
+            raise bad_file(f"a head of the file cannot be read: {error}") from error
 
     def _take(self, length: int) -> bytes:
         if self._file.tell() + length > self._end:
-            raise BadSessionFile("the file ends too early")
+            raise bad_file("the file ends too early")
         return self._file.read(length)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a frame stands in every branch that names it: behind which other frame, and from which token on."""
-
-    behind: int | None
-    token: int
 
 
 def _check_branch(branch: PortableBranch, places: dict[int, _Place]) -> None:
@@ -243,18 +238,18 @@ def _check_branch(branch: PortableBranch, places: dict[int, _Place]) -> None:
     named: set[int] = set()
     for part in branch.parts:
         if not 0 < part.end - end == part.tokens:
-            raise BadSessionFile("a branch of the file makes no sense")
-        _name_once(part.frame, _Place(behind, end), named, places)
+            raise bad_file("a branch of the file makes no sense")
+        _name_once(part.frame, (behind, end), named, places)
         end, behind = part.end, part.frame
     if len(branch.states) > MOST_STATES:
-        raise BadSessionFile("a branch of the file has more states than are kept")
+        raise bad_file("a branch of the file has more states than are kept")
     for frame, position in branch.states:
         if not 0 < position <= end:
-            raise BadSessionFile("a state of the file makes no sense")
-        _name_once(frame, _Place(None, position), named, places)
+            raise bad_file("a state of the file makes no sense")
+        _name_once(frame, (None, position), named, places)
 
 
 def _name_once(frame: int, place: _Place, named: set[int], places: dict[int, _Place]) -> None:
     if frame in named or places.setdefault(frame, place) != place:
-        raise BadSessionFile(f"block {frame} of the file is named twice")
+        raise bad_file(f"block {frame} of the file is named twice")
     named.add(frame)

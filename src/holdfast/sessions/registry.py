@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from holdfast.errors import SessionRefused
-from holdfast.messages.sessions import SessionFailure
-from holdfast.sessions.session import Session
+from holdfast.messages.sessions import SessionFailure, Ttl
+from holdfast.sessions.record import Session
 
 
 class SessionRegistry:
@@ -35,13 +35,12 @@ class SessionRegistry:
         *,
         tenant: str,
         now: float,
-        ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET,
+        ttl_seconds: Ttl = msgspec.UNSET,
         pinned: bool = False,
-        metadata: dict[str, str] | None = None,
+        metadata: Mapping[str, str] | msgspec.UnsetType = msgspec.UNSET,
     ) -> Session:
         """A new session. Raises SessionRefused when the tenant has one of that id."""
-        if (tenant, session_id) in self._sessions:
-            raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
+        self.refuse_taken(session_id, tenant=tenant)
         session = Session(
             session_id=session_id,
             tenant=tenant,
@@ -54,24 +53,14 @@ class SessionRegistry:
         self.put(session)
         return session
 
-    def fork(
-        self,
-        session: Session,
-        *,
-        session_id: str,
-        now: float,
-        ttl_seconds: float | msgspec.UnsetType | None = msgspec.UNSET,
-        pinned: bool = False,
-    ) -> Session:
-        """A new session that goes on from where `session` was used last. Raises SessionRefused as `open` does."""
-        ttl = session.ttl_seconds if ttl_seconds is msgspec.UNSET else ttl_seconds
-        fork = self.open(session_id, tenant=session.tenant, now=now, ttl_seconds=ttl, pinned=pinned, metadata=session.metadata)
-        fork.branches, fork.forked_from = session.branches[:1], session.session_id
-        return fork
-
     def find(self, session_id: str, *, tenant: str) -> Session | None:
         """The tenant's session of that id, if there is one."""
         return self._sessions.get((tenant, session_id))
+
+    def refuse_taken(self, session_id: str, *, tenant: str) -> None:
+        """Raise SessionRefused when the tenant has a session of that id."""
+        if (tenant, session_id) in self._sessions:
+            raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
 
     def get(self, session_id: str, *, tenant: str) -> Session:
         """The tenant's session of that id. Raises SessionRefused."""

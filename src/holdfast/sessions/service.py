@@ -1,28 +1,21 @@
-"""The worker's sessions: carries out commands, notes where requests have left their tokens. Device thread only."""
+"""The worker's sessions: carries out commands, keeps where requests have left their tokens. Device thread only."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
 from holdfast.errors import SessionRefused
 from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
+    OperationName,
     SessionAnswer,
     SessionCommand,
     SessionFailure,
     SessionInfo,
-    UpdateSession,
     is_fit_metadata,
     is_fit_ttl,
     is_session_id,
@@ -30,10 +23,10 @@ from holdfast.messages.sessions import (
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.ram import Residence
 from holdfast.sessions.pins import SessionPins
-from holdfast.sessions.record import BadRecord, decode_record, encode_record, record_name
+from holdfast.sessions.portable import Header, SessionFile
+from holdfast.sessions.record import Session, decode_record, encode_record, record_name
 from holdfast.sessions.registry import SessionRegistry
-from holdfast.sessions.session import Session
-from holdfast.sessions.transfer import Export, Import, Transfers
+from holdfast.sessions.transfer import Transfer, Transfers
 from holdfast.store.block import TOKEN_BYTES
 
 RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
@@ -42,12 +35,12 @@ EXPIRY_SECONDS = 1.0  # between looks at whose time is over
 logger = logging.getLogger("holdfast.sessions")
 
 
-class SessionDesk:
+class SessionService:
     """All sessions of one worker."""
 
     def __init__(
         self,
-        memory: PrefixCache,
+        cache: PrefixCache,
         *,
         most: int = 1000,
         ttl_seconds: float | None = 604800.0,
@@ -55,13 +48,24 @@ class SessionDesk:
         context_tokens: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._memory, self._clock = memory, clock
+        self._cache, self._clock = cache, clock
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
-        self._pins = SessionPins(memory, quota_bytes=self._quota_bytes)
-        memory.index.limit_pins(memory.index.ram_budget_bytes * pinned_percent // 100)
-        self._transfers = Transfers(memory, context_tokens=context_tokens, check_room=self._check_room)
+        self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
+        cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
+        self._transfers = Transfers(cache, context_tokens=context_tokens, check_room=self._check_room, register=self._imported)
+        self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
+            "list": self._list,
+            "open": self._open,
+            "import": self._import,
+            "export": self._export,
+            "get": self._get,
+            "update": self._update,
+            "fork": self._fork,
+            "close": self._close,
+        }
         self._dirty: dict[str, Session] = {}
+        self._unreadable: set[str] = set()
         self._asked_records: Future[dict[str, bytes]] | None = None
         self._recorded_at = self._looked_at = 0.0
         self._take_over()
@@ -75,9 +79,10 @@ class SessionDesk:
         """The answer to a command; None when it comes later, out of `tend`."""
         self._expire()
         try:
-            return self._carry_out(command)
+            _check(command)
+            return self._operations[command.operation](command)
         except SessionRefused as refusal:
-            return SessionAnswer(call_id=command.call_id, failure=refusal.failure, message=str(refusal))
+            return _refused(command, refusal)
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended and what it leaves is put away. A session that is not there begins with it."""
@@ -90,12 +95,12 @@ class SessionDesk:
             except SessionRefused as refusal:
                 logger.warning("a request's session cannot be opened: %s", refusal)
                 return
-        session.use(self._memory.index.branch(chain, tenant=tenant), now=now)
+        session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
         self._changed(session)
 
     def tend(self) -> list[SessionAnswer]:
         """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
-        answers = [self._ended(transfer) for transfer in self._transfers.advance()] if self._transfers.is_busy else []
+        answers = [self._ended(transfer) for transfer in self._transfers.advance()]
         if answers:
             return answers  # before anything else can go wrong
         now = self._clock()
@@ -115,63 +120,49 @@ class SessionDesk:
         """End the threads; nothing else can be done any more."""
         self._transfers.close()
 
-    def _carry_out(self, command: SessionCommand) -> SessionAnswer | None:
-        _check(command)
-        registry, now = self._registry, self._clock()
-        if isinstance(command, ListSessions):
-            found = tuple(self._info(session) for session in registry.of(command.tenant)[: command.limit])
-            return SessionAnswer(call_id=command.call_id, sessions=found)
-        if isinstance(command, ImportSession):
-            if command.session_id:
-                self._refuse_taken(command.session_id, tenant=command.tenant)
-            self._transfers.begin_import(command)
-            return None
-        if isinstance(command, OpenSession):
-            self._refuse_taken(command.session_id, tenant=command.tenant)
-            self._make_room(command.tenant)
-            session = registry.open(
-                command.session_id,
-                tenant=command.tenant,
-                now=now,
-                ttl_seconds=command.ttl_seconds,
-                pinned=command.pinned,
-                metadata=command.metadata,
-            )
-            self._changed(session)
-            return self._answer(command.call_id, session)
-        session = registry.get(command.session_id, tenant=command.tenant)
-        if isinstance(command, GetSession):
-            return self._answer(command.call_id, session)
-        if isinstance(command, ExportSession):
-            self._transfers.begin_export(command, session)
-            return None
-        if isinstance(command, CloseSession):
-            answer = self._answer(command.call_id, session)
-            self._close(session, forget=command.forget)
-            return answer
-        if isinstance(command, ForkSession):
-            return self._answer(command.call_id, self._fork(command, session))
-        self._update(command, session)
-        return self._answer(command.call_id, session)
+    # -- what can be done
 
-    def _fork(self, command: ForkSession, session: Session) -> Session:
-        self._refuse_taken(command.new_session_id, tenant=command.tenant)
-        if command.pinned and not self._pins.fits(session):
-            raise self._over_quota()
-        self._make_room(command.tenant, but=session)
-        fork = self._registry.fork(
-            session,
-            session_id=command.new_session_id,
+    def _list(self, command: SessionCommand) -> SessionAnswer:
+        return self._answer(command, *self._registry.of(command.tenant)[: command.limit])
+
+    def _get(self, command: SessionCommand) -> SessionAnswer:
+        return self._answer(command, self._registry.get(command.session_id, tenant=command.tenant))
+
+    def _open(self, command: SessionCommand) -> SessionAnswer:
+        self._registry.refuse_taken(command.session_id, tenant=command.tenant)
+        self._make_room(command.tenant)
+        session = self._registry.open(
+            command.session_id,
+            tenant=command.tenant,
             now=self._clock(),
             ttl_seconds=command.ttl_seconds,
-            pinned=command.pinned,
+            pinned=command.pinned is True,
+            metadata=command.metadata,
         )
-        self._changed(fork)
-        return fork
+        self._changed(session)
+        return self._answer(command, session)
 
-    def _update(self, command: UpdateSession, session: Session) -> None:
-        if command.pinned is True and not session.pinned and not self._pins.fits(session):
-            raise self._over_quota()
+    def _fork(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        self._registry.refuse_taken(command.new_session_id, tenant=command.tenant)
+        self._check_pin(command, session)
+        self._make_room(command.tenant, but=session)
+        fork = self._registry.open(
+            command.new_session_id,
+            tenant=command.tenant,
+            now=self._clock(),
+            ttl_seconds=session.ttl_seconds if command.ttl_seconds is msgspec.UNSET else command.ttl_seconds,
+            pinned=command.pinned is True,
+            metadata=session.metadata,
+        )
+        fork.branches, fork.forked_from = session.branches[:1], session.session_id
+        self._changed(fork)
+        return self._answer(command, fork)
+
+    def _update(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        if not session.pinned:
+            self._check_pin(command, session)
         if command.pinned is not msgspec.UNSET:
             session.pinned = command.pinned
         if command.ttl_seconds is not msgspec.UNSET:
@@ -180,53 +171,56 @@ class SessionDesk:
             session.metadata = dict(command.metadata)
         session.last_used_at = self._clock()
         self._changed(session)
+        return self._answer(command, session)
 
-    def _close(self, session: Session, *, forget: bool = False) -> None:
+    def _close(self, command: SessionCommand) -> SessionAnswer:
+        session = self._registry.get(command.session_id, tenant=command.tenant)
+        answer = self._answer(command, session)
+        self._end(session)
+        if command.forget:
+            self._forget(session)
+        return answer
+
+    def _export(self, command: SessionCommand) -> None:
+        self._transfers.begin_export(command, self._registry.get(command.session_id, tenant=command.tenant))
+
+    def _import(self, command: SessionCommand) -> None:
+        self._registry.refuse_taken(command.session_id, tenant=command.tenant)
+        self._transfers.begin_import(command)
+
+    # -- what comes of it
+
+    def _end(self, session: Session) -> None:
         self._pins.drop(session)
         self._registry.close(session)
         self._dirty.pop(record_name(session), None)
-        if self._memory.store is not None:
-            self._memory.store.remove_record(record_name(session))
-        if forget:
-            self._forget(session)
+        if self._cache.store is not None:
+            self._cache.store.remove_record(record_name(session))
 
     def _forget(self, session: Session) -> None:
         """Delete the ends of a session's branches, up to where something else stands on them."""
         needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
         for branch in session.branches:
-            self._memory.index.forget_branch(branch, needed=needed)
+            self._cache.index.forget_branch(branch, needed=needed)
 
-    def _ended(self, transfer: Export | Import) -> SessionAnswer:
-        call_id = transfer.command.call_id
-        try:
-            if transfer.failure is not None:
-                raise transfer.failure
-            session = transfer.session if isinstance(transfer, Export) else self._taken_in(transfer)
-        except SessionRefused as refusal:
-            return SessionAnswer(call_id=call_id, failure=refusal.failure, message=str(refusal))
-        return self._answer(call_id, session)
-
-    def _check_room(self, transfer: Import) -> None:
+    def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
         """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""
-        assert transfer.header is not None
-        tenant = transfer.command.tenant
-        self._refuse_taken(transfer.command.session_id or transfer.header.session_id, tenant=tenant)
-        self._registry.victims(tenant, sessions=1)
+        self._registry.refuse_taken(command.session_id or file.header.session_id, tenant=command.tenant)
+        self._registry.victims(command.tenant)
         quota_bytes, free_bytes = self._quota_bytes(), self._budget_bytes() - self._pins.pinned_bytes
-        if transfer.nbytes > quota_bytes:
-            message = f"the file holds {transfer.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
+        if file.nbytes > quota_bytes:
+            message = f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
-        if transfer.nbytes > free_bytes:
-            message = f"the file holds {transfer.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
+        if file.nbytes > free_bytes:
+            message = f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
             raise SessionRefused(SessionFailure.NO_ROOM, message)
 
-    def _taken_in(self, transfer: Import) -> Session:
-        assert transfer.header is not None
-        header, tenant = transfer.header, transfer.command.tenant
-        session_id = transfer.command.session_id or header.session_id
-        self._refuse_taken(session_id, tenant=tenant)
-        branches = tuple(self._memory.index.branch(chain, tenant=tenant) for chain in transfer.chains)
-        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, transfer.chains, strict=True)):
+    def _imported(self, command: SessionCommand, header: Header, chains: Sequence[bytearray]) -> Session:
+        """A session over chains that have come in. Raises SessionRefused when not all of them has found room."""
+        session_id, tenant = command.session_id or header.session_id, command.tenant
+        self._registry.refuse_taken(session_id, tenant=tenant)
+        branches = tuple(self._cache.index.branch(chain, tenant=tenant) for chain in chains)
+        if any(branch.tokens < len(chain) // TOKEN_BYTES for branch, chain in zip(branches, chains, strict=True)):
             raise SessionRefused(SessionFailure.NO_ROOM, "there is no room for all of the session")
         self._make_room(tenant)
         session = self._registry.open(
@@ -236,16 +230,22 @@ class SessionDesk:
         self._changed(session)
         return session
 
-    def _answer(self, call_id: str, session: Session) -> SessionAnswer:
-        return SessionAnswer(call_id=call_id, sessions=(self._info(session),))
+    def _ended(self, transfer: Transfer) -> SessionAnswer:
+        if transfer.failure is not None:
+            return _refused(transfer.command, transfer.failure)
+        assert transfer.session is not None
+        return self._answer(transfer.command, transfer.session)
+
+    def _answer(self, command: SessionCommand, *sessions: Session) -> SessionAnswer:
+        return SessionAnswer(call_id=command.call_id, sessions=tuple(map(self._info, sessions)))
 
     def _info(self, session: Session) -> SessionInfo:
-        library = self._memory.index
+        index = self._cache.index
         branch = session.branches[0] if session.branches else None
         kept = ram = at = 0
-        for step in () if branch is None else library.kept_part(branch).steps:
+        for step in () if branch is None else index.kept_part(branch).steps:
             kept = step.end
-            if library.residence(step.key) is not Residence.DISK:
+            if index.residence(step.key) is not Residence.DISK:
                 ram += step.end - at
             at = step.end
         keys = {key for each in session.branches for key in each.keys}
@@ -262,7 +262,7 @@ class SessionDesk:
             kept_tokens=kept,
             ram_tokens=ram,
             disk_tokens=kept - ram,
-            kept_bytes=sum(library.size_of(key) for key in keys),
+            kept_bytes=sum(index.size_of(key) for key in keys),
             metadata=session.metadata,
             forked_from=session.forked_from,
         )
@@ -271,41 +271,41 @@ class SessionDesk:
         self._dirty[record_name(session)] = session
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
             self._write_records()  # before the pins, so that none is without a session that can take it back
-        self._pins.settle(session)
+        self._pins.sync(session)
 
     def _write_records(self) -> None:
         self._recorded_at = self._clock()
         while self._dirty:
             name, session = self._dirty.popitem()
-            if self._memory.store is not None:
-                self._memory.store.put_record(name, encode_record(session))
+            if self._cache.store is not None:
+                self._cache.store.put_record(name, encode_record(session))
 
     def _take_over(self) -> None:
         """Go on with the sessions that an earlier worker on this store has left."""
-        if self._memory.store is None:
+        if self._cache.store is None:
             return
-        for session in self._decoded(self._memory.store.records(), tells=True).values():
+        for session in self._decoded(self._cache.store.records()).values():
             self._registry.put(session)
         for session in self._registry:
-            self._pins.settle(session)
+            self._pins.sync(session)
         self._expire()
         self._make_room("", sessions=0)
 
-    def _decoded(self, records: dict[str, bytes], *, tells: bool = False) -> dict[str, Session]:
-        """Sessions by the names of their records. Those of other versions are left alone."""
+    def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
+        """Sessions by the names of their records. Those of other versions are left alone, and logged once."""
         found: dict[str, Session] = {}
-        for name, data in records.items():
+        for name in records.keys() - self._unreadable:
             try:
-                found[name] = decode_record(data)
-            except BadRecord as bad:
-                if tells:
-                    logger.warning("a session's record cannot be used: %s", bad)
+                found[name] = decode_record(records[name])
+            except ValueError as error:
+                self._unreadable.add(name)
+                logger.warning("a session's record cannot be used: %s", error)
         return found
 
     def _expire(self) -> None:
         """End sessions whose time is over. With a store only when it has told of another worker that may have used them since."""
         over = self._registry.expired(self._clock())
-        store = self._memory.store
+        store = self._cache.store
         if not over:
             self._asked_records = None
             return
@@ -323,47 +323,43 @@ class SessionDesk:
             if other is not None and other.last_used_at > session.last_used_at:
                 self._pins.drop(session)
                 self._registry.put(other)
-                self._pins.settle(other)
+                self._pins.sync(other)
         for session in over:
             if self._registry.find(session.session_id, tenant=session.tenant) is session:
-                self._close(session)
+                self._end(session)
 
     def _make_room(self, tenant: str, *, but: Session | None = None, sessions: int = 1) -> None:
         """End sessions until so many more can be opened. Raises SessionRefused when too many are pinned."""
         for victim in self._registry.victims(tenant, sessions=sessions, but=but):
-            self._close(victim)
+            self._end(victim)
 
-    def _refuse_taken(self, session_id: str, *, tenant: str) -> None:
-        if self._registry.find(session_id, tenant=tenant) is not None:
-            raise SessionRefused(SessionFailure.EXISTS, f"there is a session {session_id!r} already")
-
-    def _over_quota(self) -> SessionRefused:
-        return SessionRefused(
-            SessionFailure.OVER_QUOTA,
-            f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}: unpin another one",
-        )
+    def _check_pin(self, command: SessionCommand, session: Session) -> None:
+        """Refuse to pin a session that does not fit. Raises SessionRefused."""
+        if command.pinned is True and not self._pins.fits(session):
+            message = f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}"
+            raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
 
     def _quota_bytes(self) -> int:
         return self._budget_bytes() * self._pinned_percent // 100
 
     def _budget_bytes(self) -> int:
-        on_disk = None if self._memory.store is None else self._memory.store.statistics()
+        on_disk = None if self._cache.store is None else self._cache.store.statistics()
         if on_disk is None or on_disk.mode != "writing":
-            return self._memory.index.ram_budget_bytes
+            return self._cache.index.ram_budget_bytes
         return on_disk.allowed_bytes
+
+
+def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
+    return SessionAnswer(call_id=command.call_id, failure=refusal.failure, message=str(refusal))
 
 
 def _check(command: SessionCommand) -> None:
     """Refuse what could not be kept or named. The server has refused it before; the library's callers come here."""
-    opened = command.new_session_id if isinstance(command, ForkSession) else None
-    if isinstance(command, OpenSession | ImportSession):
-        opened = command.session_id
-    is_named_by_file = isinstance(command, ImportSession) and not opened
+    is_named_by_file = command.operation == "import" and not command.session_id
+    opened = {"open": command.session_id, "import": command.session_id, "fork": command.new_session_id}.get(command.operation)
     if opened is not None and not is_named_by_file and not is_session_id(opened):
         raise SessionRefused(SessionFailure.INVALID, f"not the id of a session: {opened!r}")
-    metadata = command.metadata if isinstance(command, OpenSession | UpdateSession) else {}
-    if isinstance(metadata, dict) and not is_fit_metadata(metadata):
+    if command.metadata is not msgspec.UNSET and not is_fit_metadata(command.metadata):
         raise SessionRefused(SessionFailure.INVALID, "metadata takes up to 16 pairs of texts, of at most 64 and 512 characters")
-    ttl = command.ttl_seconds if isinstance(command, OpenSession | UpdateSession | ForkSession) else None
-    if ttl is not msgspec.UNSET and not is_fit_ttl(ttl):
+    if command.ttl_seconds is not msgspec.UNSET and not is_fit_ttl(command.ttl_seconds):
         raise SessionRefused(SessionFailure.INVALID, "a session lives for more than 0 seconds and at most ten years")

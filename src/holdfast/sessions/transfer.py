@@ -10,29 +10,22 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 from holdfast.errors import SessionRefused
 from holdfast.kv.codec import Content, check_values, to_bytes
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
-from holdfast.messages.sessions import ExportSession, ImportSession, SessionFailure
+from holdfast.messages.sessions import SessionCommand, SessionFailure
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.piece import Cursor
-from holdfast.sessions.portable import (
-    BadSessionFile,
-    Frame,
-    FrameHead,
-    Header,
-    Part,
-    PortableBranch,
-    SessionFile,
-    write_session,
-)
-from holdfast.sessions.session import Session
+from holdfast.sessions.portable import Frame, FrameHead, Header, Part, PortableBranch, SessionFile, bad_file, write_session
+from holdfast.sessions.record import Session
 from holdfast.store.block import TOKEN_BYTES, BlockKey, ReadFailed
 
 SECONDS_AT_A_TIME = 0.004  # of the device thread between two steps, for all transfers; one block may take longer
@@ -41,320 +34,286 @@ MOST_TRANSFERS = 4
 MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which takes 512 MiB
 _POLL_SECONDS = 0.05
 
+T = TypeVar("T")
+Steps: TypeAlias = Generator[bool, None, None]  # the device's part, bit by bit; yields whether it has to wait for the thread
+
 logger = logging.getLogger("holdfast.sessions")
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a frame of a file is made of."""
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A session on its way out or in."""
 
-    offset: int
-    packed_tokens: bytes
-    key: BlockKey
-
-
-class _Stopped(Exception):
-    """The worker ends, or the device's part of the transfer has failed."""
-
-
-@dataclass(slots=True)
-class Export:
-    """A session on its way out. The device thread puts contents into the queue; None: the store has it."""
-
-    command: ExportSession
-    session: Session
-    hold: Hold
-    header: Header
-    sources: list[_Source]
-    given: int = 0
-    contents: queue.Queue[Content | None] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
-    stop: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
+    command: SessionCommand
+    session: Session | None = None  # of an import: when all of it is in
     failure: SessionRefused | None = None
+    stop: threading.Event = field(default_factory=threading.Event)  # asks the thread to end
+    ended: threading.Event = field(default_factory=threading.Event)  # the thread puts nothing into the queue any more
 
-
-@dataclass(slots=True)
-class Import:
-    """A session on its way in. The thread puts the frames into the queue, in the order of the branches that need them."""
-
-    command: ImportSession
-    header: Header | None = None  # set when the file was checked as a whole
-    nbytes: int = 0  # of all that is in it
-    chains: list[bytearray] = field(default_factory=list)
-    frames: queue.Queue[Frame] = field(default_factory=lambda: queue.Queue(QUEUED_FRAMES))
-    taking: Generator[None, Frame, None] | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-    failure: SessionRefused | None = None
+    @contextmanager
+    def costing_nobody_else(self) -> Iterator[None]:
+        """What goes wrong in here is this transfer's failure, unless something did before."""
+        failure = self.failure
+        try:
+            yield
+        except SessionRefused as refusal:
+            failure = refusal
+        except SnapshotMismatch as misfit:
+            failure = bad_file(f"the file does not fit this model: {misfit}")
+        except (OSError, ReadFailed) as error:
+            failure = _failed(f"the session's file: {error}")
+        except Exception as error:  # whatever a damaged block makes of MLX
+            logger.exception("the transfer of a session failed")
+            failure = _failed(f"the session could not be carried over: {error}")
+        self.failure = self.failure or failure
 
 
 class Transfers:
     """Exports and imports under way. Device thread, but for `_write` and `_read`, which are threads'."""
 
-    def __init__(self, memory: PrefixCache, *, context_tokens: int, check_room: Callable[[Import], None]) -> None:
-        """`check_room` raises SessionRefused when a checked file may not come in; on the device thread, before anything does."""
-        self._memory, self._context_tokens, self._check_room = memory, context_tokens, check_room
-        self._under_way: dict[int, tuple[Export | Import, threading.Thread]] = {}
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        context_tokens: int,
+        check_room: Callable[[SessionCommand, SessionFile], None],
+        register: Callable[[SessionCommand, Header, Sequence[bytearray]], Session],
+    ) -> None:
+        """Both are called on the device thread and raise SessionRefused.
+
+        check_room: whether a checked file may come in, before anything does. register: makes a session of the chains that came.
+        """
+        self._cache, self._context_tokens, self._check_room, self._register = cache, context_tokens, check_room, register
+        self._under_way: dict[Transfer, tuple[Steps, threading.Thread]] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether something is under way."""
         return bool(self._under_way)
 
-    def begin_export(self, command: ExportSession, session: Session) -> None:
+    def begin_export(self, command: SessionCommand, session: Session) -> None:
         """Write what is kept of a session. Raises SessionRefused when too much is under way."""
         self._refuse_too_many()
-        library = self._memory.index
-        branches = [part for branch in session.branches if (part := library.kept_part(branch)).steps]
-        sources, header = self._sources(session, branches)
-        hold = library.hold([key for branch in branches for key in branch.keys])
-        export = Export(command=command, session=session, hold=hold, header=header, sources=sources)
-        self._start(export, lambda: self._write(export))
+        index = self._cache.index
+        branches = [part for branch in session.branches if (part := index.kept_part(branch)).steps]
+        sources = self._sources(branches)
+        numbers = {key: number for number, key in enumerate(sources)}
+        header = _header(session, branches, numbers, fingerprint=index.fingerprint)
+        transfer, contents = Transfer(command, session), queue.Queue[Content | None](QUEUED_FRAMES)
+        self._start(
+            transfer, self._give(transfer, sources, contents), partial(self._write, transfer, header, sources.items(), contents)
+        )
 
-    def begin_import(self, command: ImportSession) -> None:
+    def begin_import(self, command: SessionCommand) -> None:
         """Check a file, then take in what is in it. Raises SessionRefused when too much is under way."""
         self._refuse_too_many()
-        incoming = Import(command)
-        self._start(incoming, lambda: self._read(incoming))
+        transfer, checked, frames = Transfer(command), queue.Queue[SessionFile](), queue.Queue[Frame](QUEUED_FRAMES)
+        self._start(transfer, self._take(transfer, checked, frames), partial(self._read, transfer, checked, frames))
 
-    def advance(self) -> list[Export | Import]:
+    def advance(self) -> list[Transfer]:
         """Go on with what is under way, a little; returns what has come to its end."""
         until = time.perf_counter() + SECONDS_AT_A_TIME
-        ended: list[Export | Import] = []
-        for number, (transfer, thread) in list(self._under_way.items()):
-            if not self._has_ended(transfer, until):
-                continue
-            transfer.stop.set()
-            thread.join()
-            if isinstance(transfer, Export):
-                transfer.hold.release()
-            del self._under_way[number]
-            ended.append(transfer)
+        ended = [transfer for transfer, (steps, _) in self._under_way.items() if _has_ended(transfer, steps, until)]
+        for transfer in ended:
+            self._end(transfer)
         return ended
 
     def close(self) -> None:
         """Stop everything; what is half in stays as ordinary memory."""
-        for transfer, _ in self._under_way.values():
+        for transfer in self._under_way:
             transfer.stop.set()
-        for transfer, thread in self._under_way.values():
-            thread.join()
-            if isinstance(transfer, Export):
-                transfer.hold.release()
-        self._under_way.clear()
+        for transfer in list(self._under_way):
+            self._end(transfer)
 
     def _refuse_too_many(self) -> None:
         if len(self._under_way) >= MOST_TRANSFERS:
             raise SessionRefused(SessionFailure.BUSY, f"{MOST_TRANSFERS} exports and imports are under way: try again later")
 
-    def _start(self, transfer: Export | Import, work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=_run, args=(transfer, work), name="holdfast-session")
-        thread.start()
-        self._under_way[id(transfer)] = transfer, thread
+    def _start(self, transfer: Transfer, steps: Steps, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                with transfer.costing_nobody_else():
+                    work()
+            finally:
+                transfer.ended.set()
 
-    def _has_ended(self, transfer: Export | Import, until: float) -> bool:
-        """Do the device's part of a transfer until that time, but at least once."""
-        if transfer.failure is not None:
-            return True
-        try:
-            return self._give(transfer, until) if isinstance(transfer, Export) else self._take(transfer, until)
-        except SessionRefused as refusal:
-            transfer.failure = refusal
-        except SnapshotMismatch as error:
-            transfer.failure = SessionRefused(SessionFailure.BAD_FILE, f"the file does not fit this model: {error}")
-        except Exception as error:  # whatever a damaged block makes of MLX must cost nobody else anything
-            logger.exception("the transfer of a session failed")
-            transfer.failure = SessionRefused(SessionFailure.FAILED, f"the session could not be carried over: {error}")
-        return True
+        thread = threading.Thread(target=run, name="holdfast-session")
+        self._under_way[transfer] = steps, thread
+        thread.start()
+
+    def _end(self, transfer: Transfer) -> None:
+        steps, thread = self._under_way.pop(transfer)
+        transfer.stop.set()
+        thread.join()
+        steps.close()
 
     # -- out
 
-    def _give(self, export: Export, until: float) -> bool:
-        while export.given < len(export.sources) and not export.contents.full():
-            export.contents.put_nowait(self._content(export.sources[export.given].key))
-            export.given += 1
-            if time.perf_counter() > until:
-                break
-        return export.ended.is_set()
-
-    def _content(self, key: BlockKey) -> Content | None:
-        payload = self._memory.index.payload(key)
-        return to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None
-
-    def _write(self, export: Export) -> None:
-        write_session(Path(export.command.path), export.header, self._frames(export))
-
-    def _frames(self, export: Export) -> Iterator[Frame]:
-        for source in export.sources:
-            content = _wait(lambda: export.contents.get(timeout=_POLL_SECONDS), export.stop)
-            if content is None:
-                if self._memory.store is None:
-                    raise ReadFailed(source.key, "it has left memory in the meantime")
-                block = self._memory.store.read(source.key).result()
-                content = block.meta, tuple(memoryview(part) for part in block.parts)
-            meta, parts = content
-            head = FrameHead(
-                kind="kv" if source.packed_tokens else "state",
-                offset=source.offset,
-                packed_tokens=source.packed_tokens,
-                meta=meta,
-                part_bytes=tuple(part.nbytes for part in parts),
-            )
-            yield Frame(head, parts)
-
-    def _sources(self, session: Session, branches: list[Branch]) -> tuple[list[_Source], Header]:
-        sources: dict[BlockKey, _Source] = {}
-        portable: list[PortableBranch] = []
-        numbers: dict[BlockKey, int] = {}
+    def _sources(self, branches: Sequence[Branch]) -> dict[BlockKey, tuple[int, bytes]]:
+        """What the file's frames are made of, in their order: of a block, which of its tokens are named, and from which on."""
+        sources: dict[BlockKey, tuple[int, bytes]] = {}
         for branch in branches:
-            chain, at = self._memory.index.chain_of(branch), 0
-            parts: list[Part] = []
+            chain, at = self._cache.index.chain_of(branch), 0
             for step in branch.steps:
-                own, offset = step.end - at, step.tokens - (step.end - at)
-                number = numbers.setdefault(step.key, len(numbers))
-                known = sources.get(step.key)
-                if known is None or len(known.packed_tokens) < 4 * own:
-                    sources[step.key] = _Source(offset, bytes(chain[TOKEN_BYTES * at : TOKEN_BYTES * step.end]), step.key)
-                parts.append(Part(number, own, step.end))
+                named = bytes(chain[TOKEN_BYTES * at : TOKEN_BYTES * step.end])
+                if len(named) > len(sources.get(step.key, (0, b""))[1]):
+                    sources[step.key] = step.tokens - (step.end - at), named
                 at = step.end
-            states: list[tuple[int, int]] = []
             for state in branch.states:
-                sources.setdefault(state.key, _Source(0, b"", state.key))
-                states.append((numbers.setdefault(state.key, len(numbers)), state.position))
-            portable.append(PortableBranch(tuple(parts), tuple(states)))
-        header = Header(
-            fingerprint=self._memory.index.fingerprint,
-            session_id=session.session_id,
-            created_at=session.created_at,
-            metadata=session.metadata,
-            ttl_seconds=session.ttl_seconds,
-            requests=session.requests,
-            frames=len(numbers),
-            branches=tuple(portable),
-        )
-        return [sources[key] for key in numbers], header
+                sources.setdefault(state.key, (0, b""))
+        return sources
+
+    def _give(self, transfer: Transfer, keys: Iterable[BlockKey], contents: queue.Queue[Content | None]) -> Steps:
+        """Put contents into the queue; None where the store has it."""
+        with self._cache.index.hold(keys):
+            for key in keys:
+                while contents.full():
+                    yield True
+                payload = self._cache.index.payload(key)
+                contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
+                yield False
+            while not transfer.ended.is_set():
+                yield True
+
+    def _write(
+        self,
+        transfer: Transfer,
+        header: Header,
+        sources: Iterable[tuple[BlockKey, tuple[int, bytes]]],
+        contents: queue.Queue[Content | None],
+    ) -> None:
+        def frames() -> Iterator[Frame]:
+            for key, (offset, packed_tokens) in sources:
+                content = _when_it_can(partial(contents.get, timeout=_POLL_SECONDS), transfer.stop)
+                meta, parts = self._stored(key) if content is None else content
+                sizes = tuple(part.nbytes for part in parts)
+                yield Frame(FrameHead("kv" if packed_tokens else "state", offset, packed_tokens, meta, sizes), parts)
+
+        write_session(Path(transfer.command.path), header, frames())
+
+    def _stored(self, key: BlockKey) -> Content:
+        if self._cache.store is None:
+            raise ReadFailed(key, "it has left memory in the meantime")
+        block = self._cache.store.read(key).result()
+        return block.meta, tuple(memoryview(part) for part in block.parts)
 
     # -- in
 
-    def _read(self, incoming: Import) -> None:
-        path = Path(incoming.command.path)
-        file = SessionFile(path, most_tokens=self._context_tokens, is_stopped=incoming.stop.is_set)
+    def _read(self, transfer: Transfer, checked: queue.Queue[SessionFile], frames: queue.Queue[Frame]) -> None:
+        """Check a file as a whole; then put its frames into the queue, in the order of the branches that need them."""
+        stop = transfer.stop
+        file = SessionFile(Path(transfer.command.path), most_tokens=self._context_tokens, is_stopped=stop.is_set)
         try:
-            if file.header.fingerprint != self._memory.index.fingerprint:
-                raise SessionRefused(
-                    SessionFailure.OTHER_MODEL, "the file is of another model, or of other weights or settings of it"
-                )
-            self._check_frames(file, incoming.stop)
-            incoming.nbytes, incoming.header = file.nbytes, file.header
-            for number in _order(file.header):
-                frame = file.frame(number)
-                _wait(lambda frame=frame: incoming.frames.put(frame, timeout=_POLL_SECONDS), incoming.stop)  # type: ignore[misc]
+            if file.header.fingerprint != self._cache.index.fingerprint:
+                message = "the file is of another model, or of other weights or settings of it"
+                raise SessionRefused(SessionFailure.OTHER_MODEL, message)
+            for number in range(file.header.frames):
+                self._check_frame(file, number)
+                if stop.is_set():
+                    return
+            checked.put(file)
+            for branch in file.header.branches:
+                for number in (*(part.frame for part in branch.parts), *(frame for frame, _ in branch.states)):
+                    _when_it_can(partial(frames.put, file.frame(number), timeout=_POLL_SECONDS), stop)
         finally:
             file.close()
 
-    def _check_frames(self, file: SessionFile, stop: threading.Event) -> None:
-        """Hold every block and state against the model, its values too, before the first of them is taken in."""
-        states = {frame: position for branch in file.header.branches for frame, position in branch.states}
-        for number in range(file.header.frames):
-            head = file.head(number)
-            try:
-                claimed = self._memory.describe(head.kind, head.meta, head.part_bytes)
-                if number in states and claimed.length != states[number]:
-                    raise SnapshotMismatch("a state stands elsewhere than its branch says")
-                if number not in states and not 0 <= head.offset <= claimed.length - len(head.packed_tokens) // 4:
-                    raise SnapshotMismatch("a block is shorter than its tokens")
-                check_values(claimed.arrays, file.frame(number).parts)
-            except SnapshotMismatch as misfit:
-                raise BadSessionFile(f"block {number} of the file does not fit this model: {misfit}") from None
-            if stop.is_set():
-                raise _Stopped
+    def _check_frame(self, file: SessionFile, number: int) -> None:
+        """Hold a block or state against the model, its values too, before the first of the file is taken in."""
+        frame, place = file.frame(number), file.place(number)
+        head = frame.head
+        try:
+            claimed = self._cache.describe(head.kind, head.meta, head.part_bytes)
+            if place != (claimed.length if head.kind == "state" else claimed.start + head.offset):
+                raise SnapshotMismatch(f"a {head.kind} stands elsewhere than its branch says")
+            if head.kind == "kv" and not 0 <= head.offset <= claimed.length - len(head.packed_tokens) // TOKEN_BYTES:
+                raise SnapshotMismatch("a block is shorter than its tokens")
+            check_values(claimed.arrays, frame.parts)
+        except SnapshotMismatch as misfit:
+            raise bad_file(f"block {number} of the file does not fit this model: {misfit}") from None
 
-    def _take(self, incoming: Import, until: float) -> bool:
-        has_all = incoming.ended.is_set()  # asked before the queue is looked into: nothing comes after it
-        if incoming.header is None:
-            return has_all
-        if incoming.taking is None:
-            self._check_room(incoming)
-            incoming.taking = self._take_in(incoming, incoming.header)
-            if next(incoming.taking, self) is self:
-                return has_all  # a session that has read nothing
-        while not incoming.frames.empty() and not self._writes_too_much():
-            try:
-                incoming.taking.send(incoming.frames.get_nowait())
-            except StopIteration:
-                return True
-            if time.perf_counter() > until:
-                break
-        return has_all and incoming.frames.empty()
+    def _take(self, transfer: Transfer, checked: queue.Queue[SessionFile], frames: queue.Queue[Frame]) -> Steps:
+        """Take in what comes out of the queue, and register it as a session when it is all there."""
+        command = transfer.command
+        file = yield from self._next(transfer, checked)
+        self._check_room(command, file)
+        chains: list[bytearray] = []
+        for branch in file.header.branches:
+            chain, cursor = bytearray(), self._cache.cursor(tenant=command.tenant)
+            for part in branch.parts:
+                frame = yield from self._next(transfer, frames)
+                self._take_block(cursor, chain, part, frame)
+            for _ in branch.states:
+                frame = yield from self._next(transfer, frames)
+                state = self._cache.decoded("state", frame.head.meta, frame.parts)
+                assert isinstance(state, StateCheckpoint)
+                self._cache.insert_checkpoint(cursor, chain, state)
+            chains.append(chain)
+        transfer.session = self._register(command, file.header, chains)
+
+    def _next(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
+        """The next item of a queue, when it is there and the store has not so much to write that it might drop what comes."""
+        yield False
+        while True:
+            has_all = transfer.ended.is_set()  # asked before the queue is looked into: nothing comes after it
+            if not self._writes_too_much():
+                try:
+                    return items.get_nowait()
+                except queue.Empty:
+                    if has_all:
+                        raise _failed("the file has ended too early") from None
+            yield True
 
     def _writes_too_much(self) -> bool:
-        """Whether the store has so much to write that it might drop what comes now."""
-        return self._memory.store is not None and self._memory.store.statistics().queued_bytes > MOST_QUEUED_BYTES
+        return self._cache.store is not None and self._cache.store.statistics().queued_bytes > MOST_QUEUED_BYTES
 
-    def _take_in(self, incoming: Import, header: Header) -> Generator[None, Frame, None]:
-        """Is sent one frame after the other."""
-        tenant = incoming.command.tenant
-        for branch in header.branches:
-            chain, start = bytearray(), 0
-            cursor = self._memory.cursor(tenant=tenant)
-            for part in branch.parts:
-                frame = yield
-                self._take_run(cursor, chain, part, frame, start=start)
-                start = part.end
-            for _ in branch.states:
-                frame = yield
-                state = self._memory.decoded("state", frame.head.meta, _views(frame))
-                assert isinstance(state, StateCheckpoint)
-                self._memory.insert_checkpoint(cursor, chain, state)
-            incoming.chains.append(chain)
-
-    def _take_run(self, cursor: Cursor, chain: bytearray, part: Part, frame: Frame, *, start: int) -> None:
+    def _take_block(self, cursor: Cursor, chain: bytearray, part: Part, frame: Frame) -> None:
         """Take in a part of a branch, and go on with its chain."""
-        head = frame.head
-        chain += head.packed_tokens[: TOKEN_BYTES * part.tokens]
-        whole = self._memory.decoded("kv", head.meta, _views(frame))
-        assert isinstance(whole, KVBlock)
-        own = replace(whole.cut(part.tokens, offset=head.offset), start=start)
-        self._memory.insert_block(cursor, chain, own)
+        chain += frame.head.packed_tokens[: TOKEN_BYTES * part.tokens]
+        block = self._cache.decoded("kv", frame.head.meta, frame.parts)
+        assert isinstance(block, KVBlock)
+        self._cache.insert_block(cursor, chain, block.cut(part.tokens, offset=frame.head.offset))
 
 
-def _run(transfer: Export | Import, work: Callable[[], None]) -> None:
-    """A thread's life. Whatever escapes is the transfer's failure."""
-    failure: SessionRefused | None = SessionRefused(SessionFailure.FAILED, "the session could not be carried over")
-    try:
-        work()
-        failure = None
-    except SessionRefused as refusal:
-        failure = refusal
-    except BadSessionFile as bad:
-        failure = SessionRefused(SessionFailure.BAD_FILE, str(bad))
-    except (OSError, ReadFailed) as error:
-        failure = SessionRefused(SessionFailure.FAILED, f"the session's file: {error}")
-    except _Stopped:
-        failure = transfer.failure or failure
-    except Exception:
-        logger.exception("the transfer of a session failed")
-    finally:
-        if transfer.failure is None:
-            transfer.failure = failure
-        transfer.ended.set()
+def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
+    """Do the device's part of a transfer until that time, but at least a bit of it; whether that was all."""
+    with transfer.costing_nobody_else():
+        if transfer.failure is not None:
+            return True
+        for waits in steps:
+            if waits or time.perf_counter() > until:
+                return False
+    return True
 
 
-def _wait(attempt: Callable[[], Content | None], stop: threading.Event) -> Content | None:
-    """Try until the queue lets us. Raises _Stopped."""
+def _when_it_can(attempt: Callable[[], T], stop: threading.Event) -> T:
+    """Try until the queue lets us. Raises SessionRefused when the transfer is to end: its other part has, or the worker."""
     while not stop.is_set():
         try:
             return attempt()
         except (queue.Empty, queue.Full):
             continue
-    raise _Stopped
+    raise _failed("the session could not be carried over")
 
 
-def _order(header: Header) -> Iterator[int]:
-    """The frames in the order in which they are taken in."""
-    for branch in header.branches:
-        yield from (part.frame for part in branch.parts)
-        yield from (frame for frame, _ in branch.states)
+def _failed(message: str) -> SessionRefused:
+    return SessionRefused(SessionFailure.FAILED, message)
 
 
-def _views(frame: Frame) -> tuple[memoryview, ...]:
-    return tuple(memoryview(part) for part in frame.parts)
+def _header(session: Session, branches: Sequence[Branch], numbers: Mapping[BlockKey, int], *, fingerprint: str) -> Header:
+    """The head of a session's file; `numbers` of the frames."""
+    portable: list[PortableBranch] = []
+    for branch in branches:
+        begins = (0, *(step.end for step in branch.steps))
+        parts = (Part(numbers[step.key], step.end - begin, step.end) for step, begin in zip(branch.steps, begins, strict=False))
+        portable.append(PortableBranch(tuple(parts), tuple((numbers[state.key], state.position) for state in branch.states)))
+    return Header(
+        fingerprint=fingerprint,
+        session_id=session.session_id,
+        created_at=session.created_at,
+        metadata=session.metadata,
+        ttl_seconds=session.ttl_seconds,
+        requests=session.requests,
+        frames=len(numbers),
+        branches=tuple(portable),
+    )

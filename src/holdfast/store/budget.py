@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from holdfast.store.block import BlockKey, Entry
 
-UNLIMITED = 2**63 - 1
 SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so that the next blocks need none
 
 
@@ -20,32 +19,25 @@ SLACK_PARTS = 50  # an eviction makes room for 1/50 of the budget at once, so th
 class StoreLimits:
     """What the store may take: of the volume, of the disk's life, of RAM."""
 
-    budget_bytes: int = UNLIMITED
+    budget_bytes: int | None = None  # None: only what follows limits it
     volume_percent: float = 20.0  # of the volume's size; the smaller of the two counts
     spare_bytes: int = 2 << 30  # the store does not grow into the last free bytes of the volume
-    daily_write_bytes: int = UNLIMITED  # per day (UTC), all processes together
+    daily_write_bytes: int | None = None  # per day (UTC), all processes together; None: unlimited
     queue_bytes: int = 512 << 20  # payload waiting to be written; it stays in RAM for so long
     queue_blocks: int = 4096
     quarantine_bytes: int = 256 << 20
     quarantine_files: int = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSpace:
-    """Size of the volume that holds the store, and what is free of it."""
-
-    total_bytes: int
-    free_bytes: int
-
-
-def allowed_bytes(limits: StoreLimits, *, volume: VolumeSpace, stored_bytes: int) -> int:
-    """How many bytes the store may hold now.
+def allowed_bytes(limits: StoreLimits, *, volume_bytes: int, free_bytes: int, stored_bytes: int) -> int:
+    """How many bytes the store may hold now, on a volume of this size of which so much is free.
 
     A volume that others fill makes the store stop growing, not shrink: new blocks then take the place of old ones.
     """
-    room_bytes = max(0, volume.free_bytes - limits.spare_bytes)
-    of_volume = int(volume.total_bytes * limits.volume_percent / 100)
-    return max(0, min(limits.budget_bytes, of_volume, stored_bytes + room_bytes))
+    room_bytes = max(0, free_bytes - limits.spare_bytes)
+    of_volume = int(volume_bytes * limits.volume_percent / 100)
+    allowed = max(0, min(of_volume, stored_bytes + room_bytes))
+    return allowed if limits.budget_bytes is None else min(allowed, limits.budget_bytes)
 
 
 def choose_victims(entries: Sequence[Entry], *, excess_bytes: int, in_use: Collection[BlockKey] = ()) -> list[Entry]:

@@ -28,7 +28,6 @@ from pathlib import Path
 
 from holdfast.claims import LOCK, abandoned, claim, try_lock
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
-from holdfast.store.budget import VolumeSpace
 
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
@@ -41,14 +40,6 @@ _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 _LOCK_POLL_SECONDS = 0.02
-
-
-class FolderBusy(OSError):
-    """Another process holds the folder's lock for longer than we wait."""
-
-
-class FolderMoved(OSError):
-    """The folder is gone and must not be made anew: its volume is not mounted."""
 
 
 @dataclass(frozen=True, slots=True)  # positional: one per file of the store
@@ -138,18 +129,13 @@ class StoreFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._parent_device = parent.stat().st_dev
         elif parent.stat().st_dev != self._parent_device:
-            raise FolderMoved(errno.ENODEV, "its volume is not mounted", str(self.path))
+            raise OSError(errno.ENODEV, "its volume is not mounted", str(self.path))
         else:
             self.path.mkdir(mode=0o700, exist_ok=True)
 
-    def space(self) -> VolumeSpace:
-        """Size and free bytes of the volume."""
-        volume = os.statvfs(self.path)
-        return VolumeSpace(total_bytes=volume.f_blocks * volume.f_frsize, free_bytes=volume.f_bavail * volume.f_frsize)
-
     @contextlib.contextmanager
     def exclusive(self, *, wait_seconds: float = 10.0) -> Iterator[None]:
-        """Hold the folder's lock. Raises FolderBusy when another process keeps it for longer; without a marker, too.
+        """Hold the folder's lock. Raises OSError when another process keeps it for longer; without a marker, too.
 
         Who holds it may take it again: whatever is done under the lock may find that the index has to be made anew.
         """
@@ -163,7 +149,7 @@ class StoreFolder:
             deadline = time.monotonic() + wait_seconds
             while not try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise FolderBusy(errno.EBUSY, "locked by another process", str(self.path))
+                    raise OSError(errno.EBUSY, "locked by another process", str(self.path))
                 time.sleep(_LOCK_POLL_SECONDS)
             self._holds_lock = True
             yield

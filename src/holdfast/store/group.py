@@ -7,58 +7,44 @@ delays durability, but not what survives a kill.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import Block, BlockKey, Entry, Part
 from holdfast.store.block_file import write_buffers
-from holdfast.store.folder import StoreFolder, fingerprint_id, sync_folder
-from holdfast.store.statistics import WriteCounters
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenFile:
-    """A complete file, not yet durable or not yet in the index."""
-
-    entry: Entry
-    path: Path
-    written_at: float  # steady clock
-
-    @property
-    def key(self) -> BlockKey:
-        """The key of its block."""
-        return self.entry.block.key
+from holdfast.store.folder import StoreFolder, sync_folder
 
 
 class WriteAhead:
-    """The files that are written but not settled, oldest first."""
+    """The files that are complete, but not yet durable or not yet in the index, oldest first."""
 
-    def __init__(self, folder: StoreFolder, *, fingerprint: str, counters: WriteCounters) -> None:
-        self._folder, self._fingerprint, self._counters = folder, fingerprint, counters
-        self._model = fingerprint_id(fingerprint)
-        self._files: dict[BlockKey, WrittenFile] = {}
+    def __init__(self, folder: StoreFolder, *, fingerprint: str, figures: StoreFigures) -> None:
+        self._folder, self._fingerprint, self._figures = folder, fingerprint, figures
+        self._entries: dict[BlockKey, Entry] = {}
+        self._written_at: dict[BlockKey, float] = {}  # steady clock
+        self._incoming = Path()  # set by the first write
         self.file_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._entries)
 
     @property
     def oldest_at(self) -> float:
         """When the oldest file was written; there must be one."""
-        return next(iter(self._files.values())).written_at
+        return next(iter(self._written_at.values()))
 
     @property
     def parent_keys(self) -> set[BlockKey]:
-        """The parents of all blocks that are not settled."""
-        return {written.entry.block.parent_key for written in self._files.values()}
+        """The parents of all these blocks."""
+        return {entry.block.parent_key for entry in self._entries.values()}
 
     def write(self, block: Block, buffers: tuple[Part, ...], *, now: float, steady_now: float) -> None:
         """Write a block's file into the incoming folder. Raises OSError; nothing of the file is left then."""
-        began = time.perf_counter()
-        path = self._folder.incoming() / f"{block.key.hex()}.part"
+        self._incoming = self._folder.incoming()
+        path = self._path(block.key)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             write_buffers(file, buffers)
@@ -67,55 +53,52 @@ class WriteAhead:
             raise
         finally:
             os.close(file)
-        entry = Entry(block=block, model=self._model, file_bytes=sum(map(len, buffers)), last_used=now)
-        self._files[block.key] = WrittenFile(entry=entry, path=path, written_at=steady_now)
+        entry = Entry(block=block, model=self._figures.model, file_bytes=sum(map(len, buffers)), last_used=now)
+        self._entries[block.key], self._written_at[block.key] = entry, steady_now
         self.file_bytes += entry.file_bytes
-        self._counters.write_seconds += time.perf_counter() - began
 
-    def group(self, *, most_bytes: int, most_blocks: int) -> list[WrittenFile]:
+    def group(self, *, most_bytes: int, most_blocks: int) -> list[Entry]:
         """The oldest files, within bounds; at least one if there is any."""
-        chosen: list[WrittenFile] = []
+        chosen: list[Entry] = []
         total_bytes = 0
-        for written in self._files.values():
-            total_bytes += written.entry.file_bytes
+        for entry in self._entries.values():
+            total_bytes += entry.file_bytes
             if chosen and (total_bytes > most_bytes or len(chosen) >= most_blocks):
                 break
-            chosen.append(written)
+            chosen.append(entry)
         return chosen
 
-    def publish(self, group: list[WrittenFile], *, between: Callable[[], None]) -> None:
+    def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
         """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError."""
-        for written in group:
-            began = time.perf_counter()
-            _sync_file(written.path)
-            self._counters.sync_seconds += time.perf_counter() - began
+        for entry in group:
+            _sync_file(self._path(entry.block.key))
             between()
-        began = time.perf_counter()
         model_folder = self._folder.make_model_folder(self._fingerprint)
-        for written in group:
-            os.replace(written.path, self._folder.block_path(written.key, model=self._model))
+        for entry in group:
+            os.replace(self._path(entry.block.key), self._folder.block_path(entry.block.key, model=entry.model))
         sync_folder(model_folder)
-        self._counters.sync_seconds += time.perf_counter() - began
-        self._counters.written_blocks += len(group)
-        self._counters.written_bytes += sum(written.entry.file_bytes for written in group)
+        self._figures.written_bytes += sum(entry.file_bytes for entry in group)
 
-    def settle(self, group: list[WrittenFile]) -> None:
-        """Forget files that are durable."""
-        for written in group:
-            if self._files.pop(written.key, None) is not None:
-                self.file_bytes -= written.entry.file_bytes
+    def drop(self, group: list[Entry]) -> None:
+        """Keep no account any more of files that are durable."""
+        for entry in group:
+            if self._entries.pop(entry.block.key, None) is not None:
+                del self._written_at[entry.block.key]
+                self.file_bytes -= entry.file_bytes
 
     def abandon(self) -> list[BlockKey]:
-        """Remove all files that are not settled, as far as the folder lets us. Returns their keys."""
-        keys = list(self._files)
-        for written in self._files.values():
-            try:
-                written.path.unlink(missing_ok=True)
-            except OSError:
-                continue  # it stays where a later opening finds it
-        self._files.clear()
+        """Remove all files that are not durable, as far as the folder lets us. Returns their keys."""
+        keys = list(self._entries)
+        for key in keys:
+            with contextlib.suppress(OSError):  # else it stays where a later opening finds it
+                self._path(key).unlink(missing_ok=True)
+        self._entries.clear()
+        self._written_at.clear()
         self.file_bytes = 0
         return keys
+
+    def _path(self, key: BlockKey) -> Path:
+        return self._incoming / f"{key.hex()}.part"
 
 
 def _sync_file(path: Path) -> None:

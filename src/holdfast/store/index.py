@@ -10,7 +10,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,8 @@ from holdfast.store.budget import by_place
 
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
-# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8.
+# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8. What is found wrong here
+# is a DatabaseError without a code.
 DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 
 # The first eight columns of `blocks` are what its seal is over.
@@ -49,18 +49,6 @@ _COUNT_WRITTEN = "INSERT INTO written VALUES (?, ?) ON CONFLICT (day) DO UPDATE 
 _SEALED_COLUMNS = 8
 
 
-class IndexDamaged(sqlite3.DatabaseError):
-    """The index cannot be used as it is: it is damaged, or of another version of Holdfast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Number and bytes of all stored blocks, of all models."""
-
-    blocks: int
-    file_bytes: int
-
-
 def _seal(columns: tuple[object, ...]) -> int:
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(columns)) - 2**63  # SQLite's integers are signed
 
@@ -86,10 +74,10 @@ class BlockIndex:
         if version == 0:
             self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {INDEX_FORMAT}; COMMIT;")
         elif version != INDEX_FORMAT:
-            raise IndexDamaged(f"it has format {version}, not {INDEX_FORMAT}")
+            raise sqlite3.DatabaseError(f"it has format {version}, not {INDEX_FORMAT}")
         (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
-            raise IndexDamaged(str(verdict))
+            raise sqlite3.DatabaseError(str(verdict))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -145,13 +133,13 @@ class BlockIndex:
         self._write("DELETE FROM pins WHERE until <= ?", [(now,)])
 
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
-        """The blocks of one model (short name) or of all, parents first. Raises IndexDamaged when a row is not as written."""
+        """The blocks of one model (short name) or of all, parents first. Raises DatabaseError when a row is not as written."""
         pinned = {key for (key,) in self._database.execute("SELECT key FROM pins WHERE until > ?", (now,))}
         where, values = ("", ()) if model is None else ("WHERE model = ?", (model,))
         found = self._database.execute(f"SELECT * FROM blocks {where}", values).fetchall()
         for row in found:
             if row[_SEALED_COLUMNS] != _seal(row[:_SEALED_COLUMNS]) or not isinstance(row[-1], float):
-                raise IndexDamaged("a row is not as it was written")
+                raise sqlite3.DatabaseError("a row is not as it was written")
         entries = [
             Entry(
                 block=Block(
@@ -176,12 +164,19 @@ class BlockIndex:
         """Take out models (short names) whose blocks are gone."""
         self._write("DELETE FROM models WHERE model = ?", [(model,) for model in models])
 
-    def totals(self) -> Totals:
-        """How much is stored; kept up to date by the database itself, so that it costs nothing to ask."""
-        found = self._database.execute("SELECT blocks, bytes FROM totals").fetchone()
-        if found is None or not all(isinstance(number, int) for number in found):
-            raise IndexDamaged("no totals")
-        return Totals(blocks=found[0], file_bytes=found[1])
+    def block_count(self) -> int:
+        """How many blocks are stored, of all models; kept up to date by the database itself, so that it costs nothing to ask."""
+        return self._total("blocks")
+
+    def stored_bytes(self) -> int:
+        """How large all their files are; likewise."""
+        return self._total("bytes")
+
+    def _total(self, column: str) -> int:
+        found = self._database.execute(f"SELECT {column} FROM totals").fetchone()
+        if found is None or not isinstance(found[0], int):
+            raise sqlite3.DatabaseError("no totals")
+        return found[0]
 
     def recount(self) -> None:
         """Set the totals by counting."""
@@ -197,6 +192,8 @@ class BlockIndex:
         return 0 if found is None else int(found[0])
 
     def check_invariants(self) -> None:
-        """Totals and seals agree with the rows. Raises AssertionError, IndexDamaged."""
-        entries = self.entries(0.0)
-        assert self.totals() == Totals(blocks=len(entries), file_bytes=sum(entry.file_bytes for entry in entries))
+        """Totals and seals agree with the rows. Raises AssertionError, DatabaseError."""
+        with self._writing():  # no other process changes anything between the questions
+            entries = self.entries(0.0)
+            assert self.block_count() == len(entries)
+            assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)

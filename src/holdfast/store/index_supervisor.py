@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import DAMAGE_SIGNS, BlockIndex, IndexDamaged
-from holdfast.store.reconcile import Differences, reconcile
+from holdfast.store.index import DAMAGE_SIGNS, BlockIndex
+from holdfast.store.reconcile import Gone, reconcile
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4
@@ -30,10 +30,6 @@ _IN_MEMORY = Path(":memory:")
 Result = TypeVar("Result")
 
 
-class IndexUnavailable(OSError):
-    """The index cannot be used now: the disk is full or read-only, or another process holds it."""
-
-
 class IndexSupervisor:
     """The index of a folder. One thread only."""
 
@@ -42,13 +38,12 @@ class IndexSupervisor:
         self._index: BlockIndex | None = None
         self._path = _IN_MEMORY  # of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
-        self.rebuilt = 0  # how often an index was made from the files although there had been one
-        self.differences: list[Differences] = []  # found at opening, for the owner to act upon
+        self.gone: Gone = {}  # found at openings, for the owner to act upon
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
         """Call `work` with the open index; with a new one, made from the files, when it turns out to be damaged.
 
-        `work` may be called again. Raises IndexUnavailable and other OSErrors.
+        `work` may be called again. Raises OSError, also when the disk is full or read-only, or another process holds the index.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -56,10 +51,9 @@ class IndexSupervisor:
             except DAMAGE_SIGNS as error:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
-                self.rebuilt += 1
                 self.close()
                 remove_index(self._path)
-        raise IndexUnavailable(errno.EIO, "the index is damaged again and again")
+        raise OSError(errno.EIO, "the index is damaged again and again")
 
     def open_in_memory(self) -> None:
         """Use an index in memory, filled from the files as far as they can be read: for folders that cannot be written."""
@@ -67,7 +61,7 @@ class IndexSupervisor:
         self._path = _IN_MEMORY
         self._index = BlockIndex(self._path)
         with contextlib.suppress(OSError):
-            self.differences.append(reconcile(self._index, self._folder))
+            self.gone |= reconcile(self._index, self._folder)
 
     def close(self) -> None:
         """Close the index; the next use opens it again."""
@@ -81,7 +75,6 @@ class IndexSupervisor:
             return self._index
         if self._index is not None:
             _LOG.info("the index of the store was removed or replaced; opening it anew")
-            self.rebuilt += 1
             self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
@@ -90,7 +83,7 @@ class IndexSupervisor:
                 remove_index(path)
             self._index = BlockIndex(self._path)
             self._file = _identity(self._path)
-            self.differences.append(reconcile(self._index, self._folder))
+            self.gone |= reconcile(self._index, self._folder)
         return self._index
 
 
@@ -117,5 +110,5 @@ def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
     if isinstance(error, sqlite3.ProgrammingError):
         raise error
     code = getattr(error, "sqlite_errorcode", 11) & 0xFF
-    if code in _NOT_DAMAGE and not isinstance(error, IndexDamaged):
-        raise IndexUnavailable(errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}") from error
+    if code in _NOT_DAMAGE:
+        raise OSError(errno.ENOSPC if code == _FULL else errno.EIO, f"the index: {error}") from error

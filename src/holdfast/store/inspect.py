@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,38 +53,22 @@ class StoreSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadFile:
-    """A damaged file."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """Outcome of reading everything."""
 
     files: int
     file_bytes: int
-    bad: tuple[BadFile, ...]
+    bad: dict[Path, str]  # why, by the file
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneReport:
-    """What was removed to keep the limits."""
+class RemovalReport:
+    """What was deleted, and how many blocks were finished that a dead writer had left half done."""
 
     keys: tuple[BlockKey, ...]
     freed_bytes: int
-    salvaged_blocks: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearReport:
-    """What was deleted."""
-
-    keys: tuple[BlockKey, ...]
-    freed_bytes: int
+    salvaged_blocks: int = 0
 
 
 def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
@@ -107,19 +92,19 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
         entries = opened.supervisor.use(lambda index: index.entries(now))
         day = time.strftime("%Y-%m-%d", time.gmtime(now))
         bad_files = quarantined_files(opened.folder.quarantine_folder)
-        space = opened.folder.space()
+        volume = shutil.disk_usage(opened.folder.path)
         return StoreSummary(
             folder=opened.folder.path,
             blocks=len(entries),
             file_bytes=sum(entry.file_bytes for entry in entries),
-            allowed_bytes=opened.maintenance.allowed_bytes(),
+            allowed_bytes=opened.allowed_bytes(),
             unreachable_blocks=len(entries) - len(reachable_keys(entries)),
             pinned_blocks=sum(entry.pinned for entry in entries),
             written_today_bytes=opened.supervisor.use(lambda index: index.written_bytes(day)),
             quarantined_files=len(bad_files),
             quarantined_bytes=sum(path.lstat().st_size for path in bad_files),
-            volume_bytes=space.total_bytes,
-            volume_free_bytes=space.free_bytes,
+            volume_bytes=volume.total,
+            volume_free_bytes=volume.free,
         )
 
 
@@ -127,9 +112,9 @@ def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | Non
     """Read every file of a folder. Damaged ones are given to `on_bad`, else put into quarantine. Raises StoreRefused, OSError."""
     began = time.monotonic()
     files, file_bytes = 0, 0
-    bad: list[BadFile] = []
+    bad: dict[Path, str] = {}
     with _opened(folder, StoreLimits()) as opened:
-        aside = on_bad or opened.maintenance.condemn
+        aside = on_bad or opened.condemn
         for found in opened.folder.block_files():
             files += 1
             file_bytes += found.file_bytes
@@ -138,12 +123,12 @@ def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | Non
             except BlockMissing:
                 continue  # evicted meanwhile
             except BadBlock as damage:
-                bad.append(BadFile(path=found.path, reason=damage.reason))
+                bad[found.path] = damage.reason
                 aside(found.path, damage)
-    return VerifyReport(files=files, file_bytes=file_bytes, bad=tuple(bad), seconds=time.monotonic() - began)
+    return VerifyReport(files=files, file_bytes=file_bytes, bad=bad, seconds=time.monotonic() - began)
 
 
-def prune_store(folder: Path, *, limits: StoreLimits) -> PruneReport:
+def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
     """Bring a folder within limits. What goes: old pins, leftovers of dead writers, unreachable blocks, the least recently used.
 
     Raises StoreRefused, OSError.
@@ -153,17 +138,17 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> PruneReport:
             saved = salvage(opened.folder)
         opened.supervisor.close()  # the next use finds what was salvaged
         opened.supervisor.use(lambda index: index.drop_old_pins(time.time()))
-        unreachable = opened.maintenance.remove_unreachable()
-        gone = unreachable + opened.maintenance.make_room(0, in_use=())
-        opened.maintenance.set_aside_damaged()
-        return PruneReport(
+        unreachable = opened.remove_unreachable()
+        gone = unreachable + opened.make_room(0, in_use=())
+        opened.set_aside_damaged()
+        return RemovalReport(
             keys=tuple(entry.block.key for entry in gone),
             freed_bytes=sum(entry.file_bytes for entry in gone),
             salvaged_blocks=saved,
         )
 
 
-def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
+def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
     """Delete all blocks and sessions, or those of one model (its short name). Raises StoreRefused, OSError."""
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -178,7 +163,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> ClearReport:
         if model is None:
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
-    return ClearReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))
+    return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))
 
 
 def _records(folder: StoreFolder, model: str | None) -> list[Path]:
@@ -188,33 +173,22 @@ def _records(folder: StoreFolder, model: str | None) -> list[Path]:
     return [path for each in root.iterdir() if model in (None, each.name) for path in record_files(each)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
-    folder: StoreFolder
-    supervisor: IndexSupervisor
-    maintenance: StoreMaintenance
-
-
 @contextmanager
-def _opened(path: Path, limits: StoreLimits) -> Iterator[_Opened]:
+def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
     folder = StoreFolder(path)
     folder.check()
     if not (folder.path / "blocks").is_dir():
         raise StoreRefused(f"there is no store at {folder.path}")
     supervisor = IndexSupervisor(folder)
     try:
-        _open_index(folder, supervisor)
-        yield _Opened(folder=folder, supervisor=supervisor, maintenance=StoreMaintenance(folder, supervisor, limits, time.time))
+        try:
+            folder.prepare()
+            supervisor.use(BlockIndex.stored_bytes)
+        except OSError:  # read-only, or full: looking is possible all the same
+            supervisor.open_in_memory()
+        yield StoreMaintenance(folder, supervisor, limits, time.time)
     finally:
         supervisor.close()
-
-
-def _open_index(folder: StoreFolder, supervisor: IndexSupervisor) -> None:
-    try:
-        folder.prepare()
-        supervisor.use(BlockIndex.totals)
-    except OSError:  # read-only, or full: looking is possible all the same
-        supervisor.open_in_memory()
 
 
 def _holdings_of(model: str, fingerprint: str, entries: list[Entry], *, served_as: str) -> ModelHoldings:

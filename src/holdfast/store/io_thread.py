@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.messages.figures import DropReason, StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, Entry, StoredBlock, StoreRefused
 from holdfast.store.block_file import encode_block
-from holdfast.store.budget import UNLIMITED, StoreLimits, reachable_keys
-from holdfast.store.folder import StoreFolder, fingerprint_id, is_plain_file
-from holdfast.store.group import WriteAhead, WrittenFile
+from holdfast.store.budget import StoreLimits, reachable_keys
+from holdfast.store.folder import StoreFolder, is_plain_file
+from holdfast.store.group import WriteAhead
+from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
-from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.mailbox import Mailbox
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import Records
-from holdfast.store.statistics import FolderCounts, WriteCounters
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,17 +54,16 @@ class IoThread:
         mailbox: Mailbox,
         *,
         fingerprint: str,
+        figures: StoreFigures,
         limits: StoreLimits,
         clocks: Clocks,
         is_outdated: Callable[[str], bool],
     ) -> None:
         self._folder, self._mailbox, self._fingerprint, self._limits, self._clocks = folder, mailbox, fingerprint, limits, clocks
-        self._model, self._is_outdated = fingerprint_id(fingerprint), is_outdated
+        self._figures, self._model, self._is_outdated = figures, figures.model, is_outdated
         self._supervisor = IndexSupervisor(folder)
         self._maintenance = StoreMaintenance(folder, self._supervisor, limits, clocks.wall)
-        self.counters = WriteCounters()
-        self.counts = FolderCounts()
-        self._ahead = WriteAhead(folder, fingerprint=fingerprint, counters=self.counters)
+        self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
         self._used: dict[BlockKey, float] = {}
         self._used_since = 0.0
@@ -87,14 +87,11 @@ class IoThread:
                 elif self._mailbox.closed:
                     break
                 self._publish_if_due()
-            self.settle()
+            self.flush()
         finally:
-            self._mailbox.close()
-            self.counts.mode = "memory-only"
+            self._mailbox.abandon()  # there is nothing in it any more, but after a bug
+            self._figures.mode = "memory-only"
             self._ahead.abandon()
-            while (order := self._mailbox.take(0)) is not None:  # only after a bug: nobody shall wait for ever
-                if isinstance(order, Question):
-                    order.give_up()
             self._supervisor.close()
             self._folder.release()
 
@@ -123,7 +120,7 @@ class IoThread:
             self._folder.incoming()
             if not self._salvaged:
                 with self._folder.exclusive():
-                    self.counters.salvaged_blocks += salvage(self._folder)
+                    salvage(self._folder)
                 self._salvaged = True
             self._supervisor.close()
             self._maintenance.remove_models(self._is_outdated)
@@ -135,22 +132,20 @@ class IoThread:
         if self._retry_at is not None:
             _LOG.info("the store can be written again: %s", self._folder.path)
         self._retry_at = None
-        self.counts.mode = "writing"
+        self._figures.mode = "writing"
         return True
 
     def _pause(self, error: OSError | StoreRefused) -> None:
         """Stop writing for a while. One warning per outage."""
         if self._retry_at is None:
-            self.counters.outages += 1
+            self._figures.outages += 1
             _LOG.warning(
                 "the store cannot be written (%s): what is read is kept in memory only; trying again every %.0f s: %s",
                 getattr(error, "strerror", None) or error, RETRY_SECONDS, self._folder.path,
             )  # fmt: skip
         self._retry_at = self._clocks.steady() + RETRY_SECONDS
-        self.counts.mode = "memory-only"
-        lost = self._ahead.abandon()
-        self.counters.dropped_memory_only += len(lost)
-        self._mailbox.release(lost, stored=False)
+        self._figures.mode = "memory-only"
+        self._drop(self._ahead.abandon(), "memory_only")
         self._supervisor.close()
 
     def _can_write(self) -> bool:
@@ -162,19 +157,21 @@ class IoThread:
 
     def _write(self, block: StoredBlock) -> None:
         if not self._can_write():
-            self.counters.dropped_memory_only += 1
-            self._mailbox.release([block.key], stored=False)
+            self._drop([block.key], "memory_only")
             return
         try:
             self._write_into_group(block)
         except OSError as error:
-            self.counters.dropped_memory_only += 1
-            self._mailbox.release([block.key], stored=False)
+            self._drop([block.key], "memory_only")
             self._pause(error)
+
+    def _drop(self, keys: list[BlockKey], reason: DropReason) -> None:
+        """Give up writing blocks."""
+        self._figures.dropped_blocks[reason] += len(keys)
+        self._mailbox.release(keys, stored=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
         if is_plain_file(self._folder.block_path(block.key, model=self._model)):
-            self.counters.duplicate_blocks += 1
             self._mailbox.release([block.key], stored=True)
             self.touch([block.key], self._clocks.wall())
             return
@@ -182,11 +179,9 @@ class IoThread:
         buffers = encode_block(block, fingerprint=self._fingerprint, created=now)
         file_bytes = sum(map(len, buffers))
         if self._over_daily_budget(file_bytes):
-            self.counters.dropped_daily_budget += 1
-            self._mailbox.release([block.key], stored=False)
+            self._drop([block.key], "daily_budget")
         elif not self._has_room(block, file_bytes):
-            self.counters.dropped_no_room += 1
-            self._mailbox.release([block.key], stored=False)
+            self._drop([block.key], "no_room")
         else:
             steady_now = self._clocks.steady()
             self._with_room(lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now), block)
@@ -210,14 +205,14 @@ class IoThread:
             work()
 
     def _over_daily_budget(self, file_bytes: int) -> bool:
-        if self._limits.daily_write_bytes == UNLIMITED:
+        limit, day = self._limits.daily_write_bytes, self._day()
+        if limit is None:
             return False
-        day = self._day()
         written = self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
-        over = written + file_bytes > self._limits.daily_write_bytes
+        over = written + file_bytes > limit
         if over and self._warned_of_day != day:
             self._warned_of_day = day
-            _LOG.warning("the store has reached its limit of %d bytes written a day", self._limits.daily_write_bytes)
+            _LOG.warning("the store has reached its limit of %d bytes written a day", limit)
         return over
 
     def _day(self) -> str:
@@ -232,10 +227,10 @@ class IoThread:
         return not self._maintenance.shortage_bytes(wanted)
 
     def _count_evicted(self, evicted: list[Entry]) -> None:
-        self.counters.evicted_blocks += len(evicted)
+        self._figures.evicted_blocks += len(evicted)
         self._mailbox.lose([entry.block.key for entry in evicted])
 
-    def _publish(self) -> list[WrittenFile]:
+    def _publish(self) -> list[Entry]:
         """Make the oldest files durable and index them. Blocks that arrive meanwhile are written behind them."""
         group = self._ahead.group(most_bytes=GROUP_BYTES, most_blocks=GROUP_BLOCKS)
         try:
@@ -243,24 +238,21 @@ class IoThread:
         except OSError as error:
             self._pause(error)
             return group
-        self._mailbox.release([written.key for written in group], stored=True)
-        began = time.perf_counter()
+        self._mailbox.release([entry.block.key for entry in group], stored=True)
         try:
             self._with_room(lambda: self._add_rows(group))
-            self._ahead.settle(group)
+            self._ahead.drop(group)
             # Other processes may have written, too. The group itself may be evicted like any other block.
             self._count_evicted(self._maintenance.make_room(0, in_use=self._parents_in_use()))
             self._refresh_counts()
         except OSError as error:  # the files are there: the next opening of the index finds them
-            self._ahead.settle(group)
+            self._ahead.drop(group)
             self._pause(error)
-        self.counters.index_seconds += time.perf_counter() - began
         return group
 
-    def _add_rows(self, group: list[WrittenFile]) -> None:
-        entries = [written.entry for written in group]
-        written_bytes = sum(entry.file_bytes for entry in entries)
-        self._supervisor.use(lambda index: index.add(entries, fingerprints={self._model: self._fingerprint}))
+    def _add_rows(self, group: list[Entry]) -> None:
+        written_bytes = sum(entry.file_bytes for entry in group)
+        self._supervisor.use(lambda index: index.add(group, fingerprints={self._model: self._fingerprint}))
         self._supervisor.use(lambda index: index.count_written(written_bytes, day=self._day()))
 
     def _write_arrived(self) -> None:
@@ -278,17 +270,17 @@ class IoThread:
 
     def _refresh_counts(self) -> None:
         damaged, gone = self._maintenance.set_aside_damaged()
-        self.counters.bad_blocks += damaged
+        self._figures.bad_blocks += damaged
         self._mailbox.lose(gone)
-        totals = self._supervisor.use(lambda index: index.totals())
         day = self._day()
-        self.counts.blocks, self.counts.stored_bytes = totals.blocks, totals.file_bytes
-        self.counts.written_today_bytes = self._supervisor.use(lambda index: index.written_bytes(day))
-        self.counts.allowed_bytes = self._maintenance.allowed_bytes()
+        self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
+        self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)
+        self._figures.written_today_bytes = self._supervisor.use(lambda index: index.written_bytes(day))
+        self._figures.allowed_bytes = self._maintenance.allowed_bytes()
 
     # -- tasks, in the order in which they were handed over
 
-    def settle(self) -> bool:
+    def flush(self) -> bool:
         """Make everything durable that was handed over before. False during an outage."""
         waiting = len(self._ahead)
         while waiting > 0 and self._ahead:
@@ -329,21 +321,21 @@ class IoThread:
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
         """Delete blocks, queued ones too."""
-        self.settle()
+        self.flush()
         self._on_index("remove blocks", lambda: self._maintenance.remove(keys, fingerprint=self._fingerprint))
         self._mailbox.lose(keys)
         self._recount()
 
     def condemn(self, path: Path, bad: BadBlock) -> None:
         """Put a file that could not be read into quarantine."""
-        self.counters.bad_blocks += 1
+        self._figures.bad_blocks += 1
         self._mailbox.lose([bad.key])
         self._on_index("set a damaged block aside", lambda: self._maintenance.condemn(path, bad))
         self._recount()
 
     def entries(self) -> tuple[Entry, ...]:
         """All blocks of this model that can be reached from a root, parents before children."""
-        self.settle()
+        self.flush()
         if self._retry_at is not None:
             self._supervisor.open_in_memory()
         try:
@@ -356,7 +348,7 @@ class IoThread:
 
     def prune(self) -> None:
         """Bring the store within its limits and drop pins that are over."""
-        self.settle()
+        self.flush()
         with contextlib.suppress(OSError):
             self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
@@ -365,10 +357,6 @@ class IoThread:
     def check_invariants(self) -> None:
         """The index agrees with itself. Raises AssertionError."""
         self._supervisor.use(lambda index: index.check_invariants())
-
-    def rebuilt_indexes(self) -> int:
-        """How often the index had to be made anew."""
-        return self._supervisor.rebuilt
 
     def _recount(self) -> None:
         self._on_index("count blocks", self._refresh_counts)

@@ -6,36 +6,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from holdfast.store.block import BlockKey, StoreChanges, StoredBlock
 
+Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
 _MOST_CHANGES = 1 << 17  # that nobody has asked for yet; older ones are forgotten: reading tells, too
-
-
-class Question:
-    """A task whose answer somebody waits for."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work = work
-        self.answer: Future[object] = Future()
-
-    def __call__(self) -> None:
-        """Answer it. A failed assertion is the asker's business; anything else is the thread's, too."""
-        try:
-            self.answer.set_result(self._work())
-        except AssertionError as error:
-            self.answer.set_exception(error)
-        except BaseException as error:
-            self.answer.set_exception(error)
-            raise
-
-    def give_up(self) -> None:
-        """Tell whoever waits that there will be no answer."""
-        self.answer.cancel()
 
 
 class Mailbox:
@@ -48,6 +27,7 @@ class Mailbox:
         self._held: dict[BlockKey, StoredBlock] = {}
         self._held_bytes = 0
         self._closed = False
+        self._unanswered: set[Future[Any]] = set()
         self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self.refused_blocks = 0
@@ -79,6 +59,28 @@ class Mailbox:
             self._waiting.append(task)
             self._changed.notify()
         return True
+
+    def ask(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Queue a question likewise; its answer is cancelled when the box is closed. A failed assertion is the asker's business
+        alone, any other exception the thread's, too.
+        """
+        answer: Future[Answer] = Future()
+
+        def reply() -> None:
+            self._unanswered.discard(answer)
+            try:
+                answer.set_result(work())
+            except AssertionError as error:
+                answer.set_exception(error)
+            except BaseException as error:
+                answer.set_exception(error)
+                raise
+
+        self._unanswered.add(answer)
+        if not self.send(reply):
+            self._unanswered.discard(answer)
+            answer.cancel()
+        return answer
 
     def take(self, timeout_seconds: float | None) -> StoredBlock | Task | None:
         """The next block or task; None when nothing came in time, or when the box is closed and empty."""
@@ -138,3 +140,11 @@ class Mailbox:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Take nothing more, let go of everything: nobody shall wait for an answer for ever."""
+        self.close()
+        with self._changed:
+            self._waiting.clear()
+        for answer in tuple(self._unanswered):
+            answer.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import SLACK_PARTS, StoreLimits, allowed_bytes, choose_victims, reachable_keys
 from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.quarantine import bound_quarantine, quarantine
 from holdfast.store.records import record_files
@@ -21,37 +23,38 @@ class StoreMaintenance:
     """Changes what is stored, apart from adding to it. Everything raises OSError."""
 
     def __init__(self, folder: StoreFolder, supervisor: IndexSupervisor, limits: StoreLimits, clock: Callable[[], float]) -> None:
-        self._folder, self._supervisor, self._limits, self._clock = folder, supervisor, limits, clock
+        self.folder, self.supervisor, self._limits, self._clock = folder, supervisor, limits, clock
 
     def allowed_bytes(self) -> int:
         """How many bytes the store may hold at the moment."""
-        stored = self._supervisor.use(lambda index: index.totals()).file_bytes
-        return allowed_bytes(self._limits, volume=self._folder.space(), stored_bytes=stored)
+        volume = shutil.disk_usage(self.folder.path)
+        stored = self.supervisor.use(BlockIndex.stored_bytes)
+        return allowed_bytes(self._limits, volume_bytes=volume.total, free_bytes=volume.free, stored_bytes=stored)
 
     def shortage_bytes(self, wanted_bytes: int) -> int:
         """How many bytes would have to go before so many more may be written."""
-        stored = self._supervisor.use(lambda index: index.totals()).file_bytes
-        allowed = allowed_bytes(self._limits, volume=self._folder.space(), stored_bytes=stored)
-        return max(0, stored + wanted_bytes - allowed)
+        return max(0, self.supervisor.use(BlockIndex.stored_bytes) + wanted_bytes - self.allowed_bytes())
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
         """Evict until `wanted_bytes` more fit; a little beyond, so that it is not done for every block. Returns what has gone."""
-        shortage = self.shortage_bytes(wanted_bytes)
-        allowed = self.allowed_bytes()
-        if not shortage or wanted_bytes > allowed:
+        if not self.shortage_bytes(wanted_bytes):
             return []
-        return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
+        with self.folder.exclusive():  # asked again: another process may just have made room
+            shortage, allowed = self.shortage_bytes(wanted_bytes), self.allowed_bytes()
+            if not shortage or wanted_bytes > allowed:
+                return []
+            return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
         """Remove the least recently used blocks that free so many bytes together. Returns what has gone."""
-        with self._folder.exclusive():
+        with self.folder.exclusive():
             victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
             self._unlink(victims)
         return victims
 
     def remove_unreachable(self) -> list[Entry]:
         """Remove the blocks whose parents are gone, unless they are pinned. Returns what has gone."""
-        with self._folder.exclusive():
+        with self.folder.exclusive():
             entries = self._entries()
             reachable = reachable_keys(entries)
             lost = [entry for entry in entries if entry.block.key not in reachable and not entry.pinned]
@@ -59,44 +62,44 @@ class StoreMaintenance:
         return lost
 
     def _entries(self) -> list[Entry]:
-        return self._supervisor.use(lambda index: index.entries(self._clock()))
+        return self.supervisor.use(lambda index: index.entries(self._clock()))
 
     def _unlink(self, entries: Iterable[Entry]) -> None:
         done = []
         try:
             for entry in entries:  # files first: a row without a file is a miss, a file without a row would be found again
-                self._folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
+                self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
                 done.append(entry.block.key)
         finally:
             if done:
-                self._supervisor.use(lambda index: index.remove(done))
+                self.supervisor.use(lambda index: index.remove(done))
 
     def remove(self, keys: Iterable[BlockKey], *, fingerprint: str) -> None:
         """Delete blocks of one model."""
         model = fingerprint_id(fingerprint)
         gone = list(keys)
         for key in gone:
-            self._folder.block_path(key, model=model).unlink(missing_ok=True)
-        self._supervisor.use(lambda index: index.remove(gone))
+            self.folder.block_path(key, model=model).unlink(missing_ok=True)
+        self.supervisor.use(lambda index: index.remove(gone))
 
     def remove_models(self, is_outdated: Callable[[str], bool]) -> None:
         """Delete what is kept of models whose fingerprints are outdated, sessions too; one line in the log if there was any."""
-        fingerprints = self._supervisor.use(lambda index: index.fingerprints())
+        fingerprints = self.supervisor.use(lambda index: index.fingerprints())
         models = [model for model, fingerprint in fingerprints.items() if is_outdated(fingerprint)]
         if not models:
             return
-        with self._folder.exclusive():
-            files = [found for model in models for found in self._folder.block_files(model=model)]
+        with self.folder.exclusive():
+            files = [found for model in models for found in self.folder.block_files(model=model)]
             for found in files:
                 found.path.unlink(missing_ok=True)
-            for path in (path for model in models for path in record_files(self._folder.path / "sessions" / model)):
+            for path in (path for model in models for path in record_files(self.folder.path / "sessions" / model)):
                 path.unlink(missing_ok=True)
-            self._supervisor.use(lambda index: index.remove([found.key for found in files]))
-            self._supervisor.use(lambda index: index.remove_models(models))
+            self.supervisor.use(lambda index: index.remove([found.key for found in files]))
+            self.supervisor.use(lambda index: index.remove_models(models))
         if files:
             _LOG.warning(
                 "the store begins anew: %d blocks (%.1f MB) under an earlier, weaker kind of fingerprint are deleted: %s",
-                len(files), sum(found.file_bytes for found in files) / 1e6, self._folder.path,
+                len(files), sum(found.file_bytes for found in files) / 1e6, self.folder.path,
             )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:
@@ -107,31 +110,27 @@ class StoreMaintenance:
             return False
         except BadBlock as still_bad:
             _LOG.warning("a damaged block was found and set aside: %s", still_bad)
-            quarantine(path, still_bad, folder=self._folder.quarantine_folder)
+            quarantine(path, still_bad, folder=self.folder.quarantine_folder)
             self._bound_quarantine()
-            self._supervisor.use(lambda index: index.remove_rows([bad.key]))
+            self.supervisor.use(lambda index: index.remove_rows([bad.key]))
             return True
         return False
 
     def _bound_quarantine(self) -> None:
         bound_quarantine(
-            self._folder.quarantine_folder,
+            self.folder.quarantine_folder,
             most_bytes=self._limits.quarantine_bytes,
             most_files=self._limits.quarantine_files,
         )
 
     def set_aside_damaged(self) -> tuple[int, list[BlockKey]]:
         """Quarantine what the last openings of the index found damaged. Returns how many files, and all keys that are gone."""
-        damaged, gone = 0, []
-        while self._supervisor.differences:
-            differences = self._supervisor.differences.pop()
-            gone += differences.removed
-            for found, bad in differences.damaged:
-                damaged += 1
-                gone.append(found.key)
-                quarantine(found.path, bad, folder=self._folder.quarantine_folder)
+        gone, self.supervisor.gone = self.supervisor.gone, {}
+        damaged = [found for found in gone.values() if found is not None]
+        for file, bad in damaged:
+            quarantine(file.path, bad, folder=self.folder.quarantine_folder)
         if damaged:
-            were = "file was" if damaged == 1 else "files were"
-            _LOG.warning("%d damaged %s found in the store and set aside", damaged, were)
+            were = "file was" if len(damaged) == 1 else "files were"
+            _LOG.warning("%d damaged %s found in the store and set aside", len(damaged), were)
             self._bound_quarantine()
-        return damaged, gone
+        return len(damaged), list(gone)

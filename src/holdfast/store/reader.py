@@ -6,30 +6,27 @@ It opens files by name and only reads: a block file is never changed, so no agre
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing, StoredBlock
 from holdfast.store.block_file import read_block
-from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store.folder import StoreFolder
 from holdfast.store.mailbox import Mailbox
-from holdfast.store.statistics import ReadCounters
 
 
 class BlockReader:
     """The reading thread's work. `ask` is for any thread, `run` for the one."""
 
     def __init__(
-        self, folder: StoreFolder, mailbox: Mailbox, *, fingerprint: str, on_bad: Callable[[Path, BadBlock], None]
+        self, folder: StoreFolder, mailbox: Mailbox, *, figures: StoreFigures, on_bad: Callable[[Path, BadBlock], None]
     ) -> None:
-        """`on_bad` is called on the reading thread with each file that is damaged."""
-        self._folder, self._mailbox, self._on_bad = folder, mailbox, on_bad
-        self._model = fingerprint_id(fingerprint)
+        """`figures` name the model. `on_bad` is called on the reading thread with each file that is damaged."""
+        self._folder, self._mailbox, self._figures, self._on_bad = folder, mailbox, figures, on_bad
         self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = queue.SimpleQueue()
         self._ended = False
-        self.counters = ReadCounters()
 
     def ask(self, key: BlockKey) -> Future[StoredBlock]:
         """A future of the block. One that is not running yet can be cancelled."""
@@ -55,33 +52,29 @@ class BlockReader:
             self._refuse_all()
 
     def _answer(self, key: BlockKey, future: Future[StoredBlock]) -> None:
-        began = time.perf_counter()
         try:
             block = self._read(key)
         except BlockMissing as missing:
-            self.counters.missing_blocks += 1
+            self._figures.missing_blocks += 1
             future.set_exception(missing)
         except BadBlock as bad:
             future.set_exception(bad)
-            self._on_bad(self._folder.block_path(key, model=self._model), bad)
+            self._on_bad(self._folder.block_path(key, model=self._figures.model), bad)
         except MemoryError:
-            self.counters.missing_blocks += 1
+            self._figures.missing_blocks += 1
             future.set_exception(BlockMissing(key, "no memory to read it into"))
         except BaseException as error:
             future.set_exception(error)
             raise
         else:
-            self.counters.read_seconds += time.perf_counter() - began
             future.set_result(block)
 
     def _read(self, key: BlockKey) -> StoredBlock:
         held = self._mailbox.held(key)
         if held is not None:
-            self.counters.reads_from_queue += 1
             return held
-        stored = read_block(self._folder.block_path(key, model=self._model), key, model=self._model)
-        self.counters.read_blocks += 1
-        self.counters.read_bytes += stored.nbytes
+        stored = read_block(self._folder.block_path(key, model=self._figures.model), key, model=self._figures.model)
+        self._figures.read_bytes += stored.nbytes
         return stored
 
     def _refuse_all(self) -> None:

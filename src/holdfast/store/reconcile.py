@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from holdfast.store.block import KEY_BYTES, BadBlock, BlockKey, BlockMissing, Entry
 from holdfast.store.block_file import BlockHeader, read_block, read_header
 from holdfast.store.folder import BLOCK_SUFFIX, BlockFile, StoreFolder, fingerprint_id, sync_folder
 from holdfast.store.index import BlockIndex
 
-
-@dataclass(slots=True, kw_only=True)
-class Differences:
-    """What was put right, and the files that turned out to be damaged: these are still where they were.
-
-    removed: what is gone. A row that was made anew from its file does not count, for its block is still there.
-    """
-
-    removed: list[BlockKey] = field(default_factory=list)
-    damaged: list[tuple[BlockFile, BadBlock]] = field(default_factory=list)
+Gone: TypeAlias = dict[BlockKey, tuple[BlockFile, BadBlock] | None]
 
 
-def reconcile(index: BlockIndex, folder: StoreFolder) -> Differences:
+def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     """Add what only the folder has, take out what only the index has. Reads the headers of unknown files only.
 
-    Raises OSError, sqlite3.Error.
+    Returns the blocks that are gone, each with its file if that is damaged and still there. A row that was made anew from its
+    file is not gone. Raises OSError, sqlite3.Error.
     """
     unseen = index.places()
     wrong: list[BlockKey] = []
     fresh: dict[BlockKey, Entry] = {}
     fingerprints: dict[str, str] = {}
-    differences = Differences()
+    damaged: Gone = {}
     for found in folder.block_files():
         place = unseen.pop(found.key, None)
         if place == (found.model, found.file_bytes):
@@ -43,19 +35,18 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Differences:
         except BlockMissing:
             continue
         except BadBlock as bad:
-            differences.damaged.append((found, bad))
+            damaged[found.key] = found, bad
             continue
         # Recency is lost with the index; the time of writing is the next best.
         fresh[found.key] = Entry(block=header.block, model=found.model, file_bytes=found.file_bytes, last_used=found.modified)
         fingerprints[found.model] = header.fingerprint
     wrong += unseen
-    differences.removed = [key for key in wrong if key not in fresh]
     if wrong:
         index.remove_rows(wrong)
     if fresh:
         index.add(fresh.values(), fingerprints=fingerprints)
     index.recount()
-    return differences
+    return dict.fromkeys(key for key in wrong if key not in fresh) | damaged
 
 
 def _header_of(found: BlockFile) -> BlockHeader:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.config import StoreSettings
-from holdfast.store.budget import UNLIMITED, StoreLimits
+from holdfast.store.budget import StoreLimits
 from holdfast.user_folders import caches_folder
 
 AUTO, OFF = "auto", "off"
@@ -16,9 +16,8 @@ DAILY_WRITE_BYTES = 100 << 30
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
     """The limits that the settings ask for; what they leave open is the share of the volume that StoreLimits names."""
-    return StoreLimits(
-        budget_bytes=settings.disk_bytes or UNLIMITED, daily_write_bytes=settings.daily_write_bytes or DAILY_WRITE_BYTES
-    )
+    daily = DAILY_WRITE_BYTES if settings.daily_write_bytes is None else settings.daily_write_bytes
+    return StoreLimits(budget_bytes=settings.disk_bytes, daily_write_bytes=daily)
 
 
 def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:

@@ -16,18 +16,20 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TypeVar, get_args
 
+import msgspec
+
+from holdfast.messages.figures import DropReason, StoreFigures
 from holdfast.store.block import BadBlock, BlockKey, Entry, StoreChanges, StoredBlock
 from holdfast.store.block_file import check_block
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.inspect import ClearReport, VerifyReport, clear_store, verify_store
+from holdfast.store.inspect import RemovalReport, VerifyReport, clear_store, verify_store
 from holdfast.store.io_thread import Clocks, IoThread
-from holdfast.store.mailbox import Mailbox, Question
+from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
 from holdfast.store.records import check_name
-from holdfast.store.statistics import StoreStatistics
 
 FOREVER = 1e18  # seconds since the epoch: a pin that does not end by itself
 
@@ -63,12 +65,14 @@ class BlockStore:
         self._folder = StoreFolder(folder, names={fingerprint: served_as})
         with contextlib.suppress(OSError):  # a place that cannot even be looked at is found by the I/O thread again
             self._folder.check()
-        self._clocks, self._model = clocks, fingerprint_id(fingerprint)
+        self._clocks = clocks
+        self._figures = StoreFigures(model=fingerprint_id(fingerprint), dropped_blocks=dict.fromkeys(get_args(DropReason), 0))
         self._mailbox = Mailbox(most_bytes=limits.queue_bytes, most_blocks=limits.queue_blocks)
         self._io = IoThread(
-            self._folder, self._mailbox, fingerprint=fingerprint, limits=limits, clocks=clocks, is_outdated=is_outdated
-        )
-        self._reader = BlockReader(self._folder, self._mailbox, fingerprint=fingerprint, on_bad=self._on_bad)
+            self._folder, self._mailbox, fingerprint=fingerprint, figures=self._figures, limits=limits, clocks=clocks,
+            is_outdated=is_outdated,
+        )  # fmt: skip
+        self._reader = BlockReader(self._folder, self._mailbox, figures=self._figures, on_bad=self._on_bad)
         self._threads = (
             threading.Thread(target=self._io.run, name="holdfast-store"),
             threading.Thread(target=self._reader.run, name="holdfast-store-reader"),
@@ -142,20 +146,14 @@ class BlockStore:
 
     def ask_records(self) -> Future[dict[str, bytes]]:
         """The same without waiting. Cancelled when the store is closed."""
-        question = Question(self._io.records)
-        if not self._mailbox.send(question):
-            question.answer.cancel()
-        return cast("Future[dict[str, bytes]]", question.answer)
+        return self._mailbox.ask(self._io.records)
 
     # -- the whole
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
         """Wait until everything handed over so far is durable. False when it is not, in time or at all."""
-        question = Question(self._io.settle)
-        if not self._mailbox.send(question):
-            return False
         try:
-            return bool(question.answer.result(timeout_seconds))
+            return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
@@ -166,41 +164,14 @@ class BlockStore:
         for thread in self._threads:
             thread.join()
 
-    def statistics(self) -> StoreStatistics:
+    def statistics(self) -> StoreFigures:
         """A snapshot; never waits."""
-        counts, writes, reads = self._io.counts, self._io.counters, self._reader.counters
         queued_blocks, queued_bytes = self._mailbox.load()
-        refused = self._mailbox.refused_blocks
-        return StoreStatistics(
-            model=self._model,
-            mode=counts.mode,
-            blocks=counts.blocks,
-            stored_bytes=counts.stored_bytes,
-            allowed_bytes=counts.allowed_bytes,
-            written_today_bytes=counts.written_today_bytes,
+        return msgspec.structs.replace(
+            self._figures,
             queued_blocks=queued_blocks,
             queued_bytes=queued_bytes,
-            written_blocks=writes.written_blocks,
-            written_bytes=writes.written_bytes,
-            duplicate_blocks=writes.duplicate_blocks,
-            dropped_blocks=refused + writes.dropped_memory_only + writes.dropped_daily_budget + writes.dropped_no_room,
-            dropped_queue_full=refused,
-            dropped_memory_only=writes.dropped_memory_only,
-            dropped_daily_budget=writes.dropped_daily_budget,
-            dropped_no_room=writes.dropped_no_room,
-            evicted_blocks=writes.evicted_blocks,
-            salvaged_blocks=writes.salvaged_blocks,
-            rebuilt_indexes=self._io.rebuilt_indexes(),
-            outages=writes.outages,
-            read_blocks=reads.read_blocks,
-            read_bytes=reads.read_bytes,
-            reads_from_queue=reads.reads_from_queue,
-            missing_blocks=reads.missing_blocks,
-            bad_blocks=writes.bad_blocks,
-            write_seconds=writes.write_seconds,
-            sync_seconds=writes.sync_seconds,
-            index_seconds=writes.index_seconds,
-            read_seconds=reads.read_seconds,
+            dropped_blocks=self._figures.dropped_blocks | {"queue_full": self._mailbox.refused_blocks},
         )
 
     def check_invariants(self) -> None:
@@ -218,7 +189,7 @@ class BlockStore:
         """Bring the folder within its limits now. Waits."""
         self._ask(self._io.prune, otherwise=None)
 
-    def clear(self) -> ClearReport:
+    def clear(self) -> RemovalReport:
         """Delete the blocks of all models in the folder. Waits."""
         self.flush()
         report = clear_store(self._folder.path)
@@ -229,10 +200,7 @@ class BlockStore:
         self._mailbox.send(functools.partial(self._io.condemn, path, bad))
 
     def _ask(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
-        question = Question(work)
-        if not self._mailbox.send(question):
-            return otherwise
         try:
-            return cast(Answer, question.answer.result())
+            return self._mailbox.ask(work).result()
         except CancelledError:
             return otherwise

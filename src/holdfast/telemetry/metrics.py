@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.telemetry.buckets import cumulative
 from holdfast.telemetry.cache_metrics import cache_families
+from holdfast.telemetry.families import counters, gauges, histograms, labelled
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -37,24 +36,19 @@ _COUNTERS = (
     ("cancelled", "Sequences that were cancelled."),
     ("rejected", "Sequences that were not accepted."),
 )
+_SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What the front knows of its models, by model id."""
-
-    load_seconds: Mapping[str, float] = field(default_factory=dict)
-    restarts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by cause
-
-
-class Metrics:
+class Metrics(Collector):
     """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
 
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
         self.registry = CollectorRegistry()
-        self._workers = _WorkerCollector()
-        self.registry.register(self._workers)
+        self._statistics: Mapping[str, WorkerStatistics] = {}
+        self._load_seconds: Mapping[str, float] = {}
+        self._restarts: Mapping[str, Mapping[str, int]] = {}
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
         self.requests = self._counter("requests", "Choices that ended, by the reason.", "model", "reason")
@@ -72,52 +66,34 @@ class Metrics:
         self.inter_token_seconds = self._histogram("inter_token_seconds", "Between two pieces of text of one choice.", _SHORT)
         self.request_seconds = self._histogram("request_seconds", "Request to the end of the answer.", _LONG)
 
-    def exposition(self, statistics: Mapping[str, WorkerStatistics], facts: ModelFacts) -> bytes:
-        """All metrics in Prometheus' text format, with these workers' counters, by model id, and what is known of the models."""
-        self._workers.statistics, self._workers.facts = statistics, facts
+    def exposition(
+        self,
+        statistics: Mapping[str, WorkerStatistics],
+        *,
+        load_seconds: Mapping[str, float] | None = None,
+        restarts: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> bytes:
+        """All metrics in Prometheus' text format, with what is known of these workers now, by model id.
+
+        restarts: of the workers, by cause.
+        """
+        self._statistics, self._load_seconds, self._restarts = statistics, load_seconds or {}, restarts or {}
         return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the workers, as they were told last."""
+        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
+        for model, seconds in self._load_seconds.items():
+            load.add_metric([model], seconds)
+        yield load
+        yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
+        yield from gauges("holdfast_worker_", _GAUGES, self._statistics)
+        yield from counters("holdfast_worker_", _COUNTERS, self._statistics)
+        yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
+        yield from cache_families(self._statistics)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"holdfast_{name}", documentation, labels, registry=self.registry)
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"holdfast_{name}", documentation, ("model",), buckets=buckets, registry=self.registry)
-
-
-class _WorkerCollector(Collector):
-    """Shows the last statistics of the workers."""
-
-    def __init__(self) -> None:
-        self.statistics: Mapping[str, WorkerStatistics] = {}
-        self.facts = ModelFacts()
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of this moment."""
-        load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
-        for model, seconds in self.facts.load_seconds.items():
-            load.add_metric([model], seconds)
-        yield load
-        restarts = CounterMetricFamily("holdfast_worker_restarts", "Workers that were replaced.", labels=["model", "cause"])
-        for model, causes in self.facts.restarts.items():
-            for cause, times in causes.items():
-                restarts.add_metric([model, cause], times)
-        yield restarts
-        for name, documentation in _GAUGES:
-            gauge = GaugeMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
-            for model, numbers in self.statistics.items():
-                gauge.add_metric([model], getattr(numbers, name))
-            yield gauge
-        for name, documentation in _COUNTERS:
-            counter = CounterMetricFamily(f"holdfast_worker_{name}", documentation, labels=["model"])
-            for model, numbers in self.statistics.items():
-                counter.add_metric([model], getattr(numbers, name))
-            yield counter
-        yield self._step_seconds()
-        yield from cache_families(self.statistics)
-
-    def _step_seconds(self) -> HistogramMetricFamily:
-        family = HistogramMetricFamily("holdfast_worker_step_seconds", "How long the engine's steps take.", labels=["model"])
-        for model, numbers in self.statistics.items():
-            if numbers.step_seconds is not None:
-                family.add_metric([model], list(cumulative(numbers.step_seconds)), sum_value=numbers.step_seconds.total)
-        return family

@@ -16,7 +16,7 @@ from holdfast.models.load import LoadedModel
 from holdfast.models.mlx_lm_import import mlx_lm_version
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.index import PrefixIndex
-from holdfast.sessions.service import SessionDesk
+from holdfast.sessions.service import SessionService
 from holdfast.store.block import StoreRefused
 from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
@@ -53,13 +53,14 @@ def open_memory(
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
-    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=store.ram_bytes or kv_budget_bytes // RAM_SHARE, disk=blocks)
+    ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
     return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
 
 
-def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionDesk:
+def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionService:
     """The sessions of a model; those of an earlier worker on the same store are there again."""
-    return SessionDesk(
+    return SessionService(
         memory,
         most=store.max_sessions,
         ttl_seconds=store.session_seconds,

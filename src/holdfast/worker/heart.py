@@ -9,17 +9,17 @@ import time
 import msgspec
 import zmq
 
-from holdfast.worker.pulse import BeatCounter, Pulse
+from holdfast.worker.pulse import Pulse
 
 
 class Heart:
-    """Sends a heartbeat at once and then every `interval_seconds`, until it is stopped.
+    """Sends a heartbeat at once and then at every interval of the pulse, until it is stopped.
 
     Only the last one is kept on the way (CONFLATE), so a front that does not read them makes nothing pile up.
     """
 
-    def __init__(self, endpoint: str, pulse: Pulse, *, interval_seconds: float) -> None:
-        self._endpoint, self._pulse, self._interval_seconds = endpoint, pulse, interval_seconds
+    def __init__(self, endpoint: str, pulse: Pulse) -> None:
+        self._endpoint, self._pulse = endpoint, pulse
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-heart", daemon=True)
 
@@ -40,14 +40,14 @@ class Heart:
             self._beat(socket)
 
     def _beat(self, socket: zmq.Socket[bytes]) -> None:
-        encoder, counter = msgspec.msgpack.Encoder(), BeatCounter(self._pulse, interval_seconds=self._interval_seconds)
+        encoder = msgspec.msgpack.Encoder()
         beaten_at, faults = time.monotonic(), _page_faults()
         while True:
             now, faults_now = time.monotonic(), _page_faults()
-            beat = counter.beat(elapsed_seconds=now - beaten_at, page_faults=faults_now - faults)
+            beat = self._pulse.beat(elapsed_seconds=now - beaten_at, page_faults=faults_now - faults)
             beaten_at, faults = now, faults_now
             socket.send(encoder.encode(beat))  # never blocks: a newer one replaces an older one
-            if self._stopped.wait(self._interval_seconds):
+            if self._stopped.wait(self._pulse.interval_seconds):
                 return
 
 

@@ -40,8 +40,8 @@ def run_process(serve: Serve) -> int:
     logging.basicConfig(level=settings.log.level.upper(), stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     _die_with_parent()
     ends: list[WorkerEnd] = []
-    pulse = Pulse()
-    heart = Heart(assignment.heartbeat_endpoint, pulse, interval_seconds=settings.residency.heartbeat_seconds)
+    pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
+    heart = Heart(assignment.heartbeat_endpoint, pulse)
     heart.start()
 
     def device_thread() -> None:

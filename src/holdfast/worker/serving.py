@@ -71,7 +71,8 @@ def _loop_over(
     engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
-    scheduler = _with_step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
+    step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
+    scheduler = replace(settings.scheduler, step_tokens=step_tokens)
     report = device_memory.memory_report(working_set_bytes=platform.working_set_bytes())
     budget_bytes = device_memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
     plans = Scheduler(
@@ -85,7 +86,7 @@ def _loop_over(
         engine=engine,
         scheduler=plans,
         inbox=inbox,
-        retry_chunk_tokens=scheduler.step_tokens,
+        retry_chunk_tokens=step_tokens,
         cache=kept,
         sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
@@ -115,12 +116,12 @@ def let_go_of_device() -> None:
     mx.clear_streams()
 
 
-def _with_step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> SchedulerSettings:
-    """The settings with the size of a step that suits the device, where it was left to us."""
-    if scheduler.step_tokens:
-        return scheduler
+def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
+    """The size of a step: as set, or what suits the device, where that was left to us."""
+    if scheduler.step_tokens is not None:
+        return scheduler.step_tokens
     suits = STEP_TOKENS_ON_CPU if on_cpu else STEP_TOKENS_ON_GPU
-    return replace(scheduler, step_tokens=max(suits, scheduler.max_running, scheduler.min_chunk_tokens))
+    return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
 def _info(loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:

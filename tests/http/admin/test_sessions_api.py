@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,9 @@ import pytest
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import SessionRefused
+from holdfast.http.admin.sessions_api import OPERATIONS
 from holdfast.intake.tenant import tenant_of
-from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
-    SessionCommand,
-    SessionFailure,
-    UpdateSession,
-)
+from holdfast.messages.sessions import SESSION_OPERATIONS, OperationName, SessionCommand, SessionFailure
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, SESSION, ScriptedGateway, ScriptedSessions
 
@@ -53,9 +44,11 @@ OBJECT = {
 async def ask(
     method: str, path: str, *, sessions: ScriptedSessions | None = None, server: ServerSettings | None = None, **more: Any
 ) -> tuple[httpx.Response, list[tuple[str, SessionCommand]]]:
-    desk = sessions or ScriptedSessions()
-    async with client_of(ScriptedGateway(), sessions=desk, server=server, limits=LimitsSettings(max_import_bytes=2048)) as client:
-        return await client.request(method, path, **more), desk.asked
+    gateway = sessions or ScriptedSessions()
+    async with client_of(
+        ScriptedGateway(), sessions=gateway, server=server, limits=LimitsSettings(max_import_bytes=2048)
+    ) as client:
+        return await client.request(method, path, **more), gateway.asked
 
 
 def without_call_id(command: SessionCommand) -> dict[str, Any]:
@@ -65,17 +58,17 @@ def without_call_id(command: SessionCommand) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "command"), [
-    ("POST", "", {"id": "a b"}, OpenSession(call_id="", tenant="", session_id="a b")),
+    ("POST", "", {"id": "a b"}, SessionCommand(operation="open", tenant="", session_id="a b")),
     ("POST", "", {"id": "a", "ttl_seconds": None, "pinned": True, "metadata": {"k": "v"}},
-     OpenSession(call_id="", tenant="", session_id="a", ttl_seconds=None, pinned=True, metadata={"k": "v"})),
-    ("POST", "", {"id": "a", "ttl_seconds": 1.5}, OpenSession(call_id="", tenant="", session_id="a", ttl_seconds=1.5)),
-    ("GET", "/a%20b", None, GetSession(call_id="", tenant="", session_id="a b")),
-    ("PATCH", "/a", {"pinned": False}, UpdateSession(call_id="", tenant="", session_id="a", pinned=False)),
-    ("PATCH", "/a", {"ttl_seconds": None}, UpdateSession(call_id="", tenant="", session_id="a", ttl_seconds=None)),
-    ("PATCH", "/a", {"metadata": {}}, UpdateSession(call_id="", tenant="", session_id="a", metadata={})),
-    ("PATCH", "/a", {}, UpdateSession(call_id="", tenant="", session_id="a")),
+     SessionCommand(operation="open", tenant="", session_id="a", ttl_seconds=None, pinned=True, metadata={"k": "v"})),
+    ("POST", "", {"id": "a", "ttl_seconds": 1.5}, SessionCommand(operation="open", tenant="", session_id="a", ttl_seconds=1.5)),
+    ("GET", "/a%20b", None, SessionCommand(operation="get", tenant="", session_id="a b")),
+    ("PATCH", "/a", {"pinned": False}, SessionCommand(operation="update", tenant="", session_id="a", pinned=False)),
+    ("PATCH", "/a", {"ttl_seconds": None}, SessionCommand(operation="update", tenant="", session_id="a", ttl_seconds=None)),
+    ("PATCH", "/a", {"metadata": {}}, SessionCommand(operation="update", tenant="", session_id="a", metadata={})),
+    ("PATCH", "/a", {}, SessionCommand(operation="update", tenant="", session_id="a")),
     ("POST", "/a/fork", {"id": "b", "pinned": True},
-     ForkSession(call_id="", tenant="", session_id="a", new_session_id="b", pinned=True)),
+     SessionCommand(operation="fork", tenant="", session_id="a", new_session_id="b", pinned=True)),
 ])  # fmt: skip
 async def test_a_request_becomes_a_command_and_its_answer_a_session(
     method: str, path: str, body: object, command: SessionCommand
@@ -83,7 +76,6 @@ async def test_a_request_becomes_a_command_and_its_answer_a_session(
     response, [(model, asked)] = await ask(method, SESSIONS + path, json=body)
     assert (response.status_code, response.json()) == (200, OBJECT)
     assert model == MODEL
-    assert type(asked) is type(command)
     assert without_call_id(asked) == {name: getattr(command, name) for name in without_call_id(asked)}
 
 
@@ -92,7 +84,7 @@ async def test_a_name_is_made_up_where_none_is_given_even_without_a_body(path: s
     names = set()
     for more in ({}, {"json": {}}):
         _, [(_, command)] = await ask("POST", SESSIONS + path, **more)
-        names.add(command.new_session_id if isinstance(command, ForkSession) else getattr(command, "session_id", ""))
+        names.add(command.new_session_id or command.session_id)
     assert len(names) == 2
     assert all(name.startswith("sess_") for name in names)
 
@@ -102,7 +94,7 @@ async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
     for limit, names, has_more in (("", "abc", False), ("?limit=3", "abc", False), ("?limit=2", "ab", True)):
         response, [(_, command)] = await ask("GET", SESSIONS + limit, sessions=ScriptedSessions(found=found))
         answer = response.json()
-        assert isinstance(command, ListSessions)
+        assert command.operation == "list"
         assert ([session["id"] for session in answer["data"]], answer["has_more"]) == (list(names), has_more)
 
 
@@ -112,7 +104,7 @@ async def test_sessions_are_listed_as_many_as_are_asked_for() -> None:
 async def test_closing_says_so_and_forgets_only_when_asked_to(query: str, forget: bool) -> None:
     response, [(_, command)] = await ask("DELETE", f"{SESSIONS}/a{query}")
     assert response.json() == {"id": "a", "object": "session.deleted", "deleted": True}
-    assert isinstance(command, CloseSession)
+    assert command.operation == "close"
     assert command.forget is forget
 
 
@@ -160,8 +152,8 @@ async def test_what_cannot_be_is_refused_by_name(method: str, path: str, body: o
     (SessionFailure.FAILED, 500, "session_failed"),
 ])  # fmt: skip
 async def test_every_refusal_has_a_status_and_a_code(failure: SessionFailure, status: int, code: str) -> None:
-    desk = ScriptedSessions(refusal=SessionRefused(failure, "because"))
-    response, _ = await ask("GET", f"{SESSIONS}/a", sessions=desk)
+    gateway = ScriptedSessions(refusal=SessionRefused(failure, "because"))
+    response, _ = await ask("GET", f"{SESSIONS}/a", sessions=gateway)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["message"]) == (status, code, "because")
 
@@ -172,22 +164,22 @@ def test_no_failure_is_without_a_status() -> None:
 
 
 async def test_a_session_goes_out_as_a_file_that_nobody_else_can_read_and_that_is_gone_afterwards() -> None:
-    desk = ScriptedSessions(exported=b"x" * 3_000_000)
-    response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=desk)
-    assert response.content == desk.exported
+    gateway = ScriptedSessions(exported=b"x" * 3_000_000)
+    response, [(_, command)] = await ask("GET", f"{SESSIONS}/a%22b/export", sessions=gateway)
+    assert response.content == gateway.exported
     assert response.headers["content-type"] == "application/octet-stream"
-    assert int(response.headers["content-length"]) == len(desk.exported)
+    assert int(response.headers["content-length"]) == len(gateway.exported)
     assert response.headers["content-disposition"] == 'attachment; filename="a_b.holdfast-session"'
-    assert isinstance(command, ExportSession)
+    assert command.operation == "export"
     assert not Path(command.path).parent.exists()
 
 
 async def test_a_file_comes_in_whole_and_is_gone_afterwards() -> None:
-    desk = ScriptedSessions()
-    response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=desk, content=b"abc" * 500)
+    gateway = ScriptedSessions()
+    response, [(_, command)] = await ask("POST", f"{SESSIONS}/import?id=new", sessions=gateway, content=b"abc" * 500)
     assert response.json() == OBJECT
-    assert desk.imported == b"abc" * 500
-    assert isinstance(command, ImportSession)
+    assert gateway.imported == b"abc" * 500
+    assert command.operation == "import"
     assert command.session_id == "new"
     assert not Path(command.path).parent.exists()
 
@@ -210,8 +202,8 @@ async def test_a_file_that_is_too_large_is_refused_and_nothing_of_it_stays(
 
 async def test_a_file_that_is_refused_is_gone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    desk = ScriptedSessions(refusal=SessionRefused(SessionFailure.BAD_FILE, "no"))
-    response, _ = await ask("POST", f"{SESSIONS}/import", sessions=desk, content=b"abc")
+    gateway = ScriptedSessions(refusal=SessionRefused(SessionFailure.BAD_FILE, "no"))
+    response, _ = await ask("POST", f"{SESSIONS}/import", sessions=gateway, content=b"abc")
     assert response.status_code == 400
     assert list(tmp_path.iterdir()) == []
 
@@ -220,3 +212,20 @@ async def test_sessions_are_behind_the_api_key() -> None:
     for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/a"), ("GET", "/a/export"), ("POST", "/import")):
         response, asked = await ask(method, SESSIONS + path, server=ServerSettings(api_key="k"))
         assert (response.status_code, asked) == (401, [])
+
+
+@pytest.mark.parametrize("name", SESSION_OPERATIONS)
+def test_every_operation_is_described_with_all_that_it_takes(name: OperationName) -> None:
+    found = next(each for each in OPERATIONS if (each.method, each.path) == route(name))
+    body = found.shape.get("requestBody", {}).get("content", {})
+    fields = {
+        field for content in body.values() if isinstance(content["schema"], type) for field in content["schema"].model_fields
+    }
+    taken = fields | {each["name"] for each in found.shape.get("parameters", ())} | set(re.findall(r"{(\w+)}", found.path))
+    called = {"id": "new_session_id" if name == "fork" else "session_id"}
+    of_all = {"model", "cache_salt"}
+    assert {called.get(each, each) for each in taken - of_all} == set(SESSION_OPERATIONS[name].takes) - {"path"}
+
+
+def route(name: OperationName) -> tuple[str, str]:
+    return SESSION_OPERATIONS[name].method, SESSIONS + SESSION_OPERATIONS[name].path

@@ -46,11 +46,6 @@ class SessionTerms(BaseModel):
     ttl_seconds: TtlSeconds | None = Field(None, description="How long it lives after its last use; null: until it is closed.")
     pinned: bool = Field(False, description="Keep what it has read from eviction.")
 
-    @property
-    def ttl(self) -> float | msgspec.UnsetType | None:
-        """The time to live as the messages have it."""
-        return self.ttl_seconds if "ttl_seconds" in self.model_fields_set else msgspec.UNSET
-
 
 class SessionForking(SessionTerms):
     """A session that begins where another one is; how long it lives is as there, if nothing is said."""
@@ -62,10 +57,6 @@ class SessionChange(SessionTerms):
     """What can be said of a session at any time; what is left out stays."""
 
     metadata: Metadata = Field({}, description="Up to 16 pairs of strings, for your own use.")
-
-    def said(self, name: Literal["pinned", "metadata"]) -> bool:
-        """Whether the body has this field."""
-        return name in self.model_fields_set
 
 
 class SessionOpening(SessionChange):
@@ -117,21 +108,6 @@ class SessionDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 def session_object(info: SessionInfo, *, model: str) -> SessionObject:
     """A session as clients see it."""
-    return SessionObject(
-        id=info.session_id,
-        model=model,
-        created_at=info.created_at,
-        last_used_at=info.last_used_at,
-        expires_at=info.expires_at,
-        pinned=info.pinned,
-        pin_state=info.pin_state.value,
-        requests=info.requests,
-        branches=info.branches,
-        tokens=info.tokens,
-        kept_tokens=info.kept_tokens,
-        ram_tokens=info.ram_tokens,
-        disk_tokens=info.disk_tokens,
-        kept_bytes=info.kept_bytes,
-        metadata=info.metadata,
-        forked_from=info.forked_from or None,
-    )
+    shown = msgspec.to_builtins(info)
+    shown["id"] = shown.pop("session_id")
+    return msgspec.convert({**shown, "model": model, "forked_from": info.forked_from or None}, SessionObject)

@@ -1,12 +1,16 @@
-"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere."""
+"""/v1/sessions: named branches of what is kept, to open, look at, fork, pin, close and carry elsewhere.
+
+Made from the table of what can be done with sessions; what only some of it takes is read here.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -21,182 +25,111 @@ from holdfast.http.admin.session_fields import (
     session_object,
 )
 from holdfast.http.server import openapi
-from holdfast.http.server.body import parse, read_body
-from holdfast.http.server.dialect import operation
+from holdfast.http.server.body import json_response, parse, read_body
+from holdfast.http.server.dialect import Operation, Shape
+from holdfast.http.server.dialect import operation as described
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.extensions import TENANT_HEADER, checked_session_id
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, first_model, is_loading
 from holdfast.intake.tenant import tenant_of
-from holdfast.messages.sessions import (
-    CloseSession,
-    ExportSession,
-    ForkSession,
-    GetSession,
-    ImportSession,
-    ListSessions,
-    OpenSession,
-    SessionCommand,
-    SessionInfo,
-    UpdateSession,
-)
+from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, SessionCommand, SessionInfo, SessionOperation
 
 _MOST_LISTED = 1000
-_OF_ONE = openapi.query_of("model", "cache_salt")
 _YES = {"true": True, "1": True, "false": False, "0": False}
+_BODIES: dict[str, type[BaseModel]] = {"open": SessionOpening, "update": SessionChange, "fork": SessionForking}
+_NAMED = {"open": "session_id", "fork": "new_session_id"}  # what the body's `id` names; made up if it is left out
+_ANSWERS: dict[str, type[msgspec.Struct]] = {"list": SessionList, "close": SessionDeleted}
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Whose sessions a request is about."""
+def _operation(operation: SessionOperation) -> Operation:
+    async def handle(request: Request, services: Services) -> Response:
+        model, command = await _command(operation, request, services)
+        if "path" not in operation.takes:
+            return _answer(command, await _objects(request, services, model, command))
+        with session_files.private_path() as path:
+            command = msgspec.structs.replace(command, path=str(path))
+            if operation.name == "import":
+                await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
+                return _answer(command, await _objects(request, services, model, command))
+            await _objects(request, services, model, command)
+            return session_files.sent(path, name=command.session_id)
 
-    request: Request
-    services: Services
-    model: str
-    tenant: str
-
-    async def one(self, command: SessionCommand) -> SessionObject:
-        """The session that a command is about."""
-        (info,) = await self.found(command)
-        return session_object(info, model=self.model)
-
-    async def found(self, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
-        found: tuple[SessionInfo, ...] = ()
-
-        async def carry_out() -> None:
-            nonlocal found
-            found = await self.services.sessions.carry_out(self.model, command)
-
-        if not is_loading(self.services, self.model):
-            await carry_out()
-        elif not await unless_disconnected(self.request.receive, carry_out()):
-            raise ClientDisconnect
-        return found
+    handle.__name__, handle.__doc__ = operation.title, operation.summary
+    page = "what is kept, by name" if operation.name == "list" else ""
+    return described(operation.method, SESSIONS_PATH + operation.path, *_shapes(operation), summary=page)(handle)
 
 
-@operation(
-    "GET",
-    "/v1/sessions",
-    openapi.answers_of(SessionList),
-    openapi.query_of("model", "limit", "cache_salt"),
-    summary="what is kept, by name",
-)
-async def list_sessions(request: Request, services: Services) -> Response:
-    """The sessions of a model, the last used first."""
-    asked, limit = _asked(request, services), _limit(request.query_params)
-    found = await asked.found(ListSessions(call_id=_call_id(), tenant=asked.tenant, limit=limit + 1))
-    data = [session_object(info, model=asked.model) for info in found[:limit]]
-    return _json(SessionList(data=data, has_more=len(found) > limit))
+def _shapes(operation: SessionOperation) -> Iterator[Shape]:
+    """What the description of the API says of its query, its body and its answer."""
+    name, takes = operation.name, operation.takes
+    yield openapi.file_answer() if name == "export" else openapi.answers_of(_ANSWERS.get(name, SessionObject))
+    if name != "open":  # its body says of which model it is
+        own = (["id"] if name == "import" else []) + [field for field in ("limit", "forget") if field in takes]
+        yield openapi.query_of("model", *own, "cache_salt")
+    if name in _BODIES:
+        yield openapi.request_of(_BODIES[name], required=name not in _NAMED)
+    if name == "import":
+        yield openapi.file_request()
 
 
-@operation("POST", "/v1/sessions", openapi.answers_of(SessionObject), openapi.request_of(SessionOpening, required=False))
-async def open_session(request: Request, services: Services) -> Response:
-    """Begin a session."""
-    fields = parse(SessionOpening, await _body(request, services))
-    asked = _asked(request, services, model=fields.model)
-    command = OpenSession(
-        call_id=_call_id(),
-        tenant=asked.tenant,
-        session_id=fields.id or _new_id(),
-        ttl_seconds=fields.ttl,
-        pinned=fields.pinned,
-        metadata=fields.metadata,
-    )
-    return _json(await asked.one(command))
-
-
-@operation(
-    "POST",
-    "/v1/sessions/import",
-    openapi.answers_of(SessionObject),
-    openapi.query_of("id", "model", "cache_salt"),
-    openapi.file_request(),
-)
-async def import_session(request: Request, services: Services) -> Response:
-    """Take in a session from a file that was exported; it keeps its name unless `id` gives another one."""
-    asked = _asked(request, services)
-    session_id = request.query_params.get("id")
-    if session_id is not None:
-        checked_session_id(session_id, field="id")
-    with session_files.private_path() as path:
-        await session_files.take_in(request, path, limit_bytes=services.limits.max_import_bytes)
-        command = ImportSession(call_id=_call_id(), tenant=asked.tenant, path=str(path), session_id=session_id or "")
-        return _json(await asked.one(command))
-
-
-@operation("GET", "/v1/sessions/{session_id}/export", openapi.file_answer(), openapi.query_of("model", "cache_salt"))
-async def export_session(request: Request, services: Services) -> Response:
-    """A session as one file, for another server with the same model, or to be kept."""
-    asked = _asked(request, services)
-    with session_files.private_path() as path:
-        await asked.one(ExportSession(call_id=_call_id(), tenant=asked.tenant, session_id=_session_id(request), path=str(path)))
-        return session_files.sent(path, name=_session_id(request))
-
-
-@operation("GET", "/v1/sessions/{session_id}", openapi.answers_of(SessionObject), _OF_ONE)
-async def get_session(request: Request, services: Services) -> Response:
-    """One session."""
-    asked = _asked(request, services)
-    return _json(await asked.one(GetSession(call_id=_call_id(), tenant=asked.tenant, session_id=_session_id(request))))
-
-
-@operation("PATCH", "/v1/sessions/{session_id}", openapi.answers_of(SessionObject), _OF_ONE, openapi.request_of(SessionChange))
-async def change_session(request: Request, services: Services) -> Response:
-    """Pin or unpin a session, or change how long it lives or its metadata."""
-    fields = parse(SessionChange, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    asked = _asked(request, services)
-    command = UpdateSession(
-        call_id=_call_id(),
-        tenant=asked.tenant,
-        session_id=_session_id(request),
-        ttl_seconds=fields.ttl,
-        pinned=fields.pinned if fields.said("pinned") else msgspec.UNSET,
-        metadata=fields.metadata if fields.said("metadata") else msgspec.UNSET,
-    )
-    return _json(await asked.one(command))
-
-
-@operation(
-    "POST",
-    "/v1/sessions/{session_id}/fork",
-    openapi.answers_of(SessionObject),
-    _OF_ONE,
-    openapi.request_of(SessionForking, required=False),
-)
-async def fork_session(request: Request, services: Services) -> Response:
-    """Begin a session where another one is; both go on from there, and share what they have in common."""
-    fields = parse(SessionForking, await _body(request, services))
-    asked = _asked(request, services)
-    command = ForkSession(
-        call_id=_call_id(),
-        tenant=asked.tenant,
-        session_id=_session_id(request),
-        new_session_id=fields.id or _new_id(),
-        ttl_seconds=fields.ttl,
-        pinned=fields.pinned,
-    )
-    return _json(await asked.one(command))
-
-
-@operation(
-    "DELETE", "/v1/sessions/{session_id}", openapi.answers_of(SessionDeleted), openapi.query_of("model", "forget", "cache_salt")
-)
-async def close_session(request: Request, services: Services) -> Response:
-    """End a session. What it has read stays while there is room; with `forget`, what nobody else needs of it is deleted."""
-    asked, forget = _asked(request, services), _truth(request.query_params, "forget")
-    await asked.one(CloseSession(call_id=_call_id(), tenant=asked.tenant, session_id=_session_id(request), forget=forget))
-    return _json(SessionDeleted(id=_session_id(request)))
-
-
-def _asked(request: Request, services: Services, *, model: str | None = None) -> _Asked:
-    salt = request.query_params.get("cache_salt", "")
+async def _command(operation: SessionOperation, request: Request, services: Services) -> tuple[str, SessionCommand]:
+    """The model whose sessions are meant, and what is to be done with them."""
+    query = request.query_params
+    given = await _from_body(operation, request, services) if operation.name in _BODIES else _from_query(operation, query)
+    model = given.pop("model", None) or query.get("model") or first_model(services)
+    salt = query.get("cache_salt", "")
     tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
-    return _Asked(request, services, model or request.query_params.get("model") or first_model(services), tenant)
+    return model, SessionCommand(operation=operation.name, tenant=tenant, **given, **request.path_params)
 
 
-async def _body(request: Request, services: Services) -> bytes:
-    return await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}"
+async def _from_body(operation: SessionOperation, request: Request, services: Services) -> dict[str, Any]:
+    """Fields of the command that the body has, and the model if it names one."""
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
+    given = fields.model_dump(exclude_unset=True)
+    if operation.name in _NAMED:
+        given[_NAMED[operation.name]] = given.pop("id", None) or f"sess_{uuid.uuid4().hex}"
+    return given
+
+
+def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of the command that the query has."""
+    given: dict[str, Any] = {}
+    if "limit" in operation.takes:
+        given["limit"] = _limit(query) + 1  # one more than is shown tells whether there are more
+    if "forget" in operation.takes:
+        given["forget"] = _truth(query, "forget")
+    if operation.name == "import" and "id" in query:
+        given["session_id"] = checked_session_id(query["id"], field="id")
+    return given
+
+
+async def _objects(request: Request, services: Services, model: str, command: SessionCommand) -> list[SessionObject]:
+    """All sessions that a command is about. While the model is being loaded, who goes away is waited for no more."""
+    found: tuple[SessionInfo, ...] = ()
+
+    async def carry_out() -> None:
+        nonlocal found
+        found = await services.sessions(model, command)
+
+    if not is_loading(services, model):
+        await carry_out()
+    elif not await unless_disconnected(request.receive, carry_out()):
+        raise ClientDisconnect
+    return [session_object(info, model=model) for info in found]
+
+
+def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
+    """What a client is told of the sessions that a command was about."""
+    shown: msgspec.Struct
+    if command.operation == "list":
+        shown = SessionList(data=objects[: command.limit - 1], has_more=len(objects) >= command.limit)
+    elif command.operation == "close":
+        shown = SessionDeleted(id=command.session_id)
+    else:
+        (shown,) = objects
+    return json_response(shown)
 
 
 def _limit(query: Mapping[str, str]) -> int:
@@ -213,29 +146,4 @@ def _truth(query: Mapping[str, str], name: str) -> bool:
     return _YES[text.lower()]
 
 
-def _call_id() -> str:
-    return uuid.uuid4().hex
-
-
-def _new_id() -> str:
-    return f"sess_{uuid.uuid4().hex}"
-
-
-def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _session_id(request: Request) -> str:
-    return str(request.path_params["session_id"])
-
-
-OPERATIONS = (
-    list_sessions,
-    open_session,
-    import_session,
-    export_session,
-    get_session,
-    change_session,
-    fork_session,
-    close_session,
-)
+OPERATIONS = tuple(map(_operation, SESSION_OPERATIONS.values()))

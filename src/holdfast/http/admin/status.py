@@ -11,7 +11,7 @@ from holdfast.http.server.dialect import operation
 from holdfast.http.server.openapi import answers_of, description, text_answer
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
-from holdfast.telemetry.metrics import CONTENT_TYPE, ModelFacts
+from holdfast.telemetry.metrics import CONTENT_TYPE
 
 _READY = "ready"
 
@@ -72,11 +72,11 @@ async def health(request: Request, services: Services) -> Response:
 async def metrics(request: Request, services: Services) -> Response:
     """Metrics in Prometheus' text format."""
     models = services.statuses()
-    facts = ModelFacts(
+    text = services.metrics.exposition(
+        await services.statistics(),
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
     )
-    text = services.metrics.exposition(await services.statistics(), facts)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 

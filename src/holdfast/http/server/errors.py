@@ -10,7 +10,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from holdfast.http.server.dialect import DialectTable
-from holdfast.http.server.problem import Problem, RequestRefused, problem_of, record_problem
+from holdfast.http.server.problem import Problem, problem_of, record_problem
 
 RECORD = "holdfast.record"  # key of a request's RequestRecord in its ASGI scope
 _LONGEST_PATH = 100
@@ -25,7 +25,7 @@ def answer_of(error: Exception, scope: Scope) -> Response:
     """The answer to a request that failed; its record gets the reason, for the log."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
-    problem = problem_of(_in_our_words(error, path, scope) if isinstance(error, HTTPException) else error)
+    problem = _path_problem(path, scope) if isinstance(error, HTTPException) else problem_of(error)
     record_problem(scope[RECORD], problem, error)
     body = problem_body(problem, path=path, table=table)
     return Response(body, status_code=problem.status, headers=problem.headers, media_type="application/json")
@@ -44,20 +44,18 @@ async def pass_on(request: Request, error: Exception) -> Response:
 HANDLERS = {Exception: handle, HTTPException: handle, ClientDisconnect: pass_on}
 
 
-def _in_our_words(error: HTTPException, path: str, scope: Scope) -> Exception:
-    """What to say in place of the framework's own error about a path or a method."""
-    table: DialectTable = scope["app"].state.dialects
-    method, dialect = scope["method"], table.dialect_of(path)
-    if error.status_code in (404, 405) and not dialect.operations:
+def _path_problem(path: str, scope: Scope) -> Problem:
+    """What is wrong with a path or a method, in place of the framework's own error."""
+    app, method = scope["app"], scope["method"]
+    table: DialectTable = app.state.dialects
+    dialect = table.dialect_of(path)
+    if not dialect.operations:
         message = f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). It serves {table.serves}"
-        return RequestRefused(message, status=dialect.unserved_status, code="protocol_not_served")
-    if error.status_code == 404:
-        meant = table.meant_path(path)
-        hint = f". It serves {table.serves}" if meant is None else f"; did you mean {meant}?"
-        return RequestRefused(f"this server has no path {path[:_LONGEST_PATH]}{hint}", status=404, code="unknown_path")
-    if error.status_code == 405:  # the framework names the methods of one route only
-        methods = {
-            method for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE for method in route.methods
-        }
-        return HTTPException(405, headers={"Allow": ", ".join(sorted(methods))})
-    return error
+        return Problem(status=dialect.unserved_status, code="protocol_not_served", message=message)
+    methods = sorted({route.endpoint.method for route in app.routes if route.matches(scope)[0] is not Match.NONE})
+    if methods:
+        allow = ", ".join(methods)
+        return Problem(status=405, code="method_not_allowed", message=f"this path takes {allow}", headers={"allow": allow})
+    meant = table.meant_path(path)
+    hint = f". It serves {table.serves}" if meant is None else f"; did you mean {meant}?"
+    return Problem(status=404, code="unknown_path", message=f"this server has no path {path[:_LONGEST_PATH]}{hint}")

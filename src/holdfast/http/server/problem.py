@@ -7,8 +7,6 @@ import logging
 import math
 from collections.abc import Mapping
 
-from starlette.exceptions import HTTPException
-
 from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
@@ -71,8 +69,6 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
         case GenerationFailed():
             return Problem(status=500, code="generation_failed", message=str(error))
-        case HTTPException():
-            return _framework_problem(error)
         case HoldfastError():
             _log.error("unexpected %s: %s", type(error).__name__, error)
             return Problem(status=500, code="internal_error", message=str(error))
@@ -105,10 +101,3 @@ def _client_problem(error: InvalidRequest) -> Problem:
 
 def _headers(status: int) -> dict[str, str]:
     return {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
-
-
-def _framework_problem(error: HTTPException) -> Problem:
-    message, code, headers = str(error.detail), "http_error", dict(error.headers or {})
-    if error.status_code == 405:
-        message, code = f"this path takes {headers.get('Allow', 'other methods')}", "method_not_allowed"
-    return Problem(status=error.status_code, code=code, message=message, headers=headers)

@@ -14,6 +14,9 @@ from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 
+# Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
+SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
+
 
 class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
@@ -41,20 +44,12 @@ class OutputStream(Protocol):
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
 
 
-class SessionGateway(Protocol):
-    """Intake's way to the sessions of all models."""
-
-    async def carry_out(self, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
-        """Have the worker of a model carry out a command. Raises SessionRefused, UnknownModel and WorkerUnavailable."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
 
     generate: GenerateCall
-    sessions: SessionGateway
+    sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings

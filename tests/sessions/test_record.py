@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.prefix.branch import Branch, StateStep, Step
-from holdfast.sessions.record import decode_record, encode_record, record_name
-from holdfast.sessions.session import MOST_BRANCHES, Session
+from holdfast.sessions.record import MOST_BRANCHES, Session, decode_record, encode_record, record_name
 
 
 def branch(*blocks: str, last: int = 4, state: StateStep | None = None) -> Branch:
@@ -78,3 +81,17 @@ def test_names_of_records_tell_tenants_and_ids_apart() -> None:
         for tenant, session_id in [("", "ab"), ("a", "b"), ("ab", ""), ("a/b", "c"), ("a", "b/c")]
     }
     assert len(names) == 5
+
+
+def test_a_record_that_an_earlier_version_has_written_is_a_session_of_two_branches() -> None:
+    found = decode_record((Path(__file__).parent / "data" / "written_before.record").read_bytes())
+    assert (found.session_id, found.tenant, found.pinned, found.ttl_seconds) == ("written before", "t", True, 3600.0)
+    assert (found.requests, found.metadata) == (2, {"agent": "one"})
+    assert sorted(each.tokens for each in found.branches) == [7, 8]
+    assert record_name(found) == "b5760d13612ea2ffadc65cb70e45c8a6"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode((1, session())), msgspec.msgpack.encode((2, {"a": 1}))])
+def test_what_is_no_record_of_this_format_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="session"):
+        decode_record(data)

@@ -1,0 +1,23 @@
+"""Session commands on their way to the worker of the model whose sessions they are about."""
+
+from __future__ import annotations
+
+from holdfast.errors import SessionRefused
+from holdfast.link.client import ClientOf
+from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionInfo
+
+
+async def carry_out(client_of: ClientOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+    """Have a command carried out; returns the session that it was about, or all. Loop's thread.
+
+    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when the worker is not there or dies meanwhile.
+    """
+    client = await client_of(model, 1)
+    return sessions_of(await client.ask_session(command))
+
+
+def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
+    """The sessions in an answer. Raises SessionRefused when it says why there are none."""
+    if answer.failure is not None:
+        raise SessionRefused(answer.failure, answer.message)
+    return answer.sessions

@@ -1,0 +1,60 @@
+"""Families of metrics out of figures: each a table of models, taken from the field of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from holdfast.messages.figures import Histogram
+
+Table: TypeAlias = Iterable[tuple[str, str]]  # name of the field, which ends the metric's, and what it says
+Label = TypeVar("Label", bound=str)
+
+
+def gauges(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+    """A gauge for each field of the table. `figures`: by model id."""
+    for name, documentation in table:
+        gauge = GaugeMetricFamily(prefix + name, documentation, labels=["model"])
+        for model, numbers in figures.items():
+            gauge.add_metric([model], getattr(numbers, name))
+        yield gauge
+
+
+def counters(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+    """A counter for each field of the table."""
+    for name, documentation in table:
+        counter = CounterMetricFamily(prefix + name, documentation, labels=["model"])
+        for model, numbers in figures.items():
+            counter.add_metric([model], getattr(numbers, name))
+        yield counter
+
+
+def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, int]]) -> Metric:
+    """A counter with a label beside the model. `counts`: model id → value of the label → count."""
+    counter = CounterMetricFamily(name, documentation, labels=["model", label])
+    for model, by_value in counts.items():
+        for value, count in sorted(by_value.items()):
+            counter.add_metric([model, value], count)
+    return counter
+
+
+def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+    """A histogram for each field of the table, of the models that have one."""
+    for name, documentation in table:
+        family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])
+        for model, numbers in figures.items():
+            histogram: Histogram | None = getattr(numbers, name)
+            if histogram is not None:
+                family.add_metric([model], list(cumulative(histogram)), sum_value=histogram.total)
+        yield family
+
+
+def cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
+    """The buckets: each bound as a text, with the number of observations up to it."""
+    count = 0
+    for bound, more in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        count += more
+        yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

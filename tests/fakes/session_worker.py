@@ -1,0 +1,69 @@
+"""A worker with sessions on a tiny model, what is said to it, and what it answers."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from holdfast.messages.commands import Command
+from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
+from holdfast.sessions.portable import Frame, Header, SessionFile
+from tests.fakes.architectures import probed
+from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE
+
+
+def worker(name: str = "llama", folder: Path | None = None, **more: Any) -> RememberingWorker:
+    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)
+
+
+def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
+
+
+def ask(operation: OperationName, call_id: str = "c", session_id: str = "s", *, tenant: str = "", **more: Any) -> SessionCommand:
+    """A command about the session `s`."""
+    return SessionCommand(operation=operation, call_id=call_id, tenant=tenant, session_id=session_id, **more)
+
+
+def serve(subject: RememberingWorker, *commands: Command) -> ScriptInbox:
+    """One command after the other, each when the one before it has come to its end."""
+    return subject.serve([[command] for command in commands], in_turn=True)
+
+
+def answer(inbox: ScriptInbox, call_id: str) -> SessionAnswer:
+    (found,) = [event for event in inbox.events if isinstance(event, SessionAnswer) and event.call_id == call_id]
+    return found
+
+
+def info(inbox: ScriptInbox, call_id: str) -> SessionInfo:
+    found = answer(inbox, call_id)
+    assert found.failure is None, found.message
+    (session,) = found.sessions
+    return session
+
+
+def ended(subject: RememberingWorker) -> list[SessionAnswer]:
+    """The answers of all transfers, without a loop around them."""
+    answers: list[SessionAnswer] = []
+    while subject.sessions.is_busy:
+        answers += subject.sessions.tend()
+    return answers
+
+
+def taken_apart(path: Path) -> tuple[Header, list[Frame]]:
+    """A session's file."""
+    file = SessionFile(path)
+    frames = [file.frame(number) for number in range(file.header.frames)]
+    file.close()
+    return file.header, frames
+
+
+def exported(folder: Path, name: str = "llama", *, tokens: int = 300) -> tuple[Header, list[Frame]]:
+    """A session that has read the prompt `first`, as a file `whole`, taken apart."""
+    path = folder / "whole"
+    serve(worker(name), greedy("1", prompt("first", tokens), session_id="s"), ask("export", path=str(path)))
+    return taken_apart(path)
