@@ -61,10 +61,10 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
-    alone = in_turn(worker(name=name), greedy("again", prompt(300)))
-    worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", prompt(300))]])
-    subject = worker(tmp_path, name=name, ram_bytes=0)
-    inbox = in_turn(subject, greedy("again", prompt(300)), greedy("and again", prompt(300)))
+    alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
+    tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
+    subject = tiny_worker(tmp_path, name=name, ram_bytes=0)
+    inbox = in_turn(subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300)))
     for request in ("again", "and again"):
         assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
         assert inbox.tokens(request) == alone.tokens("again")

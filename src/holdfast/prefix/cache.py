@@ -50,7 +50,7 @@ logger = logging.getLogger("holdfast.cache")
 
 
 class PrefixCache:
-    """The library of one model, its store, and the way between them and the engine."""
+    """The index of one model, its store, and the way between them and the engine."""
 
     def __init__(self, index: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
         self._index, self._store = index, store
@@ -130,7 +130,7 @@ class PrefixCache:
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
-        """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
+        """Take hold of every payload of the plan, whatever becomes of it in the index; False when one is not there."""
         for key in lookup.plan.keys:
             payload = lookup.fetched.get(key) or self._index.payload(key)
             if not isinstance(payload, KVBlock | StateCheckpoint):

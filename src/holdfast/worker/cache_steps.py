@@ -65,7 +65,7 @@ class CacheSteps:
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
-        if not self._serves(sequence.request) or sequence.reads_afresh:
+        if not self._serves(sequence.request) or sequence.is_cold:
             self._lookups.restart_cold(sequence)
             return
         self.flush()  # the next turn often comes right after the answer that it goes on from
@@ -87,7 +87,7 @@ class CacheSteps:
     def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
         """What to open a sequence from, and what to keep of it while it runs. May raise, as opening may."""
         request = sequence.request
-        if not sequence.reads_afresh:
+        if not sequence.is_cold:
             sequence.began_from = ()
         if not self._serves(request):
             self._report(sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF)
@@ -144,7 +144,7 @@ class CacheSteps:
         with costing_no_answer("what request %s has handed over could not be forgotten", sequence.request.request_id):
             self._commits.discard((sequence,))
             gone = self._cache.forget(tuple(sequence.handed_over))
-            if not sequence.reads_afresh:
+            if not sequence.is_cold:
                 unsound = self._cache.forget_unsound(sequence.began_from)
                 if unsound:
                     sequence.began_from = ()
