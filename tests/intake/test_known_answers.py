@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.prompt import PromptText, Tokenized, Turn
+from holdfast.intake.prompt import PromptText, Turn
 
 MARK = "|"
 
 
-def by_characters(text: str, *, pair: str = "") -> Tokenized:
-    """A token per character, but one for each occurrence of `pair`: ids of single characters are their code points."""
+def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
+    """An encoding: a token for each `pair` and for every other character; ids of single characters are their code points."""
     token_ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     at = 0
@@ -21,7 +23,7 @@ def by_characters(text: str, *, pair: str = "") -> Tokenized:
         token_ids.append(ord(text[at]) if width == 1 else 1_000_000)
         offsets.append((at, at + width))
         at += width
-    return Tokenized(token_ids, offsets)
+    return SimpleNamespace(ids=token_ids, offsets=offsets)
 
 
 def singly(text: str) -> list[int]:
@@ -34,20 +36,20 @@ def asked(text: str, *turns: Turn, branch_points: tuple[int, ...] = ()) -> Promp
 
 def test_an_answer_comes_back_as_it_was_generated() -> None:
     known = KnownAnswers()
-    known.add("abba", singly("abba"), canonical=by_characters("abba", pair="bb").token_ids)
+    known.add("abba", singly("abba"), canonical=by_characters("abba", pair="bb").ids)
     whole = "|u|bb|a|abba|u|bb|"
     prompt = asked(whole, Turn("u", False), Turn("abba", True))
     assert list(known.put_back(prompt, by_characters(whole, pair="bb")).token_ids) == [
-        *by_characters("|u|bb|a|", pair="bb").token_ids,
+        *by_characters("|u|bb|a|", pair="bb").ids,
         *singly("abba"),
-        *by_characters("|u|bb|", pair="bb").token_ids,
+        *by_characters("|u|bb|", pair="bb").ids,
     ]
     assert known.put_back_answers == 1
 
 
 def test_a_user_who_said_the_same_before_keeps_his_tokens() -> None:
     known = KnownAnswers()
-    known.add("bb", [7, 8], canonical=by_characters("bb", pair="bb").token_ids)
+    known.add("bb", [7, 8], canonical=by_characters("bb", pair="bb").ids)
     whole = "|bb|bb|"
     tokens = known.put_back(asked(whole, Turn("bb", False), Turn("bb", True)), by_characters(whole, pair="bb"))
     assert tokens.token_ids == (ord("|"), 1_000_000, ord("|"), 7, 8, ord("|"))
@@ -65,7 +67,7 @@ def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
     known.add("ba", [7, 8], canonical=[9])
     whole = "|bba|"
     tokenized = by_characters(whole, pair="bb")
-    assert list(known.put_back(asked(whole, Turn("ba", True)), tokenized).token_ids) == tokenized.token_ids
+    assert list(known.put_back(asked(whole, Turn("ba", True)), tokenized).token_ids) == tokenized.ids
 
 
 def test_another_tenants_answers_are_not_used() -> None:

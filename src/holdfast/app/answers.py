@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
-from holdfast.intake.known_answers import AnswerRecorder
+from holdfast.intake.known_answers import Observe
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
@@ -35,10 +35,8 @@ class Completion:
 class TextStream:
     """Iterator over the pieces of an answer's text. Use as a context manager, or `close` it, to stop early. One consumer."""
 
-    def __init__(
-        self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, recorder: AnswerRecorder | None = None
-    ) -> None:
-        self._events, self._choice, self._recorder = events, choice, recorder
+    def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, observe: Observe) -> None:
+        self._events, self._choice, self._observe = events, choice, observe
         self._prompt_tokens = prompt_tokens
         self._deltas: list[TextDelta] = []
         self._finished: ChoiceFinished | None = None
@@ -95,8 +93,7 @@ class TextStream:
             if isinstance(event, Rejected):
                 raise refusal(event)
             for output in self._choice.feed(event):
-                if self._recorder is not None:
-                    self._recorder.observe(output)
+                self._observe(output)
                 if isinstance(output, ChoiceFinished):
                     self._finished = output
                     continue

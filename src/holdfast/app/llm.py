@@ -16,7 +16,7 @@ from holdfast.app.at_exit import close_before_exit, closed
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
-from holdfast.intake.prepare import answer_recorder, prepare
+from holdfast.intake.prepare import observer, prepare
 from holdfast.intake.tenant import tenant_of
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.link.in_process import InProcessClient
@@ -168,7 +168,7 @@ class LLM:
             self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
-            recorder=answer_recorder(request, self._bundle),
+            observe=observer(request, self._bundle),
         )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
-from holdfast.intake.known_answers import AnswerRecorder
-from holdfast.intake.prepare import Prepared, answer_recorder, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.known_answers import Observe
+from holdfast.intake.prepare import Prepared, assemble, encode_prompt, observer, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
@@ -44,8 +44,8 @@ class Gateway:
         if bundle is None:
             raise UnknownModel(model=request.model, available=tuple(self._bundles))
         prepared = await self._prepare(request, bundle, client.info)
-        recorder = answer_recorder(request, bundle)
-        return await self._submit(request, client, prepared, recorder, intake_seconds=time.perf_counter() - started)
+        observe = observer(request, bundle)
+        return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         request = with_defaults(request, bundle, info=info, limits=self._limits)
@@ -64,7 +64,7 @@ class Gateway:
         request: GenerationRequest,
         client: EngineClient,
         prepared: Prepared,
-        recorder: AnswerRecorder | None,
+        observe: Observe,
         *,
         intake_seconds: float,
     ) -> GenerationStream:
@@ -79,7 +79,7 @@ class Gateway:
                 sources=sources,
                 prompt_tokens=prepared.prompt_tokens,
                 intake_seconds=intake_seconds,
-                recorder=recorder,
+                observe=observe,
                 dropped_tokens=prepared.dropped_tokens,
             )
             await stream.accepted()

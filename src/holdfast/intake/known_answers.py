@@ -10,12 +10,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from holdfast.intake.prompt import PromptText, PromptTokens, Tokenized
+from tokenizers import Encoding
+
+from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import OutputEvent, TextDelta
+
+Observe: TypeAlias = Callable[[OutputEvent], None]
 
 
 class KnownAnswers:
@@ -55,11 +60,12 @@ class KnownAnswers:
         """Whether `put_back` could find anything to do, so that offsets are worth asking for."""
         return any(turn.is_answer and (tenant, turn.text) in self._answers for turn in prompt.turns)
 
-    def put_back(self, prompt: PromptText, tokenized: Tokenized, *, tenant: str = "") -> PromptTokens:
+    def put_back(self, prompt: PromptText, encoding: Encoding, *, tenant: str = "") -> PromptTokens:
         """The tokens of a rendered conversation with known answers put back.
 
         An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens stay.
         """
+        token_ids, offsets = encoding.ids, encoding.offsets  # the library makes them anew whenever it is asked
         parts: list[int] = []
         moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
         taken = 0  # tokens of the whole that are in `parts` or replaced
@@ -70,18 +76,18 @@ class KnownAnswers:
                 continue
             character = found + len(turn.text)
             generated = self._answers.get((tenant, turn.text)) if turn.is_answer else None
-            span = _token_span(tokenized.offsets, found, character) if generated is not None else None
+            span = _token_span(offsets, found, character) if generated is not None else None
             if generated is None or span is None:
                 continue
-            parts += tokenized.token_ids[taken : span[0]]
+            parts += token_ids[taken : span[0]]
             parts += generated
             taken = span[1]
             moves.append((taken, len(parts) - taken))
         with self._lock:
             self.put_back_answers += len(moves)
         return PromptTokens(
-            token_ids=(*parts, *tokenized.token_ids[taken:]),
-            branch_points=tuple(_moved(tokenized.tokens_before(at), moves) for at in prompt.branch_points),
+            token_ids=(*parts, *token_ids[taken:]),
+            branch_points=tuple(_moved(_tokens_before(at, offsets), moves) for at in prompt.branch_points),
         )
 
     def count_dropped(self, prompt: PromptText, *, tenant: str = "") -> int:
@@ -110,27 +116,28 @@ class KnownAnswers:
         self._tokens -= len(self._answers.pop(key, ()))
 
 
-class AnswerRecorder:
-    """Collects the answers of one chat while they are streamed; each is known when it ends."""
+def answer_observer(known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -> Observe:
+    """Collects the answers of one chat from the events that its client sees; each is known when it ends."""
+    texts: defaultdict[int, list[str]] = defaultdict(list)
+    tokens: defaultdict[int, list[int]] = defaultdict(list)
 
-    def __init__(self, known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -> None:
-        self._known, self._tokenizer, self._tenant = known, tokenizer, tenant
-        self._texts: dict[int, list[str]] = {}
-        self._tokens: dict[int, list[int]] = {}
-
-    def observe(self, event: OutputEvent) -> None:
-        """Take in what the client sees."""
+    def observe(event: OutputEvent) -> None:
         if isinstance(event, TextDelta):
-            self._texts.setdefault(event.index, []).append(event.text)
-            self._tokens.setdefault(event.index, []).extend(event.token_ids)
-        elif isinstance(event, ChoiceFinished) and event.index in self._texts:
-            self._add("".join(self._texts.pop(event.index)), self._tokens.pop(event.index))
+            texts[event.index].append(event.text)
+            tokens[event.index] += event.token_ids
+        elif event.index in texts:
+            text, token_ids = "".join(texts.pop(event.index)), tokens.pop(event.index)
+            if tokenizer.decode(token_ids, skip_special_tokens=False) != text:
+                return  # the tokens say more than the text: hidden ones, or one that a stop string cut
+            canonical = tokenizer.encode(text, add_special_tokens=False)
+            known.add(text, token_ids, canonical=canonical, tenant=tenant)
 
-    def _add(self, text: str, token_ids: list[int]) -> None:
-        """Unless the tokens say more than the text: hidden ones, or one that a stop string cut."""
-        if self._tokenizer.decode(token_ids, skip_special_tokens=False) == text:
-            canonical = self._tokenizer.encode(text, add_special_tokens=False)
-            self._known.add(text, token_ids, canonical=canonical, tenant=self._tenant)
+    return observe
+
+
+def _tokens_before(character: int, offsets: Sequence[tuple[int, int]]) -> int:
+    """Tokens that end at or before a character."""
+    return bisect_right(offsets, character, key=lambda offset: offset[1])
 
 
 def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:

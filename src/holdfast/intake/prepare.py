@@ -13,7 +13,7 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.known_answers import AnswerRecorder
+from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens, Turn
 from holdfast.intake.tokenize import Tokenizer, well_formed
@@ -204,11 +204,11 @@ def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
     return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
-def answer_recorder(request: GenerationRequest, bundle: TokenizerBundle) -> AnswerRecorder | None:
-    """Takes down the answers of a chat, which come back in its next turn; None where nothing comes back.
+def observer(request: GenerationRequest, bundle: TokenizerBundle) -> Observe:
+    """What is to see all events of the answer: takes down the answers of a chat, which come back in its next turn.
 
     Whoever continues a message gets back more than what is generated now.
     """
     if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
-        return None
-    return AnswerRecorder(bundle.known_answers, bundle.tokenizer, tenant=request.tenant)
+        return lambda event: None
+    return answer_observer(bundle.known_answers, bundle.tokenizer, tenant=request.tenant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -32,15 +31,3 @@ class PromptTokens:
     token_ids: tuple[int, ...]
     branch_points: tuple[int, ...] = ()  # the same as tokens
     dropped_tokens: int = 0  # of earlier answers, which the template left out
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """A text's tokens and where each stands: (first character, character behind it)."""
-
-    token_ids: list[int]
-    offsets: list[tuple[int, int]]
-
-    def tokens_before(self, character: int) -> int:
-        """Tokens that end at or before a character."""
-        return bisect_right(self.offsets, character, key=lambda offset: offset[1])

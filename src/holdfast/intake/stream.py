@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
-from holdfast.intake.known_answers import AnswerRecorder
+from holdfast.intake.known_answers import Observe
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
 from holdfast.messages.output import OutputEvent
@@ -32,14 +32,14 @@ class GenerationStream:
         sources: Sequence[EventStream],
         prompt_tokens: int,
         intake_seconds: float = 0.0,
-        recorder: AnswerRecorder | None = None,
+        observe: Observe = lambda event: None,
         dropped_tokens: int = 0,
     ) -> None:
         self.request = request
         self.prompt_tokens = prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.dropped_tokens = dropped_tokens  # of earlier answers, which the template left out
-        self._recorder = recorder
+        self._observe = observe
         self._choices = tuple(choices)
         self._sources = tuple(sources)
         self._ready: deque[OutputEvent] = deque()
@@ -66,8 +66,7 @@ class GenerationStream:
         event = self._ready.popleft()
         if len(self._ready) < _MOST_READY:
             self._has_room.set()
-        if self._recorder is not None:
-            self._recorder.observe(event)
+        self._observe(event)
         return event
 
     async def accepted(self) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from holdfast.errors import ModelLoadError
-from holdfast.intake.prompt import Tokenized
 from holdfast.parsing.pieces import TokenPieces
 
 _CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
@@ -44,10 +43,9 @@ class Tokenizer:
         # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the offsets.
         return list(self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=add_special_tokens)[0].ids)
 
-    def encode_in_place(self, text: str) -> Tokenized:
-        """Token ids without special tokens in front, and where in the text each of them stands."""
-        encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
-        return Tokenized(encoding.ids, encoding.offsets)
+    def encode_in_place(self, text: str) -> Encoding:
+        """Token ids without special tokens in front, and where each stands: (first character, the one behind)."""
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""
