@@ -68,7 +68,7 @@ def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> N
     for request in ("again", "and again"):
         assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
         assert inbox.tokens(request) == alone.tokens("again")
-    assert subject.index.statistics().ram.resident_bytes == 0
+    assert subject.index.figures().ram_bytes == 0
 
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:

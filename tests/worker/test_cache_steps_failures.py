@@ -28,12 +28,12 @@ def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnc
     kept: list[int] = []
 
     def look() -> None:
-        kept.append(subject.index.statistics().tokens)
+        kept.append(subject.index.figures().kept_tokens)
 
     inbox = subject.serve([[greedy("a", random_prompt(300), max_tokens=40)]], on_receive=look)
     assert inbox.finished("a").reason is FinishReason.LENGTH
     assert max(kept[:-2]) <= 256  # of the steps before it; the rest when the request, read alone, has ended
-    assert subject.index.statistics().tokens == 339
+    assert subject.index.figures().kept_tokens == 339
 
 
 @pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])

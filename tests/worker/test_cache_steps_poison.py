@@ -218,7 +218,7 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
             spoil(subject, "a")
 
     subject.serve([[greedy("a", random_prompt(90), max_tokens=50)], *[[]] * 7, [end]], on_receive=spoil_at_the_end)
-    kept = subject.index.statistics().tokens
+    kept = subject.index.figures().kept_tokens
     inbox = in_turn(tiny_worker(tmp_path, name=name), greedy("a", random_prompt(90)))
     assert (kept, inbox.finished("a").cached_tokens) == (
         90 if name == "llama" else 89,
@@ -261,7 +261,7 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
     subject, spoiled = tiny_worker(max_queued=1, max_running=1), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
             spoiled[0] = 1
             of_another_form(subject)
 
@@ -287,7 +287,7 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
     subject = tiny_worker(engine=RunningAhead, max_running=2)
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
             spoiled[0] = 1
             for payload in subject.index._ram._payloads.values():
                 for array in payload.arrays:  # type: ignore[union-attr]
@@ -309,7 +309,7 @@ def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(cap
     subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().tokens == 200 and not spoiled[0]:
+        if subject.index.figures().kept_tokens == 200 and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
+import msgspec
 
 from holdfast.engine.keeping import Kept, Prefix
 from holdfast.engine.plan import KeepPolicy
@@ -30,7 +31,6 @@ from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
-from holdfast.prefix.figures import figures_of
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
@@ -240,7 +240,8 @@ class PrefixCache:
 
     def figures(self) -> CacheFigures:
         """What is kept."""
-        return figures_of(self._index.statistics(), None if self._store is None else self._store.statistics())
+        store = None if self._store is None else self._store.statistics()
+        return msgspec.structs.replace(self._index.figures(), store=store)
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""
