@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.http.openai.answers import OpenAIAnswer, finish_reason, shown_logprob
-from holdfast.http.openai.shapes import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs, TokenLogprob
+from holdfast.http.openai.shapes import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs, ContentLogprob
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
 from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
@@ -62,9 +62,9 @@ def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
     return ChatLogprobs(content=[_content_logprob(token) for token in tokens])
 
 
-def _content_logprob(token: TokenText) -> TokenLogprob:
-    return msgspec.structs.replace(_token_logprob(token), top_logprobs=[_token_logprob(rival) for rival in token.top])
+def _content_logprob(token: TokenText) -> ContentLogprob:
+    return msgspec.structs.replace(_bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top])
 
 
-def _token_logprob(token: TokenText) -> TokenLogprob:
-    return TokenLogprob(token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw))
+def _bare_logprob(token: TokenText) -> ContentLogprob:
+    return ContentLogprob(token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw))

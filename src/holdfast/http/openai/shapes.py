@@ -24,19 +24,19 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # a stream's counts so far lack it
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """A token of a chat answer. A drawn one comes with the likeliest at its place, which have none themselves."""
 
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[TokenLogprob] | msgspec.UnsetType = msgspec.UNSET
+    top_logprobs: list[ContentLogprob] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities of a chat answer."""
 
-    content: list[TokenLogprob]
+    content: list[ContentLogprob]
     refusal: None = None
 
 
