@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.reuse import Shortfall
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.store.block import BadBlock, StoredBlock
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.events import Divergence
 from holdfast.prefix.keys import child_key, pack_tokens, root_key
 from holdfast.prefix.piece import Piece
-from holdfast.prefix.tree import BLOCK_TOKENS, PrefixTree, UnknownParent
+from holdfast.prefix.tree import PrefixTree, UnknownParent
 from holdfast.store.block import BlockKey
 from tests.fakes.chains import a_block, a_checkpoint, match, named, store_chain
 

@@ -14,7 +14,7 @@ import mlx.core as mx
 import msgspec
 
 from holdfast.engine.keeping import Kept, Prefix
-from holdfast.engine.plan import KeepPolicy
+from holdfast.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.kv.codec import (
     Description,
     Payload,
@@ -35,7 +35,6 @@ from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 

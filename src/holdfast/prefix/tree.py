@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.events import Divergence
 from holdfast.prefix.node import Node, check_node, children_first, detach, follow, nodes_beneath
 from holdfast.prefix.packed import token_at
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
-
-BLOCK_TOKENS = 256
 
 
 class UnknownParent(Exception):
