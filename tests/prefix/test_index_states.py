@@ -288,7 +288,7 @@ class IndexStates(RuleBasedStateMachine):
         assert known == self.reachable().keys()
         if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
-            assert self.index.statistics().ram.held <= sum(self.index.payload(key) is not None for key in saving)
+            assert self.index._ram.held <= sum(self.index.payload(key) is not None for key in saving)
 
 
 IndexStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)

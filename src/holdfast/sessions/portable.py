@@ -23,10 +23,10 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 import xxhash
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.errors import SessionRefused
 from holdfast.messages.sessions import SessionFailure, is_fit_metadata, is_fit_ttl, is_session_id
 from holdfast.prefix.branch import MOST_STATES
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.sessions.record import MOST_BRANCHES
 from holdfast.store.block import MOST_TOKENS
 
