@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.lookup import Lookup
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.store.block import TOKEN_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +22,9 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.sessions.service import SessionService
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
+from tests.fakes.architectures import probed
 from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import VOCAB_SIZE
 
 SETTINGS = SchedulerSettings(max_running=4, max_queued=64, step_tokens=64, min_chunk_tokens=4, expected_output_tokens=8)
 CONTEXT_TOKENS = 4096
@@ -101,3 +104,14 @@ def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
     for request in requests:
         script += [[request], *[[]] * 40]
     return script
+
+
+def tiny_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) -> RememberingWorker:
+    """A worker with one of the tiny models."""
+    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)
+
+
+def random_prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:
+    """Token ids that two prompts of other seeds share none of, but by chance."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))

@@ -52,7 +52,7 @@ class Lines(AnswerFormat):
         return b"> %b\n" % json.dumps(event.text).encode()
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        return b". %b\n" % event.reason.value.encode()
+        return b". %b\n" % event.finish_reason.encode()
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         return b"= %d+%d\nbye\n" % (counts.prompt_tokens, counts.completion_tokens)
@@ -61,7 +61,7 @@ class Lines(AnswerFormat):
         return b"! %b\n" % problem.code.encode()
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        return json.dumps({"spoken": choices[0].text, "why": choices[0].reason.value, "read": counts.prompt_tokens}).encode()
+        return json.dumps({"spoken": choices[0].text, "why": choices[0].finish_reason, "read": counts.prompt_tokens}).encode()
 
 
 class Wish(BaseModel):

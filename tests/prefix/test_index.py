@@ -39,8 +39,8 @@ def test_tenants_share_nothing() -> None:
     read_chain(memory, CHAIN, tenant="one")
     assert plan_of(memory, CHAIN, tenant="other").shortfall == Shortfall(CacheOutcome.NOTHING_STORED)
     read_chain(memory, CHAIN, tenant="other")
-    assert memory.statistics().ram.resident_bytes == 16
-    assert memory.statistics().tenants == 2
+    assert memory.figures().ram_bytes == 16
+    assert memory.figures().tenants == 2
 
 
 def test_a_model_with_states_is_resumed_at_the_last_boundary_within_the_limit() -> None:
@@ -104,7 +104,7 @@ def test_a_shared_prefix_costs_its_bytes_once() -> None:
     memory = library()
     for agent in range(6):
         read_chain(memory, [*range(100), 200 + agent])
-    assert memory.statistics().ram.resident_bytes == 106
+    assert memory.figures().ram_bytes == 106
 
 
 def test_without_a_disk_the_least_recently_used_is_gone_and_the_miss_says_so() -> None:
@@ -266,7 +266,7 @@ def test_forgetting_what_is_held_or_being_saved_leaves_no_holds_behind() -> None
         assert memory.forget([first.key], cause=CacheOutcome.FORGOTTEN) == ()
     memory.disk_changed(stored=[first.key])
     memory.check_invariants()
-    assert memory.statistics().ram.held == 0
+    assert memory._ram.held == 0
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
 
 
@@ -305,3 +305,12 @@ def test_late_news_of_what_was_removed_do_no_harm_to_what_has_come_back() -> Non
     assert plan_of(memory, CHAIN).tokens == 8
     memory.check_invariants()
     assert memory.disk_changed(lost=disk.drop([second.key]).lost) == (second.key,)
+
+
+def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
+    memory = library(budget=12)
+    read_chain(memory, CHAIN)
+    read_chain(memory, [9] * 8)
+    figures = memory.figures()
+    assert (figures.kept_tokens, figures.ram_bytes, figures.ram_budget_bytes) == (12, 12, 12)
+    assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.reuse import Shortfall
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.store.block import BadBlock, StoredBlock
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
@@ -57,7 +57,7 @@ def test_another_process_restores_every_branch_of_every_tenant(tmp_path: Path) -
         changes = store.changes()
         assert library.disk_changed(stored=changes.stored, lost=changes.lost) == ()
         library.check_invariants()
-        assert (library.statistics().saving, library.statistics().unsaved) == (0, 0)
+        assert library.unsaved_keys == 0
     with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
         library = PrefixIndex(fingerprint=FINGERPRINT, ram_budget_bytes=0, disk=store)
         assert library.load() == len(store.entries())

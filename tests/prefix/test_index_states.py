@@ -197,7 +197,8 @@ class IndexStates(RuleBasedStateMachine):
     @rule(pick=picks, both=st.booleans())
     def pin(self, pick: int, both: bool) -> None:
         keys = tuple(dict.fromkeys(self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))))
-        keys = tuple(key for key in keys if self.index.residence(key) is not None)
+        pinned = {key for others, _ in self.pinned for key in others}
+        keys = tuple(key for key in keys if self.index.residence(key) is not None and key not in pinned)
         in_ram = {key: self.index.payload(key) is not None for key in keys}
         self.index.pin(keys)
         self.pinned.append((keys, in_ram))
@@ -287,7 +288,7 @@ class IndexStates(RuleBasedStateMachine):
         assert known == self.reachable().keys()
         if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
-            assert self.index.statistics().ram.held <= sum(self.index.payload(key) is not None for key in saving)
+            assert self.index._ram.held <= sum(self.index.payload(key) is not None for key in saving)
 
 
 IndexStates.TestCase.settings = settings(max_examples=100, stateful_step_count=30)

@@ -25,8 +25,7 @@ def test_payloads_are_counted_while_they_are_there() -> None:
     assert tier.get(b"c") is None
     assert (tier.fits(20), tier.fits(21)) == (True, False)
     tier.drop(b"a")
-    statistics = tier.statistics()
-    assert (len(tier), statistics.resident_bytes, statistics.evicted) == (1, 50, 0)
+    assert (len(tier), tier.resident_bytes, tier.evicted) == (1, 50, 0)
     with pytest.raises(KeyError):
         tier.drop(b"a")
     tier.check_invariants()
@@ -49,9 +48,9 @@ def test_what_is_pinned_is_not_evicted() -> None:
     tier.add(b"b", Weight(1), parent=b"a")
     with tier.pinned([b"b"]):
         assert evict(tier) is None
-        assert tier.statistics().held == 1
+        assert tier.held == 1
     assert (evict(tier), evict(tier), evict(tier)) == (b"b", b"a", None)
-    assert tier.statistics().evicted == 2
+    assert tier.evicted == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=60), st.integers(0, 100))

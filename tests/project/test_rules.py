@@ -7,6 +7,7 @@ import io
 import re
 import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +15,8 @@ import pytest
 from tests.project.sources import PACKAGE, ROOT, Source, product_sources, sources
 
 MAY_CATCH_ALL = {
-    "src/holdfast/worker/failures.py",  # a request must not harm another one
-    "src/holdfast/sessions/transfer.py",  # nor must a file
+    "src/holdfast/worker/failures.py": 2,  # a request must not harm another one; the cache costs no answer
+    "src/holdfast/sessions/transfer.py": 2,  # nor must a file
 }
 JUNK_DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared"}
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
@@ -46,13 +47,13 @@ def test_every_room_has_an_empty_init_file() -> None:
 
 
 def test_everything_is_caught_only_where_errors_end() -> None:
-    found = [
-        f"{source.name}:{node.lineno}"
+    found = Counter(
+        source.name
         for source in product_sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ExceptHandler) and catches_all(node) and source.name not in MAY_CATCH_ALL
-    ]
-    assert found == []
+        if isinstance(node, ast.ExceptHandler) and catches_all(node)
+    )
+    assert {name: count for name, count in found.items() if count > MAY_CATCH_ALL.get(name, 0)} == {}
 
 
 def test_nothing_is_left_for_later_in_a_comment() -> None:

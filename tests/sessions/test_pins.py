@@ -123,7 +123,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
     one = prompt("first")
     alone = worker()
     serve(alone, greedy("1", one))
-    budget = 3 * alone.index.statistics().ram.resident_bytes
+    budget = 3 * alone.index.figures().ram_bytes
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     inbox = serve(
         worker(ram_bytes=budget),
@@ -137,7 +137,7 @@ def test_a_pinned_session_outlives_what_would_push_it_out(is_pinned: bool) -> No
 def test_what_goes_beyond_the_quota_is_not_pinned_and_says_so() -> None:
     alone = worker()
     serve(alone, greedy("1", prompt("first")))
-    whole = alone.index.statistics().ram.resident_bytes
+    whole = alone.index.figures().ram_bytes
     inbox = serve(
         worker(ram_bytes=int(whole * 1.9)),
         ask("open", "o", pinned=True),

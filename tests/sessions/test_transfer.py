@@ -127,7 +127,7 @@ def test_the_places_from_which_a_next_turn_may_go_on_are_pinned_and_exported(tmp
     branch_point = len(one) - 3
     alone = worker("qwen3_next")
     serve(alone, greedy("1", one, branch_points=(branch_point,)))
-    budget = 3 * alone.index.statistics().ram.resident_bytes
+    budget = 3 * alone.index.figures().ram_bytes
     turn = (*one[:branch_point], *prompt("turn", 20))
     others = [greedy(f"other {number}", prompt(f"other {number}")) for number in range(5)]
     path = str(tmp_path / "file")
@@ -149,7 +149,7 @@ def test_a_session_that_does_not_fit_into_memory_is_not_taken_in_by_halves(tmp_p
         subject, greedy("1", prompt("first", 1000), session_id="s"),
         ask("export", "e", path=path),
     )  # fmt: skip
-    small = worker(ram_bytes=subject.index.statistics().ram.resident_bytes // 2)
+    small = worker(ram_bytes=subject.index.figures().ram_bytes // 2)
     inbox = serve(
         small,
         ask("import", "i", "", path=path),

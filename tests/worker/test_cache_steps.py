@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,9 @@ import pytest
 from holdfast.messages.commands import Command, StatisticsRequest
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from tests.fakes.architectures import probed
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.remembering_worker import RememberingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
-
-
-def worker(folder: Path | None = None, *, name: str = "llama", **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
-
-
-def prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
 
 
 def in_turn(subject: RememberingWorker, *commands: Command) -> ScriptInbox:
@@ -43,8 +32,8 @@ def figures(inbox: ScriptInbox) -> CacheFigures:
 
 
 def test_a_request_is_told_right_before_its_first_token_what_it_began_from() -> None:
-    first = prompt(90)
-    inbox = in_turn(worker(), greedy("first", first), greedy("exact", first))
+    first = random_prompt(90)
+    inbox = in_turn(tiny_worker(), greedy("first", first), greedy("exact", first))
     kinds = [type(event) for event in inbox.of("exact")]
     assert kinds.index(Started) == kinds.index(TokensGenerated) - 1
     assert report(inbox, "first").outcome is CacheOutcome.NOTHING_STORED
@@ -52,10 +41,10 @@ def test_a_request_is_told_right_before_its_first_token_what_it_began_from() -> 
 
 
 def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
-    first = prompt(90)
+    first = random_prompt(90)
     other = (first[50] + 1) % (VOCAB_SIZE - 8)
-    fork = (*first[:50], other, *prompt(20, "b"))
-    inbox = in_turn(worker(), greedy("first", first), greedy("turn", first + prompt(9)), greedy("fork", fork))
+    fork = (*first[:50], other, *random_prompt(20, "b"))
+    inbox = in_turn(tiny_worker(), greedy("first", first), greedy("turn", first + random_prompt(9)), greedy("fork", fork))
     assert report(inbox, "turn").cached_tokens == 90
     assert report(inbox, "turn").outcome in (CacheOutcome.DIVERGED, CacheOutcome.NEW_TOKENS)  # of the answer, which was kept
     assert report(inbox, "fork").cached_tokens == 50
@@ -63,8 +52,8 @@ def test_the_next_turn_and_a_diverging_one_are_told_why_not_more() -> None:
 
 
 def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path) -> None:
-    worker(tmp_path).serve([[greedy("before", prompt(300))]])
-    inbox = in_turn(worker(tmp_path), greedy("disk", prompt(300)), greedy("ram", prompt(300)))
+    tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
+    inbox = in_turn(tiny_worker(tmp_path), greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300)))
     assert (report(inbox, "disk").ram_tokens, report(inbox, "disk").disk_tokens) == (0, 299)
     assert report(inbox, "disk").restore_seconds > 0
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
@@ -72,27 +61,27 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
-    alone = in_turn(worker(name=name), greedy("again", prompt(300)))
-    worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", prompt(300))]])
-    subject = worker(tmp_path, name=name, ram_bytes=0)
-    inbox = in_turn(subject, greedy("again", prompt(300)), greedy("and again", prompt(300)))
+    alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
+    tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
+    subject = tiny_worker(tmp_path, name=name, ram_bytes=0)
+    inbox = in_turn(subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300)))
     for request in ("again", "and again"):
         assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
         assert inbox.tokens(request) == alone.tokens("again")
-    assert subject.index.statistics().ram.resident_bytes == 0
+    assert subject.index.figures().ram_bytes == 0
 
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:
-    first = prompt(90)
-    inbox = in_turn(worker(name="gemma3_text"), greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
+    first = random_prompt(90)
+    inbox = in_turn(tiny_worker(name="gemma3_text"), greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
     assert (told.outcome, told.cached_tokens, told.unused_tokens) == (CacheOutcome.NO_BOUNDARY, 0, 70)
     assert told.divergence == Divergence(position=70, stored_token_id=first[70], prompt_token_id=3)
 
 
 def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
-    shared = prompt(600)
-    inbox = worker().serve([[greedy("reader", shared), greedy("behind", shared), StatisticsRequest()]])
+    shared = random_prompt(600)
+    inbox = tiny_worker().serve([[greedy("reader", shared), greedy("behind", shared), StatisticsRequest()]])
     told = report(inbox, "behind")
     assert told.waited_for_another
     assert told.waited_seconds > 0
@@ -102,32 +91,32 @@ def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
 
 
 def test_two_tenants_share_nothing(tmp_path: Path) -> None:
-    both = [greedy("mine", prompt(300), tenant="me"), greedy("theirs", prompt(300), tenant="them")]
-    inbox = worker(tmp_path).serve([both])  # at once: not even by waiting for each other
+    both = [greedy("mine", random_prompt(300), tenant="me"), greedy("theirs", random_prompt(300), tenant="them")]
+    inbox = tiny_worker(tmp_path).serve([both])  # at once: not even by waiting for each other
     assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [CacheOutcome.NOTHING_STORED] * 2
-    again = in_turn(worker(tmp_path), *both, greedy("nobody's", prompt(300)), StatisticsRequest())
+    again = in_turn(tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), StatisticsRequest())
     assert [report(again, name).cached_tokens for name in ("mine", "theirs", "nobody's")] == [299, 299, 0]
     assert figures(again).tenants == 3
 
 
 def test_a_prompt_that_is_scored_says_why_nothing_was_reused() -> None:
-    scored = greedy("scored", prompt(90), want_prompt_logprobs=True)
-    inbox = in_turn(worker(), greedy("first", prompt(90)), scored)
+    scored = greedy("scored", random_prompt(90), want_prompt_logprobs=True)
+    inbox = in_turn(tiny_worker(), greedy("first", random_prompt(90)), scored)
     assert report(inbox, "scored").outcome is CacheOutcome.SCORED
 
 
 def test_a_preempted_request_counts_only_what_others_have_read_for_it() -> None:
-    long, longer = prompt(100), prompt(100, "b")
-    subject = worker(budget_tokens=232, expected_output_tokens=4)
+    long, longer = random_prompt(100), random_prompt(100, "b")
+    subject = tiny_worker(budget_tokens=232, expected_output_tokens=4)
     inbox = subject.serve([[greedy("a", long, max_tokens=60), greedy("b", longer, max_tokens=60)]])
     assert subject.scheduler.statistics().preemptions
     assert [report(inbox, name).cached_tokens for name in ("a", "b")] == [0, 0]
 
 
 def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path) -> None:
-    worker(tmp_path).serve([[greedy("before", prompt(300))]])
-    requests = [greedy("disk", prompt(300)), greedy("ram", prompt(300)), greedy("new", prompt(30, "b"))]
-    told = figures(in_turn(worker(tmp_path), *requests, StatisticsRequest()))
+    tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
+    requests = [greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300)), greedy("new", random_prompt(30, "b"))]
+    told = figures(in_turn(tiny_worker(tmp_path), *requests, StatisticsRequest()))
     assert (told.disk_tokens, told.ram_tokens) == (299, 299)
     assert told.lookups == {"complete": 2, "diverged": 1}
     assert told.lookup_seconds is not None
@@ -142,5 +131,5 @@ def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path)
 
 
 def test_a_cancelled_request_that_never_began_has_reused_nothing() -> None:
-    inbox = worker().serve([[greedy("a", prompt(90)), cancel("a")]])
+    inbox = tiny_worker().serve([[greedy("a", random_prompt(90)), cancel("a")]])
     assert inbox.finished("a").memory == CacheReport()

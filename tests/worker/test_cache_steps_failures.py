@@ -8,19 +8,18 @@ from holdfast.messages.commands import Command
 from holdfast.messages.events import FinishReason
 from tests.fakes.architectures import probed
 from tests.fakes.failing_engine import FailingOnce
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.remembering_worker import RememberingWorker, greedy, random_prompt
 from tests.fakes.script_inbox import cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
-from tests.worker.test_cache_steps_poison import prompt
 
 
-class InFlightPrefill(FailingOnce):
+class FailingAhead(FailingOnce):
     @property
     def runs_ahead(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize("engine", [FailingOnce, InFlightPrefill])
+@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnce]) -> None:
     subject = RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, engine=engine)
@@ -29,25 +28,25 @@ def test_a_step_that_fails_hands_over_nothing(name: str, engine: type[FailingOnc
     kept: list[int] = []
 
     def look() -> None:
-        kept.append(subject.index.statistics().tokens)
+        kept.append(subject.index.figures().kept_tokens)
 
-    inbox = subject.serve([[greedy("a", prompt(300), max_tokens=40)]], on_receive=look)
+    inbox = subject.serve([[greedy("a", random_prompt(300), max_tokens=40)]], on_receive=look)
     assert inbox.finished("a").reason is FinishReason.LENGTH
     assert max(kept[:-2]) <= 256  # of the steps before it; the rest when the request, read alone, has ended
-    assert subject.index.statistics().tokens == 339
+    assert subject.index.figures().kept_tokens == 339
 
 
-@pytest.mark.parametrize("engine", [FailingOnce, InFlightPrefill])
+@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
 @pytest.mark.parametrize("failing", range(1, 6))
 def test_nor_does_a_request_that_is_cancelled_while_it_fails(failing: int, engine: type[FailingOnce]) -> None:
     """What the cancelled one had left is not given to the next one, which comes at the same moment."""
     subject = RememberingWorker(probed("llama").runner, vocab_size=VOCAB_SIZE, engine=engine)
     assert isinstance(subject.engine, FailingOnce)
     subject.engine.fails_at = subject.engine.collected + failing
-    script: list[list[Command]] = [[greedy("a", prompt(300), max_tokens=40)]]
+    script: list[list[Command]] = [[greedy("a", random_prompt(300), max_tokens=40)]]
     script += [[]] * (failing - 1)
-    script += [[cancel("a"), greedy("b", prompt(300))]]
+    script += [[cancel("a"), greedy("b", random_prompt(300))]]
     inbox = subject.serve(script)
-    alone = RememberingWorker(probed("llama").runner, vocab_size=VOCAB_SIZE).serve([[greedy("b", prompt(300))]])
+    alone = RememberingWorker(probed("llama").runner, vocab_size=VOCAB_SIZE).serve([[greedy("b", random_prompt(300))]])
     assert inbox.tokens("b") == alone.tokens("b")
     assert inbox.finished("b").reason is FinishReason.LENGTH

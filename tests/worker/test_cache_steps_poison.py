@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from holdfast.kv.snapshot import KVBlock
 from holdfast.messages.commands import Command, SequenceRequest, Shutdown
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
-from tests.fakes.architectures import probed
 from tests.fakes.poison import rewrite, with_value, with_values
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.remembering_worker import RememberingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -43,21 +41,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def worker(folder: Path | None = None, *, name: str = "llama", **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
-
-
-def prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(VOCAB_SIZE - 8) for _ in range(tokens))
-
-
 def in_turn(subject: RememberingWorker, *requests: SequenceRequest) -> ScriptInbox:
     return subject.serve([[request] for request in requests], in_turn=True)
 
 
 def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
-    return worker(name=name).serve([[request]]).tokens(request.request_id)
+    return tiny_worker(name=name).serve([[request]]).tokens(request.request_id)
 
 
 @pytest.mark.parametrize(("name", "kind"), [
@@ -67,16 +56,18 @@ def fresh_answer(request: SequenceRequest, name: str = "llama") -> list[int]:
 def test_poisoned_blocks_are_found_out_once_and_forgotten(
     name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = greedy("a", prompt(300))
-    right = in_turn(worker(tmp_path, name=name), asked).tokens("a")
+    asked = greedy("a", random_prompt(300))
+    right = in_turn(tiny_worker(tmp_path, name=name), asked).tokens("a")
     assert rewrite(tmp_path, with_value(NAN), kind=kind) > 0
-    inbox = in_turn(worker(tmp_path, name=name), asked, greedy("b", prompt(300)), greedy("turn", prompt(320)[:310]))
+    inbox = in_turn(
+        tiny_worker(tmp_path, name=name), asked, greedy("b", random_prompt(300)), greedy("turn", random_prompt(320)[:310])
+    )
     assert inbox.tokens("a") == inbox.tokens("b") == right
     assert len(warnings(caplog)) == 1
     assert "a is read again" in warnings(caplog)[0]
     assert (inbox.finished("a").cached_tokens, inbox.finished("a").memory.outcome) == (0, CacheOutcome.FAILED)
     assert inbox.finished("b").cached_tokens == 299
-    after = in_turn(worker(tmp_path, name=name), asked)
+    after = in_turn(tiny_worker(tmp_path, name=name), asked)
     assert (after.tokens("a"), after.finished("a").cached_tokens) == (right, 299)
     assert len(warnings(caplog)) == 1
 
@@ -86,10 +77,10 @@ def test_what_does_not_come_out_as_numbers_is_forgotten_whatever_it_holds(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Values that are finite can be no numbers for a model either: what was read afresh then tells that they were at fault."""
-    asked = greedy("a", prompt(300))
-    right = in_turn(worker(tmp_path), asked).tokens("a")
+    asked = greedy("a", random_prompt(300))
+    right = in_turn(tiny_worker(tmp_path), asked).tokens("a")
     rewrite(tmp_path, with_values(value))
-    inbox = in_turn(worker(tmp_path), asked, greedy("b", prompt(300)), greedy("c", prompt(300)))
+    inbox = in_turn(tiny_worker(tmp_path), asked, greedy("b", random_prompt(300)), greedy("c", random_prompt(300)))
     assert [inbox.tokens(each) for each in "abc"] == [right] * 3
     assert inbox.finished("c").cached_tokens == 299
     assert len(warnings(caplog)) == 1
@@ -98,8 +89,8 @@ def test_what_does_not_come_out_as_numbers_is_forgotten_whatever_it_holds(
 def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them_before_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    long = prompt(700)
-    in_turn(worker(tmp_path), greedy("a", long), greedy("fork", long[:256] + prompt(200, "fork")))
+    long = random_prompt(700)
+    in_turn(tiny_worker(tmp_path), greedy("a", long), greedy("fork", long[:256] + random_prompt(200, "fork")))
     hit: list[int] = []
 
     def second_block(meta: bytes, parts: object) -> object:
@@ -107,10 +98,10 @@ def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them
         return with_value(NAN)(meta, parts) if len(hit) == 2 else (meta, tuple(parts))  # type: ignore[arg-type, call-overload]
 
     rewrite(tmp_path, second_block)  # type: ignore[arg-type]
-    inbox = in_turn(worker(tmp_path), greedy("a", long), greedy("again", long))
+    inbox = in_turn(tiny_worker(tmp_path), greedy("a", long), greedy("again", long))
     assert inbox.tokens("a") == inbox.tokens("again") == fresh_answer(greedy("a", long))
     assert inbox.finished("again").cached_tokens == 699
-    fork = in_turn(worker(tmp_path), greedy("fork", long[:256] + prompt(200, "fork")))
+    fork = in_turn(tiny_worker(tmp_path), greedy("fork", long[:256] + random_prompt(200, "fork")))
     assert fork.finished("fork").cached_tokens >= 256
     assert len(warnings(caplog)) == 1
 
@@ -119,13 +110,13 @@ def test_what_only_begins_with_poisoned_blocks_goes_too_and_what_parts_from_them
 def test_all_that_begin_from_poison_at_once_are_answered_right(
     engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shared = prompt(400)
-    in_turn(worker(tmp_path), greedy("first", shared))
+    shared = random_prompt(400)
+    in_turn(tiny_worker(tmp_path), greedy("first", shared))
     rewrite(tmp_path, with_value(NAN))
-    asked = [greedy(f"r{number}", shared + prompt(20, str(number)), max_tokens=12) for number in range(6)]
-    alone = in_turn(worker(), *(replace(each, tenant=each.request_id) for each in asked))
+    asked = [greedy(f"r{number}", shared + random_prompt(20, str(number)), max_tokens=12) for number in range(6)]
+    alone = in_turn(tiny_worker(), *(replace(each, tenant=each.request_id) for each in asked))
     right = {each.request_id: alone.tokens(each.request_id) for each in asked}
-    inbox = worker(tmp_path, engine=engine).serve([asked])
+    inbox = tiny_worker(tmp_path, engine=engine).serve([asked])
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right
     assert 1 <= len(warnings(caplog)) <= 4  # as many as may run at once; who waited has looked again
 
@@ -148,9 +139,9 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
-    asked = SequenceRequest(request_id="a", prompt_token_ids=prompt(90), max_tokens=20, sampling=sampling)
+    asked = SequenceRequest(request_id="a", prompt_token_ids=random_prompt(90), max_tokens=20, sampling=sampling)
     right = fresh_answer(asked, name)
-    subject = worker(name=name, engine=engine)
+    subject = tiny_worker(name=name, engine=engine)
     spoiled: list[int] = []
 
     def spoil_once() -> None:
@@ -158,7 +149,7 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
             spoiled.append(1)
             spoil(subject, "a")
 
-    inbox = subject.serve([[greedy("before", prompt(90))], [asked]], in_turn=True, on_receive=spoil_once)
+    inbox = subject.serve([[greedy("before", random_prompt(90))], [asked]], in_turn=True, on_receive=spoil_once)
     assert inbox.tokens("a") == right
     assert inbox.finished("a").reason is FinishReason.LENGTH
     assert len(warnings(caplog)) == 1
@@ -180,7 +171,7 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
     model, runner = untied(name)
     model.model.embed_tokens.weight[BAD] = NAN
     subject = RememberingWorker(runner, vocab_size=VOCAB_SIZE)
-    good = prompt(300)
+    good = random_prompt(300)
     inbox = in_turn(
         subject, greedy("good", good), greedy("bad", (*good, BAD)), greedy("again", good), greedy("alone", (BAD, 1, 2))
     )
@@ -208,7 +199,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
     model, runner = untied("llama")
     model.lm_head.weight[0] = NAN  # the state is sound, and the row fails all the same
     subject = RememberingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
-    inbox = subject.serve([[greedy("a", (*prompt(300), BAD))], *[[]] * steps, [cancel("a")]])
+    inbox = subject.serve([[greedy("a", (*random_prompt(300), BAD))], *[[]] * steps, [cancel("a")]])
     if inbox.finished("a").reason is FinishReason.FAILED:
         assert tokens_kept(subject) == set()
     else:
@@ -218,7 +209,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
 @pytest.mark.parametrize("end", [cancel("a"), Shutdown()])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, end: Command, tmp_path: Path) -> None:
-    subject, steps = worker(tmp_path, name=name), [0]
+    subject, steps = tiny_worker(tmp_path, name=name), [0]
 
     def spoil_at_the_end() -> None:
         steps[0] += 1
@@ -226,9 +217,9 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
             assert fed(subject, "a") > 90
             spoil(subject, "a")
 
-    subject.serve([[greedy("a", prompt(90), max_tokens=50)], *[[]] * 7, [end]], on_receive=spoil_at_the_end)
-    kept = subject.index.statistics().tokens
-    inbox = in_turn(worker(tmp_path, name=name), greedy("a", prompt(90)))
+    subject.serve([[greedy("a", random_prompt(90), max_tokens=50)], *[[]] * 7, [end]], on_receive=spoil_at_the_end)
+    kept = subject.index.figures().kept_tokens
+    inbox = in_turn(tiny_worker(tmp_path, name=name), greedy("a", random_prompt(90)))
     assert (kept, inbox.finished("a").cached_tokens) == (
         90 if name == "llama" else 89,
         89,
@@ -237,15 +228,15 @@ def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, e
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], caplog: pytest.LogCaptureFixture) -> None:
-    shared = prompt(600)
-    subject, spoiled = worker(engine=engine), [0]
+    shared = random_prompt(600)
+    subject, spoiled = tiny_worker(engine=engine), [0]
 
     def spoil_the_reader() -> None:
         if fed(subject, "reader") >= 300 and not spoiled[0]:
             spoiled[0] = 1
             spoil(subject, "reader")
 
-    behind = greedy("behind", shared + prompt(9, "b"))
+    behind = greedy("behind", shared + random_prompt(9, "b"))
     inbox = subject.serve([[greedy("reader", shared), behind]], on_receive=spoil_the_reader)
     assert inbox.finished("reader").reason is FinishReason.FAILED
     assert inbox.tokens("behind") == fresh_answer(behind)
@@ -267,34 +258,36 @@ def of_another_form(subject: RememberingWorker) -> None:
 
 
 def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    subject, spoiled = worker(max_queued=1, max_running=1), [0]
+    subject, spoiled = tiny_worker(max_queued=1, max_running=1), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
             spoiled[0] = 1
             of_another_form(subject)
 
-    asked = [greedy("a", prompt(300)), greedy("b", prompt(300, "b"))]  # b fills the queue
+    asked = [greedy("a", random_prompt(300)), greedy("b", random_prompt(300, "b"))]  # b fills the queue
     inbox = subject.serve(
-        [[greedy("first", prompt(300))], [], asked, [greedy("c", prompt(300))]], in_turn=True, on_receive=spoil_what_is_kept
+        [[greedy("first", random_prompt(300))], [], asked, [greedy("c", random_prompt(300))]],
+        in_turn=True,
+        on_receive=spoil_what_is_kept,
     )
     assert spoiled == [1]
     assert inbox.tokens("a") == inbox.tokens("c") == inbox.tokens("first")
-    assert inbox.tokens("b") == fresh_answer(greedy("b", prompt(300, "b")))
+    assert inbox.tokens("b") == fresh_answer(greedy("b", random_prompt(300, "b")))
     assert (inbox.finished("a").cached_tokens, inbox.finished("c").cached_tokens) == (0, 299)
     assert len(warnings(caplog)) == 1
 
 
 def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(caplog: pytest.LogCaptureFixture) -> None:
     """Its place is made by a pause, and the step that finds it out is collected between its admission and its beginning."""
-    shared, spoiled = prompt(400), [0]
-    paused = greedy("paused", prompt(60, "paused"), max_tokens=100)
-    asked = [greedy(name, shared + prompt(20, name), max_tokens=12) for name in ("finds out", "let in")]
+    shared, spoiled = random_prompt(400), [0]
+    paused = greedy("paused", random_prompt(60, "paused"), max_tokens=100)
+    asked = [greedy(name, shared + random_prompt(20, name), max_tokens=12) for name in ("finds out", "let in")]
     right = {each.request_id: fresh_answer(each) for each in (paused, *asked)}
-    subject = worker(engine=RunningAhead, max_running=2)
+    subject = tiny_worker(engine=RunningAhead, max_running=2)
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().keys and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
             spoiled[0] = 1
             for payload in subject.index._ram._payloads.values():
                 for array in payload.arrays:  # type: ignore[union-attr]
@@ -311,12 +304,12 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
 
 
 def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
-    asked = [greedy("a", prompt(100), max_tokens=60), greedy("b", prompt(100, "b"), max_tokens=60)]
+    asked = [greedy("a", random_prompt(100), max_tokens=60), greedy("b", random_prompt(100, "b"), max_tokens=60)]
     right = {each.request_id: fresh_answer(each) for each in asked}
-    subject, spoiled = worker(budget_tokens=232, expected_output_tokens=4), [0]
+    subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4), [0]
 
     def spoil_what_is_kept() -> None:
-        if subject.index.statistics().tokens == 200 and not spoiled[0]:
+        if subject.index.figures().kept_tokens == 200 and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 

@@ -8,9 +8,9 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop import WorkerLoop
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.worker_main import INFO
-from tests.worker.test_loop import make_loop, request
 
 
 def test_a_worker_reports_ready_serves_and_closes_its_inbox() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from holdfast.messages.commands import Command, ControlAction, SequenceControl
 from holdfast.messages.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
+from tests.fakes.looped_worker import make_loop, request, serve
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
-from tests.worker.test_loop import make_loop, request, serve
 
 NAMES = "abcde"
 

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Those of the memories that were opened."""
     opened: list[str] = []
-    real = serving.open_memory
+    real = serving.open_cache
 
     def noted(*arguments: Any, **options: Any) -> Any:
         memory = real(*arguments, **options)
@@ -35,7 +35,7 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         opened.append(memory.index.fingerprint)
         return memory
 
-    monkeypatch.setattr(serving, "open_memory", noted)
+    monkeypatch.setattr(serving, "open_cache", noted)
     yield opened
     serving.mx.clear_cache()
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import RequestId
 
+BLOCK_TOKENS = 256  # of the KV that is kept together
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
@@ -57,5 +59,5 @@ class StepResult:
 class KeepPolicy:
     """When state is copied out: every `block_tokens` tokens of what grows, and at each boundary everything up to it."""
 
-    block_tokens: int = 256
+    block_tokens: int = BLOCK_TOKENS
     boundaries: frozenset[int] = frozenset()  # token positions; the scheduler must end a span at each of them

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
+import msgspec
 
 from holdfast.engine.keeping import Kept, Prefix
-from holdfast.engine.plan import KeepPolicy
+from holdfast.engine.plan import BLOCK_TOKENS, KeepPolicy
 from holdfast.kv.codec import (
     Description,
     Payload,
@@ -30,12 +31,10 @@ from holdfast.kv.form import Codec, ModelForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
-from holdfast.prefix.figures import figures_of
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.prefix.tree import BLOCK_TOKENS
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 
@@ -50,7 +49,7 @@ logger = logging.getLogger("holdfast.cache")
 
 
 class PrefixCache:
-    """The library of one model, its store, and the way between them and the engine."""
+    """The index of one model, its store, and the way between them and the engine."""
 
     def __init__(self, index: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
         self._index, self._store = index, store
@@ -130,7 +129,7 @@ class PrefixCache:
         return True
 
     def _gather(self, lookup: Lookup) -> bool:
-        """Take hold of every payload of the plan, whatever becomes of it in the library; False when one is not there."""
+        """Take hold of every payload of the plan, whatever becomes of it in the index; False when one is not there."""
         for key in lookup.plan.keys:
             payload = lookup.fetched.get(key) or self._index.payload(key)
             if not isinstance(payload, KVBlock | StateCheckpoint):
@@ -240,7 +239,8 @@ class PrefixCache:
 
     def figures(self) -> CacheFigures:
         """What is kept."""
-        return figures_of(self._index.statistics(), None if self._store is None else self._store.statistics())
+        store = None if self._store is None else self._store.statistics()
+        return msgspec.structs.replace(self._index.figures(), store=store)
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""

@@ -12,7 +12,7 @@ MOST_ECHOES = 65536
 
 
 class DiskSide(Protocol):
-    """What the library needs of the store; the payloads go past it."""
+    """What the index needs of the store; the payloads go past it."""
 
     def entries(self) -> Iterable[Entry]:
         """Everything that is stored for this model."""

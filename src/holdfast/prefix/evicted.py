@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.packed import common_tokens
@@ -16,27 +15,19 @@ from holdfast.store.block import TOKEN_BYTES, BlockKey
 REMEMBERED = 2048  # of blocks and of checkpoints each: 2 MiB of tokens at most
 
 
-@dataclass(frozen=True, slots=True)
-class _EvictedBlock:
-    key: BlockKey
-    end: int  # tokens of the block, those of other nodes included
-    packed: bytes
-    cause: CacheOutcome
-
-
 class EvictionHistory:
     """The blocks and checkpoints that were lost last, by where they stood."""
 
     def __init__(self, limit: int = REMEMBERED) -> None:
         self._limit = limit
-        self._blocks: OrderedDict[tuple[BlockKey, int, bytes], _EvictedBlock] = OrderedDict()
+        self._blocks: OrderedDict[tuple[BlockKey, int, bytes], tuple[Standing, CacheOutcome]] = OrderedDict()
         self._checkpoints: OrderedDict[tuple[BlockKey, int], CacheOutcome] = OrderedDict()
 
-    def record_block(self, key: BlockKey, standing: Standing, *, cause: CacheOutcome) -> None:
+    def record_block(self, standing: Standing, *, cause: CacheOutcome) -> None:
         """A block is gone."""
         packed = standing.packed
         where = (standing.parent_key, standing.parent_tokens, packed[:TOKEN_BYTES])
-        self._blocks[where] = _EvictedBlock(key, standing.block_tokens, packed, cause)
+        self._blocks[where] = standing, cause
         self._blocks.move_to_end(where)
         if len(self._blocks) > self._limit:
             self._blocks.popitem(last=False)
@@ -54,13 +45,14 @@ class EvictionHistory:
         at, cause = 0, None
         parent_key, parent_tokens = place.parent_key, place.parent_tokens
         while at < len(packed):
-            block = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
-            if block is None:
+            evicted = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
+            if evicted is None:
                 break
-            cause = cause or block.cause
+            block, why = evicted
+            cause = cause or why
             used = common_tokens(block.packed, packed[at : at + len(block.packed)]) * TOKEN_BYTES
             at += used
-            parent_key, parent_tokens = block.key, block.end - (len(block.packed) - used) // TOKEN_BYTES
+            parent_key, parent_tokens = block.key, block.block_tokens - (len(block.packed) - used) // TOKEN_BYTES
         return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
 
     def last_checkpoint(self, pieces: Iterable[Piece], *, begin: int, end: int) -> Shortfall | None:

@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from holdfast.store.block import BlockKey
-
-
-@dataclass(slots=True)
-class _Member:
-    parent: BlockKey | None
-    last_used: int
 
 
 class EvictionOrder:
@@ -26,35 +19,37 @@ class EvictionOrder:
     """
 
     def __init__(self) -> None:
-        self._members: dict[BlockKey, _Member] = {}
+        self._last_used: dict[BlockKey, int] = {}  # of every member
+        self._parents: dict[BlockKey, BlockKey | None] = {}
         self._children: dict[BlockKey, int] = {}  # members that follow a key, which need not be a member
         self._holds: dict[BlockKey, int] = {}  # of any keys, so that a hold outlives a key that leaves and comes back
         self._leaves: list[tuple[int, BlockKey]] = []  # every member without children and holds is in it at least once
         self._uses = 0
 
     def __contains__(self, key: BlockKey) -> bool:
-        return key in self._members
+        return key in self._last_used
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._last_used)
 
     @property
     def held(self) -> int:
         """Members that may not leave because somebody holds them."""
-        return sum(key in self._members for key in self._holds)
+        return sum(key in self._last_used for key in self._holds)
 
     def add(self, key: BlockKey, *, parent: BlockKey | None) -> None:
         """A key comes in, as the most recently used one."""
-        assert key not in self._members, "a key comes in twice"
+        assert key not in self._last_used, "a key comes in twice"
         self._uses += 1
-        self._members[key] = _Member(parent, self._uses)
+        self._last_used[key], self._parents[key] = self._uses, parent
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1
         self._offer(key)
 
     def remove(self, key: BlockKey) -> None:
         """A key leaves, for whatever reason."""
-        parent = self._members.pop(key).parent
+        del self._last_used[key]
+        parent = self._parents.pop(key)
         if parent is None:
             return
         self._children[parent] -= 1
@@ -66,9 +61,8 @@ class EvictionOrder:
         """Keys were used together, all at once. A child is to be touched with its parents."""
         self._uses += 1
         for key in keys:
-            member = self._members.get(key)
-            if member is not None:
-                member.last_used = self._uses
+            if key in self._last_used:
+                self._last_used[key] = self._uses
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
         """Keep keys from leaving until they are released as often as they were held."""
@@ -87,22 +81,22 @@ class EvictionOrder:
         """Who has to leave first; None when nobody may. It stays until it is removed."""
         while self._leaves:
             last_used, key = self._leaves[0]
-            member = self._members.get(key)
-            if member is None or key in self._children or key in self._holds:
+            used = self._last_used.get(key)
+            if used is None or key in self._children or key in self._holds:
                 heapq.heappop(self._leaves)  # it is offered again when the last child or hold goes
-            elif member.last_used != last_used:
-                heapq.heapreplace(self._leaves, (member.last_used, key))
+            elif used != last_used:
+                heapq.heapreplace(self._leaves, (used, key))
             else:
                 return key
         return None
 
     def _offer(self, key: BlockKey) -> None:
-        member = self._members.get(key)
-        if member is None or key in self._children or key in self._holds:
+        used = self._last_used.get(key)
+        if used is None or key in self._children or key in self._holds:
             return
-        heapq.heappush(self._leaves, (member.last_used, key))
-        if len(self._leaves) > 64 + 2 * len(self._members):  # many holds of the same keys leave copies behind
-            self._leaves = [(member.last_used, key) for key, member in self._members.items() if self._may_leave(key)]
+        heapq.heappush(self._leaves, (used, key))
+        if len(self._leaves) > 64 + 2 * len(self._last_used):  # many holds of the same keys leave copies behind
+            self._leaves = [(used, key) for key, used in self._last_used.items() if self._may_leave(key)]
             heapq.heapify(self._leaves)
 
     def _may_leave(self, key: BlockKey) -> bool:
@@ -111,11 +105,12 @@ class EvictionOrder:
     def check_invariants(self) -> None:
         """Assert that children are counted right and that everybody who may leave will come up."""
         children: dict[BlockKey, int] = {}
-        for member in self._members.values():
-            if member.parent is not None:
-                children[member.parent] = children.get(member.parent, 0) + 1
+        for parent in self._parents.values():
+            if parent is not None:
+                children[parent] = children.get(parent, 0) + 1
+        assert self._parents.keys() == self._last_used.keys(), "members differ"
         assert children == self._children, "children are miscounted"
         assert all(count > 0 for count in self._holds.values()), "a hold of nothing"
-        leaving = {key for key in self._members if self._may_leave(key)}
+        leaving = {key for key in self._last_used if self._may_leave(key)}
         assert leaving <= {key for _, key in self._leaves}, "a key that may leave is not in the order"
-        assert len(self._leaves) <= 65 + 2 * len(self._members), "the order is full of copies"
+        assert len(self._leaves) <= 65 + 2 * len(self._last_used), "the order is full of copies"

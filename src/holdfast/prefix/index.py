@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 
 from holdfast.messages.events import CacheOutcome
+from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.branch import Branch, branch_of
 from holdfast.prefix.disk import DiskIndex, DiskSide
 from holdfast.prefix.evicted import EvictionHistory
@@ -20,23 +20,11 @@ from holdfast.prefix.keys import child_key, root_key
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.pins import Pins
 from holdfast.prefix.planning import Planner
-from holdfast.prefix.ram import Payload, RamStatistics, RamTier, Residence
+from holdfast.prefix.ram import Payload, RamTier, Residence
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.prefix.tree import PrefixTree, UnknownParent
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind
 from holdfast.store.budget import by_place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexStatistics:
-    """What is kept now."""
-
-    keys: int
-    tokens: int
-    tenants: int
-    saving: int
-    unsaved: int
-    ram: RamStatistics
 
 
 class PrefixIndex:
@@ -52,6 +40,9 @@ class PrefixIndex:
         self._sizes: dict[BlockKey, int] = {}  # bytes of everything that is in the tree
         self._evicted = EvictionHistory()
         self._planner = Planner(self._tree, self._evicted, in_ram=self._ram)
+
+    def __len__(self) -> int:
+        return len(self._tree)
 
     @property
     def fingerprint(self) -> str:
@@ -179,7 +170,7 @@ class PrefixIndex:
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""
+        """Keep keys, each pinned once, in RAM while the disk has not got them. The store has to be told by the caller."""
         self._pins.pin(keys)
 
     def limit_pins(self, most_bytes: int) -> None:
@@ -243,15 +234,19 @@ class PrefixIndex:
                 self._disk.remove((key,))
         return tuple(gone)
 
-    def statistics(self) -> IndexStatistics:
-        """What is there."""
-        return IndexStatistics(
-            keys=len(self._tree),
-            tokens=self._tree.tokens,
+    @property
+    def unsaved_keys(self) -> int:
+        """How many keys the disk does not have, or not yet."""
+        return self._book.saving + len(self._book.unsaved)
+
+    def figures(self) -> CacheFigures:
+        """What is there, but for the store's own figures."""
+        return CacheFigures(
+            kept_tokens=self._tree.tokens,
             tenants=self._tree.roots,
-            saving=self._book.saving,
-            unsaved=len(self._book.unsaved),
-            ram=self._ram.statistics(),
+            ram_bytes=self._ram.resident_bytes,
+            ram_budget_bytes=self._ram.budget_bytes,
+            ram_evicted_blocks=self._ram.evicted,
         )
 
     def check_invariants(self) -> None:
@@ -349,6 +344,6 @@ class PrefixIndex:
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
         standing = self._tree.standing(key)
         if standing.block_tokens:
-            self._evicted.record_block(key, standing, cause=cause)
+            self._evicted.record_block(standing, cause=cause)
         else:
             self._evicted.record_checkpoint(standing, cause=cause)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -28,16 +27,6 @@ class Payload(Protocol):
         """Bytes that it takes in RAM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RamStatistics:
-    """What the RAM tier holds, and counters since the start."""
-
-    held: int
-    resident_bytes: int
-    budget_bytes: int
-    evicted: int
-
-
 class RamTier:
     """Payloads by key, each once. What does not fit has to wait until `evict` has made room."""
 
@@ -45,8 +34,8 @@ class RamTier:
         self._budget_bytes = budget_bytes
         self._payloads: dict[BlockKey, Payload] = {}
         self._order = EvictionOrder()
-        self._resident_bytes = 0
-        self._evicted = 0
+        self.resident_bytes = 0
+        self.evicted = 0  # payloads that had to make room, since the start
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._payloads
@@ -59,13 +48,18 @@ class RamTier:
         return set(self._payloads)
 
     @property
+    def held(self) -> int:
+        """Payloads that may not leave because somebody holds them."""
+        return self._order.held
+
+    @property
     def budget_bytes(self) -> int:
         """Most bytes that may be resident."""
         return self._budget_bytes
 
     def fits(self, nbytes: int) -> bool:
         """Whether this many more bytes fit now."""
-        return self._resident_bytes + nbytes <= self._budget_bytes
+        return self.resident_bytes + nbytes <= self._budget_bytes
 
     def get(self, key: BlockKey) -> Payload | None:
         """The payload, without counting as a use: only a prefix that was accepted was used."""
@@ -76,7 +70,7 @@ class RamTier:
         assert self.fits(payload.nbytes), "a payload beyond the budget"
         self._order.add(key, parent=parent)
         self._payloads[key] = payload
-        self._resident_bytes += payload.nbytes
+        self.resident_bytes += payload.nbytes
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """An accepted use of a prefix: all of its keys, parents too."""
@@ -88,12 +82,12 @@ class RamTier:
 
     def evict(self, key: BlockKey) -> None:
         """Let go of a payload to make room."""
-        self._evicted += 1
+        self.evicted += 1
         self.drop(key)
 
     def drop(self, key: BlockKey) -> None:
         """Let go of a payload, held or not. Raises KeyError when it is not there."""
-        self._resident_bytes -= self._payloads.pop(key).nbytes
+        self.resident_bytes -= self._payloads.pop(key).nbytes
         self._order.remove(key)
 
     def hold(self, keys: Iterable[BlockKey]) -> None:
@@ -108,19 +102,10 @@ class RamTier:
         """Hold keys for as long as a context lasts, or until the hold is released."""
         return Hold(self._order, keys)
 
-    def statistics(self) -> RamStatistics:
-        """What is there, and what has happened since the start."""
-        return RamStatistics(
-            held=self._order.held,
-            resident_bytes=self._resident_bytes,
-            budget_bytes=self._budget_bytes,
-            evicted=self._evicted,
-        )
-
     def check_invariants(self) -> None:
         """Assert that bytes and keys are counted right and the budget is kept."""
-        assert self._resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), "bytes are miscounted"
-        assert self._resident_bytes <= self._budget_bytes, "the budget is exceeded"
+        assert self.resident_bytes == sum(payload.nbytes for payload in self._payloads.values()), "bytes are miscounted"
+        assert self.resident_bytes <= self._budget_bytes, "the budget is exceeded"
         assert len(self._order) == len(self._payloads), "the order has other members than the tier"
         assert all(key in self._order for key in self._payloads), "a payload that cannot be evicted"
         self._order.check_invariants()

@@ -9,37 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
+from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.events import Divergence
 from holdfast.prefix.node import Node, check_node, children_first, detach, follow, nodes_beneath
 from holdfast.prefix.packed import token_at
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
 
-BLOCK_TOKENS = 256
-
 
 class UnknownParent(Exception):
     """A block or state cannot be placed: what it follows is not in the tree."""
-
-
-class StillNeeded(Exception):
-    """A block cannot be removed: others follow it."""
-
-
-class Insertion(Enum):
-    """What became of an inserted block or state."""
-
-    NEW = "new"
-    KNOWN = "known"  # the same key is there
-    COVERED = "covered"  # other keys have all of it; the key is good as a parent for as long as they stay
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A block's own packed tokens, what they stand behind, and how many tokens the whole block has; none for a checkpoint."""
 
+    key: BlockKey
     parent_key: BlockKey
     parent_tokens: int
     packed: bytes
@@ -189,10 +176,12 @@ class PrefixTree:
         self._tokens += child.tokens
         return child
 
-    def insert(self, block: Block) -> Insertion:
-        """Add a block or a checkpoint wherever it stands. Parents go first; the root of a block with 0 parent tokens is made.
+    def insert(self, block: Block) -> bool:
+        """Add a block or a checkpoint wherever it stands; whether it is new.
 
-        Raises UnknownParent, and ValueError for a block that is empty or longer than BLOCK_TOKENS.
+        Not new is what is there under its key, or whose tokens others have all of; its key is good as a parent as long as they
+        stay. Parents go first; the root of a block with 0 parent tokens is made. Raises UnknownParent, and ValueError for a block
+        that is empty or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -200,7 +189,7 @@ class PrefixTree:
         if not 0 < len(packed) <= BLOCK_TOKENS * TOKEN_BYTES:
             raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, not {block.tokens}")
         if key in self._entries:
-            return Insertion.KNOWN
+            return False
         node, cut = self._resolve(key, block.parent_key, block.parent_tokens)
         start = node.start + cut
         node, cut = follow(node, cut, packed)[-1]
@@ -208,14 +197,14 @@ class PrefixTree:
         if offset == block.tokens:
             self._entries[key] = _Entry(node, start, block.tokens, is_state=False)
             node.covered.append(key)
-            return Insertion.COVERED
+            return False
         child = self._add_child(Node(key, node, cut, start + offset, offset, packed[offset * TOKEN_BYTES :]))
         self._entries[key] = _Entry(child, start, block.tokens, is_state=False)
-        return Insertion.NEW
+        return True
 
-    def _insert_state(self, key: BlockKey, *, parent_key: BlockKey, position: int) -> Insertion:
+    def _insert_state(self, key: BlockKey, *, parent_key: BlockKey, position: int) -> bool:
         if key in self._entries:
-            return Insertion.KNOWN
+            return False
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state:
             raise UnknownParent(f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored")
@@ -223,14 +212,14 @@ class PrefixTree:
         self._entries[key] = _Entry(node, position, 0, is_state=True)
         if cut in node.states:
             node.covered.append(key)
-            return Insertion.COVERED
+            return False
         node.states[cut] = key
-        return Insertion.NEW
+        return True
 
     def remove(self, key: BlockKey) -> None:
         """Take out a state, a covered block or a block that nothing follows.
 
-        What is covered by it goes with it. Raises StillNeeded, and KeyError for an unknown key.
+        What is covered by it goes with it. Raises KeyError for an unknown key.
         """
         entry = self._entries[key]
         node = entry.node
@@ -244,8 +233,8 @@ class PrefixTree:
         del self._entries[key]
 
     def _remove_node(self, node: Node) -> None:
-        if node.branches or node.states:
-            raise StillNeeded(f"block {node.key.hex()[:12]} has blocks or states behind it")
+        assert not node.branches, "a block is removed that others follow"
+        assert not node.states, "a block is removed before the checkpoints in it"
         self._uncover(node, list(node.covered))
         self._tokens -= node.tokens
         detach(node)
@@ -300,9 +289,9 @@ class PrefixTree:
         entry = self._entries[key]
         node = entry.node
         if entry.is_state:
-            return Standing(node.key, node.offset + entry.start - node.start, b"", 0)
+            return Standing(key, node.key, node.offset + entry.start - node.start, b"", 0)
         assert node.parent is not None, "a root has no key among the entries"
-        return Standing(node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens)
+        return Standing(key, node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens)
 
     def stands_before(self, key: BlockKey, other: BlockKey) -> bool:
         """Whether a block that has a node is one of those that another one follows. Costs a step for each block before that."""

@@ -1,4 +1,4 @@
-"""Opens the memory of a worker: its library in RAM, and the store on disk if a folder is set. Device thread only."""
+"""Opens the cache of a worker: its index in RAM, and the store on disk if a folder is set. Device thread only."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ModelIdentity:
     hashes: Mapping[str, str]
 
 
-def open_memory(
+def open_cache(
     loaded: LoadedModel, costs: KVCosts, *, identity: ModelIdentity, store: StoreSettings, kv_budget_bytes: int
 ) -> PrefixCache | None:
-    """The memory of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store."""
+    """The cache of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store."""
     if costs.form is None:
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
         return None

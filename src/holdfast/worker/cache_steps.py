@@ -65,7 +65,7 @@ class CacheSteps:
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
-        if not self._serves(sequence.request) or sequence.reads_afresh:
+        if not self._serves(sequence.request) or sequence.is_cold:
             self._lookups.restart_cold(sequence)
             return
         self.flush()  # the next turn often comes right after the answer that it goes on from
@@ -87,28 +87,28 @@ class CacheSteps:
     def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
         """What to open a sequence from, and what to keep of it while it runs. May raise, as opening may."""
         request = sequence.request
-        if not sequence.reads_afresh:
+        if not sequence.is_cold:
             sequence.began_from = ()
         if not self._serves(request):
             self._report(sequence, CacheOutcome.SCORED if self._cache.keeps_anything else CacheOutcome.OFF)
             return None, None
-        prefix, lookup = None, sequence.lookup
+        prefix, keep, lookup = None, None, sequence.lookup
         if lookup is None:
             sequence.cursor = self._cache.cursor(tenant=request.tenant)
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
             sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
-            prefix = self._cache.prefix(lookup)
+            prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             seconds = lookup.fetch_seconds + self._clock() - began_at
-            self._count(
-                sequence,
-                lookup.report(
-                    lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
-                ),
+            report = lookup.report(
+                lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
             )
+            self._count(sequence, report)
             self._lookups.release(sequence)
-        return prefix, self._cache.policy(len(request.prompt_token_ids), request.branch_points)
+        with costing_no_answer("what request %s reads is not kept", request.request_id):
+            keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
+        return prefix, keep
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
         waited_seconds = sequence.waited_seconds
@@ -144,7 +144,7 @@ class CacheSteps:
         with costing_no_answer("what request %s has handed over could not be forgotten", sequence.request.request_id):
             self._commits.discard((sequence,))
             gone = self._cache.forget(tuple(sequence.handed_over))
-            if not sequence.reads_afresh:
+            if not sequence.is_cold:
                 unsound = self._cache.forget_unsound(sequence.began_from)
                 if unsound:
                     sequence.began_from = ()

@@ -57,6 +57,17 @@ class DeviceSteps(Generic[Step]):
         self._engine.abandon_pending()
         return None
 
+    def collect_last(self, flight: Flight) -> StepResult | None:
+        """Let the step under way end before its arrays are dropped. None when it failed; nobody waits for it."""
+        if flight.collect is None:
+            return None
+        try:
+            with device_call():
+                return flight.collect()
+        except DeviceFailed:
+            logger.exception("the last step failed")
+            return None
+
     def retry_alone(self, span: Span, *, reopen: Callable[[], None]) -> SpanResult:
         """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
 

@@ -63,7 +63,7 @@ class Lifetimes:
                 unopened.append((sequence, raised))
         for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
             if sequence.can_begin_anew:
-                self.give_up_state(sequence, f"it cannot begin from what is remembered: {failure}")
+                self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
                 continue
             logger.error("request %s could not be opened", sequence.request.request_id, exc_info=failure)
             self.drop(sequence, FinishReason.FAILED, error=f"the request could not be started: {failure}")
@@ -103,7 +103,7 @@ class Lifetimes:
         if begins_anew:
             self._close(sequence, is_healthy=False)
             self._cache.reused_nothing(sequence)
-            sequence.reads_afresh = True
+            sequence.is_cold = True
             self._scheduler.restart(request_id)
 
     def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:

@@ -7,7 +7,6 @@ Python works while the device computes. Results of sequences that ended or were 
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ from holdfast.scheduler.decision import Decision, DrawnTokens, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.cache_steps import CacheSteps
 from holdfast.worker.device_steps import DeviceSteps
-from holdfast.worker.failures import DeviceFailed, costing_no_answer, device_call
+from holdfast.worker.failures import costing_no_answer
 from holdfast.worker.flight import Flight, expected_together
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
@@ -44,8 +43,6 @@ IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker emits its figures unasked
 
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
-
-logger = logging.getLogger("holdfast.worker")
 
 
 class WorkerLoop:
@@ -154,8 +151,6 @@ class WorkerLoop:
             self._emitted_busy, self._emitted_at = is_busy, now
             self._ledger.emit(self.statistics())
 
-    # -- commands
-
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, SequenceRequest):
@@ -170,9 +165,8 @@ class WorkerLoop:
                 self._carry_out(command)
 
     def _accept(self, request: SequenceRequest) -> None:
-        ledger = self._ledger
         if self._is_closing:
-            ledger.reject(request, SHUTTING_DOWN)
+            self._ledger.reject(request, SHUTTING_DOWN)
             return
         self._complete_what_is_to_be_committed()
         try:
@@ -185,9 +179,9 @@ class WorkerLoop:
                 is_ready=False,  # until it is looked up
             )
         except (QueueFull, InvalidRequest) as refusal:
-            ledger.reject(request, refusal)
+            self._ledger.reject(request, refusal)
         else:
-            self._cache.look_up(ledger.accept(request))
+            self._cache.look_up(self._ledger.accept(request))
 
     def _cancel(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
@@ -215,8 +209,6 @@ class WorkerLoop:
             self._complete_what_is_to_be_committed()
             self._cache.look_up(sequence)
 
-    # -- sessions
-
     def _carry_out(self, command: SessionCommand) -> None:
         self._complete_what_is_to_be_committed()
         self._cache.flush()
@@ -238,8 +230,6 @@ class WorkerLoop:
         request = sequence.request
         if request.session_id:
             self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
-
-    # -- steps
 
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
@@ -334,7 +324,7 @@ class WorkerLoop:
                 end = sequence.ending(given.token_ids)
                 ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
                 drawn.append(DrawnTokens(request_id=span.request_id, tokens=end.counted_tokens))
-                if sequence.reads_afresh and sequence.began_from:
+                if sequence.is_cold and sequence.began_from:
                     self._cache.blame(sequence, live=ledger.live())
                 if end.reason is FinishReason.STOP:
                     ended.append((sequence, FinishReason.STOP, ""))
@@ -348,18 +338,13 @@ class WorkerLoop:
             self._lifetimes.finish(ledger[request_id], FinishReason.LENGTH)
 
     def _end_flight(self) -> tuple[LiveSequence, ...]:
-        """Let the step under way end before its arrays are dropped; returns for whom it did not come out right."""
+        """Collect the step under way; returns for whom it did not come out right."""
         flight, self._flight = self._flight, None
-        if flight is None or flight.collect is None:
+        if flight is None:
             return ()
-        try:
-            with device_call():
-                result = flight.collect()
-        except DeviceFailed:  # nobody waits for it
-            logger.exception("the last step failed")
-            unhealthy = flight.sequences
-        else:
-            unhealthy = flight.unhealthy(result)
+        result = self._steps.collect_last(flight)
+        unhealthy = flight.sequences if result is None else flight.unhealthy(result)
+        if result is not None:
             self._cache.commit_step(flight.take_kept, flight.healthy(result))
         self._cache.discard(unhealthy)
         return unhealthy

@@ -29,7 +29,6 @@ class SequenceEngine(Protocol):
     @property
     def runs_ahead(self) -> bool:
         """Whether a step is to be dispatched before the one before it is collected."""
-        ...
 
     def open(
         self,
@@ -44,23 +43,18 @@ class SequenceEngine(Protocol):
 
         prefix: snapshots to begin from, of which nothing is read again. keep: what to copy out while it runs.
         """
-        ...
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Make more room for an open sequence."""
-        ...
 
     def close(self, request_id: RequestId) -> None:
         """Forget an open sequence; a plan that is under way with a span of it still runs."""
-        ...
 
     def keep_rest(self, request_id: RequestId) -> Kept | None:
         """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
-        ...
 
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
-        ...
 
 
 class StepEngine(SequenceEngine, Protocol[Step]):
@@ -68,15 +62,12 @@ class StepEngine(SequenceEngine, Protocol[Step]):
 
     def dispatch(self, plan: StepPlan) -> Step:
         """Start one step, without waiting for the device."""
-        ...
 
     def collect(self, pending: Step) -> StepResult:
         """Wait for a dispatched step and return its results, one per span."""
-        ...
 
     def take_kept(self, pending: Step) -> Sequence[Kept]:
         """The snapshots that a collected step has made."""
-        ...
 
 
 class Cache(Protocol):
@@ -85,55 +76,42 @@ class Cache(Protocol):
     @property
     def keeps_anything(self) -> bool:
         """Whether there is any use in asking."""
-        ...
 
     def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
         """Positions in a prompt of that length at which spans have to end."""
-        ...
 
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy | None:
         """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
-        ...
 
     def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
         """Find what a sequence that knows these packed tokens can begin from; what is on disk is fetched meanwhile."""
-        ...
 
     def advance(self, lookup: Lookup) -> bool:
         """Take what has come from the disk; whether all of it is there. May find less than before."""
-        ...
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
         """What to give to the engine; None when there is nothing."""
-        ...
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
-        ...
 
     def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
         """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new. Moves the cursor."""
-        ...
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget blocks that cannot be trusted; returns what is gone by that."""
-        ...
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Of a chain, forget everything from the first block on that is not known to be sound; returns what is gone by that."""
-        ...
 
     def tend(self) -> None:
         """Housekeeping; call often."""
-        ...
 
     def figures(self) -> CacheFigures | None:
         """What is kept; None when nothing ever is. Who asked for what is the caller's to count."""
-        ...
 
     def close(self) -> None:
         """Write what is queued and let go."""
-        ...
 
 
 class WorkerSessions(Protocol):
@@ -142,24 +120,18 @@ class WorkerSessions(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether something is under way that `tend` has to go on with."""
-        ...
 
     def carry_out(self, command: SessionCommand) -> SessionAnswer | None:
         """The answer to a command; None when it comes later, out of `tend`."""
-        ...
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended, and what it computed is committed."""
-        ...
 
     def tend(self) -> list[SessionAnswer]:
         """Housekeeping; answers that are due."""
-        ...
 
     def close(self) -> None:
         """Write what is not written yet."""
-        ...
 
     def abandon(self) -> None:
         """End the threads, and nothing else."""
-        ...

@@ -38,7 +38,7 @@ class LiveSequence:
     began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
     handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the cache
     lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
-    reads_afresh: bool = False  # it came to grief with what it began from, and begins from nothing any more
+    is_cold: bool = False  # it came to grief with what it began from, and begins from nothing any more
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
@@ -54,7 +54,7 @@ class LiveSequence:
     @property
     def can_begin_anew(self) -> bool:
         """Whether what it began from may be why it does not come out right; only once."""
-        return bool(self.began_from) and not self.reads_afresh
+        return bool(self.began_from) and not self.is_cold
 
     def stop_waiting(self, *, now: float) -> None:
         """It no longer waits for another one, if it did."""

@@ -25,7 +25,7 @@ from holdfast.models.load import LoadedModel, load_model
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
-from holdfast.worker.cache_setup import ModelIdentity, open_memory, open_sessions
+from holdfast.worker.cache_setup import ModelIdentity, open_cache, open_sessions
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
@@ -81,7 +81,7 @@ def _loop_over(
     progress("probing", 1.0)
     progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
     identity = ModelIdentity(folder=folder, served_as=model.name, hashes=hashing.result())
-    kept = open_memory(loaded, measured, identity=identity, store=store, kv_budget_bytes=budget_bytes)
+    kept = open_cache(loaded, measured, identity=identity, store=store, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,

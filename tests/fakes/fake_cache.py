@@ -1,0 +1,176 @@
+"""A cache without arrays, and an engine that begins from what it has: every token that is restored is checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.engine.plan import KeepPolicy, StepPlan
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import CacheOutcome
+from holdfast.messages.figures import CacheFigures
+from holdfast.prefix.eviction import EvictionOrder
+from holdfast.prefix.hold import Hold
+from holdfast.prefix.keys import pack_tokens, unpack_tokens
+from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.piece import Cursor, Piece
+from holdfast.prefix.reuse import ReusePlan, Shortfall
+from tests.fakes.fake_engine import FakeEngine
+
+BLOCK = 4  # tokens
+
+
+@dataclass(frozen=True)
+class Run:
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """What a snapshot is here: how far the sequence had read."""
+
+    request_id: str
+    blocks: tuple[Run, ...]
+
+
+class FakeCache:
+    """Keeps chains whole, block by block; the key of a block is the chain up to its end.
+
+    raises: names of methods that raise, as long as they are in it. on_disk: whether what is found has to be fetched, which
+    `arrive` does.
+    """
+
+    keeps_anything = True
+
+    def __init__(self) -> None:
+        self.blocks: set[bytes] = set()
+        self.raises: set[str] = set()
+        self.on_disk = False
+        self.order = EvictionOrder()
+        self.lookups: list[Lookup] = []
+        self.inserted: list[tuple[str, int]] = []  # request and how far it is stored
+        self.tended = 0
+        self.is_closed = False
+
+    def _called(self, name: str) -> None:
+        if name in self.raises:
+            raise RuntimeError(f"{name} fails")
+
+    def boundaries(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> tuple[int, ...]:
+        return ()
+
+    def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy:
+        self._called("policy")
+        return KeepPolicy(run_tokens=BLOCK)
+
+    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+        self._called("lookup")
+        end = 0
+        while chain[: end + 4 * BLOCK] in self.blocks and end + 4 * BLOCK < len(chain):
+            end += 4 * BLOCK
+        keys = tuple(chain[:at] for at in range(4 * BLOCK, end + 1, 4 * BLOCK))
+        pieces = tuple(Piece(key, "kv", index * BLOCK, BLOCK) for index, key in enumerate(keys))
+        plan = ReusePlan(cursor=Cursor(b""), pieces=pieces, keys=keys, shortfall=Shortfall(CacheOutcome.NEW_TOKENS))
+        lookup = Lookup(chain, tenant, plan, Hold(self.order, keys), asked_at=time.perf_counter())
+        if self.on_disk and keys:
+            lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
+        self.lookups.append(lookup)
+        return lookup
+
+    def arrive(self) -> None:
+        """Everything that was asked for has come from the disk."""
+        for lookup in self.lookups:
+            lookup.awaited.clear()
+
+    def advance(self, lookup: Lookup) -> bool:
+        self._called("advance")
+        return not lookup.awaited
+
+    def prefix(self, lookup: Lookup) -> tuple[int, ...] | None:
+        self._called("prefix")
+        return unpack_tokens(lookup.plan.keys[-1]) if lookup.plan.keys else None
+
+    def cursor(self, *, tenant: str = "") -> Cursor:
+        return Cursor(b"")
+
+    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens) -> tuple[bytes, ...]:
+        self._called("insert")
+        new = []
+        for run in kept.blocks:
+            key = bytes(chain[: 4 * (run.start + run.tokens)])
+            if run.tokens == BLOCK and key not in self.blocks:
+                self.blocks.add(key)
+                new.append(key)
+            self.inserted.append((kept.request_id, run.start + run.tokens))
+        return tuple(new)
+
+    def forget(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        self._called("forget")
+        gone = tuple(block for block in self.blocks if any(block.startswith(key) for key in keys))
+        self.blocks -= set(gone)
+        return gone
+
+    def forget_unsound(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        self._called("forget_unsound")
+        return ()
+
+    def tend(self) -> None:
+        self._called("tend")
+        self.tended += 1
+
+    def figures(self) -> CacheFigures:
+        return CacheFigures(kept_tokens=BLOCK * len(self.blocks))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class KeepingEngine(FakeEngine):
+    """The engine without a device, with sequences that begin from a prefix and are copied out block by block."""
+
+    fed: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    restored: list[tuple[str, int]] = field(default_factory=list)
+    rest_raises: bool = False
+
+    def open(self, request: SequenceRequest, *, prefix: object = None, keep: object = None, **more: object) -> None:
+        super().open(request, **more)  # type: ignore[arg-type]
+        opened = self.opened[request.request_id]
+        tokens = prefix or ()
+        assert tuple(opened.known[: len(tokens)]) == tokens, "restored something else than what the sequence knows"
+        opened.position = self.fed[request.request_id] = self.kept[request.request_id] = len(tokens)
+        if tokens:
+            self.restored.append((request.request_id, len(tokens)))
+
+    def dispatch(self, plan: StepPlan):  # type: ignore[no-untyped-def]
+        pending = super().dispatch(plan)
+        for span in plan.spans:
+            self.fed[span.request_id] = span.start + span.tokens
+        pending.kept = [kept for span in plan.spans if (kept := self._copy(span.request_id, BLOCK)).blocks]
+        return pending
+
+    def take_kept(self, pending) -> list[KeptTokens]:  # type: ignore[no-untyped-def, override]
+        return pending.kept
+
+    def keep_rest(self, request_id: str) -> KeptTokens:  # type: ignore[override]
+        if self.rest_raises:
+            raise RuntimeError("the rest cannot be copied out")
+        return self._copy(request_id, 1)
+
+    def _copy(self, request_id: str, at_least: int) -> KeptTokens:
+        runs = []
+        while self.fed[request_id] - self.kept[request_id] >= at_least:
+            start = self.kept[request_id]
+            tokens = min(BLOCK, self.fed[request_id] - start)
+            runs.append(Run(start, tokens))
+            self.kept[request_id] = start + tokens
+        return KeptTokens(request_id, tuple(runs))
+
+
+def stored_chain(*tokens: int) -> set[bytes]:
+    """The blocks of a chain, as the cache keeps them."""
+    packed = pack_tokens(tokens)
+    return {packed[:end] for end in range(4 * BLOCK, len(packed) + 1, 4 * BLOCK)}
