@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from holdfast.http.openai.errors import openai_error
 from holdfast.http.openai.shapes import PromptTokensDetails, Usage
-from holdfast.http.server.answers import AnswerFormat, TokenCounts, WholeChoice
+from holdfast.http.server.answers import AnswerFormat, TokenCounts
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.events import FinishReason
 
 _DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
@@ -74,11 +73,6 @@ def usage_of(counts: TokenCounts) -> Usage:
         total_tokens=counts.prompt_tokens + counts.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
     )
-
-
-def finish_reason(choice: WholeChoice) -> Literal["stop", "length"]:
-    """Why a choice ended, as OpenAI says it."""
-    return "length" if choice.reason is FinishReason.LENGTH else "stop"
 
 
 def shown_logprob(logprob: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.http.openai.answers import OpenAIAnswer, finish_reason, shown_logprob
+from holdfast.http.openai.answers import OpenAIAnswer, shown_logprob
 from holdfast.http.openai.shapes import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs, ContentLogprob
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
@@ -51,7 +51,7 @@ class ChatAnswer(OpenAIAnswer):
                 index=index,
                 message=AnswerMessage(role="assistant", content=choice.text, refusal=None),
                 logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=finish_reason(choice),
+                finish_reason=choice.finish_reason,
             )
             for index, choice in enumerate(choices)
         ]

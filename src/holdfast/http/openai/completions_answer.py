@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.http.openai.answers import OpenAIAnswer, finish_reason, shown_logprob
+from holdfast.http.openai.answers import OpenAIAnswer, shown_logprob
 from holdfast.http.openai.shapes import CompletionChoice, CompletionLogprobs, TextCompletion
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
@@ -44,7 +44,7 @@ class CompletionAnswer(OpenAIAnswer):
                 index=index,
                 text=choice.text,
                 logprobs=completion_logprobs(choice.logprobs) if self._shows_logprobs else None,
-                finish_reason=finish_reason(choice),
+                finish_reason=choice.finish_reason,
             )
             for index, choice in enumerate(choices)
         ]

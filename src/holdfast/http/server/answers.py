@@ -5,11 +5,10 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
 
@@ -29,7 +28,7 @@ class WholeChoice:
 
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
-    reason: FinishReason = FinishReason.STOP
+    finish_reason: Literal["stop", "length"] = "stop"
 
     @property
     def text(self) -> str:

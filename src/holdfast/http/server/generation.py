@@ -115,7 +115,7 @@ class GenerationResponse(Response):
                 choices[event.index].pieces.append(event.text)
                 choices[event.index].logprobs.extend(event.logprobs)
             else:
-                choices[event.index].reason = event.reason
+                choices[event.index].finish_reason = event.finish_reason
         body = self._plan.form.whole(choices, _counts(record), explanation_of(self._explained))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
