@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.store.store import BlockStore
-from tests.store.chains import make_chain
+from tests.fakes.stored_blocks import make_chain
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ class Lines(AnswerFormat):
         return b"> %b\n" % json.dumps(event.text).encode()
 
     def finish(self, event: ChoiceFinished) -> bytes:
-        return b". %b\n" % event.reason.value.encode()
+        return b". %b\n" % event.finish_reason.encode()
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         return b"= %d+%d\nbye\n" % (counts.prompt_tokens, counts.completion_tokens)

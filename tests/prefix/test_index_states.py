@@ -197,7 +197,8 @@ class IndexStates(RuleBasedStateMachine):
     @rule(pick=picks, both=st.booleans())
     def pin(self, pick: int, both: bool) -> None:
         keys = tuple(dict.fromkeys(self.pick_given(number) for number in ((pick, pick // 7) if both else (pick,))))
-        keys = tuple(key for key in keys if self.index.residence(key) is not None)
+        pinned = {key for others, _ in self.pinned for key in others}
+        keys = tuple(key for key in keys if self.index.residence(key) is not None and key not in pinned)
         in_ram = {key: self.index.payload(key) is not None for key in keys}
         self.index.pin(keys)
         self.pinned.append((keys, in_ram))

@@ -19,8 +19,8 @@ from holdfast.store.inspect import list_store
 from holdfast.store.store import BlockStore
 from tests.fakes.padded_model import spoil_weights, write_padded
 from tests.fakes.server_process import ServerProcess
+from tests.fakes.stored_blocks import make_chain
 from tests.fakes.tiny_models import write_tiny
-from tests.store.chains import make_chain
 
 PROMPT = "The lighthouse keeper wrote every ship into his book. " * 6
 TRUSTED = {"model.trust_remote_code": True}

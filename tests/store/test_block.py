@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from tests.store.chains import make_block
+from tests.fakes.stored_blocks import make_block
 
 
 def test_a_block_counts_its_tokens_and_the_bytes_of_its_parts() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing
 from holdfast.store.block_file import read_block, read_header
 from holdfast.store.folder import fingerprint_id
-from tests.store.chains import FINGERPRINT, file_bytes, make_block
+from tests.fakes.stored_blocks import FINGERPRINT, file_bytes, make_block
 
 BLOCK = make_block(range(20), part_bytes=(100, 64, 3, 0, 130))
 WHOLE = file_bytes(BLOCK)

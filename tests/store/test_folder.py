@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import MARKER, StoreFolder, fingerprint_id
-from tests.store.chains import FINGERPRINT, make_block, write_file
+from tests.fakes.stored_blocks import FINGERPRINT, make_block, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.store.block import Entry
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.index import BlockIndex
-from tests.store.chains import make_block, make_chain
+from tests.fakes.stored_blocks import make_block, make_chain
 
 BLOCKS = [
     *make_chain(4), *make_chain(2, first=100), make_block([], after=make_chain(2)[1], kind="state"),

@@ -9,7 +9,7 @@ import pytest
 from holdfast.store.folder import StoreFolder
 from holdfast.store.index import BlockIndex
 from holdfast.store.index_supervisor import IndexSupervisor, index_files
-from tests.store.chains import filled, make_chain
+from tests.fakes.stored_blocks import filled, make_chain
 
 CHAIN = make_chain(6)
 KEYS = {block.key for block in CHAIN}

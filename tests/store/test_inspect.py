@@ -9,8 +9,8 @@ from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.inspect import clear_store, list_store, prune_store, summarize_store, verify_store
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, make_block, make_chain
-from tests.store.volumes import read_only
+from tests.fakes.stored_blocks import FINGERPRINT, make_block, make_chain
+from tests.fakes.volumes import read_only
 
 CHAIN = make_chain(5)
 OTHER = make_chain(2, fingerprint="model two")

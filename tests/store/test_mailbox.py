@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.store.block import StoreChanges, StoredBlock
 from holdfast.store.mailbox import Mailbox
-from tests.store.chains import make_chain
+from tests.fakes.stored_blocks import make_chain
 
 BLOCKS = make_chain(8, part_bytes=(100,))
 
@@ -45,21 +45,21 @@ def test_no_more_is_held_than_allowed_and_what_is_refused_is_lost(sizes: list[in
     assert mailbox.refused_blocks == answers.count("full") == len(mailbox.changes().lost)
 
 
-def test_a_block_can_be_read_until_it_is_released() -> None:
+def test_a_block_can_be_read_until_it_is_finished() -> None:
     mailbox = box()
     mailbox.offer(BLOCKS[0])
     assert mailbox.take(0) is BLOCKS[0]
     assert mailbox.held(BLOCKS[0].key) is BLOCKS[0]
     assert mailbox.offer(BLOCKS[0]) == "held already"
-    mailbox.release([BLOCKS[0].key], stored=True)
+    mailbox.finish([BLOCKS[0].key], stored=True)
     assert mailbox.held(BLOCKS[0].key) is None
     assert mailbox.load() == (0, 0)
 
 
 def test_changes_are_told_once() -> None:
     mailbox = box()
-    mailbox.release([BLOCKS[0].key], stored=True)
-    mailbox.release([BLOCKS[1].key], stored=False)
+    mailbox.finish([BLOCKS[0].key], stored=True)
+    mailbox.finish([BLOCKS[1].key], stored=False)
     mailbox.lose([BLOCKS[2].key])
     assert mailbox.changes() == StoreChanges(stored=(BLOCKS[0].key,), lost=(BLOCKS[1].key, BLOCKS[2].key))
     assert mailbox.changes() == StoreChanges()

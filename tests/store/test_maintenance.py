@@ -12,7 +12,7 @@ from holdfast.store.index_supervisor import IndexSupervisor
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.quarantine import quarantined_files
 from holdfast.store.records import Records
-from tests.store.chains import FINGERPRINT, filled, make_block, make_chain, write_file
+from tests.fakes.stored_blocks import FINGERPRINT, filled, make_block, make_chain, write_file
 
 CHAIN = make_chain(6)
 KEYS = [block.key for block in CHAIN]

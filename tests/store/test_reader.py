@@ -10,7 +10,7 @@ from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
-from tests.store.chains import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, filled, make_block, make_chain, write_file
 
 CHAIN = make_chain(3)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.store.folder import StoreFolder, fingerprint_id
 from holdfast.store.index import BlockIndex
 from holdfast.store.reconcile import reconcile, salvage
-from tests.store.chains import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
+from tests.fakes.stored_blocks import FINGERPRINT, file_bytes, filled, make_block, make_chain, write_file
 
 MODEL = fingerprint_id(FINGERPRINT)
 CHAIN = make_chain(6)

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from holdfast.store.block import BadBlock, BlockMissing, StoredBlock, StoreRefused
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import fingerprint_id
+from holdfast.store.inspect import clear_store, prune_store, verify_store
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
-from tests.store.clock import MovedClock
+from tests.fakes.moved_clock import MovedClock
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 
 CHAIN = make_chain(6)
 
@@ -303,20 +304,18 @@ def test_a_full_queue_drops_blocks_and_says_so(tmp_path: Path) -> None:
         assert set(store.changes().lost) == {block.key for block in CHAIN[2:]}
 
 
-def test_verify_finds_what_is_damaged_and_prune_and_clear_do_what_they_say(store: BlockStore, tmp_path: Path) -> None:
+def test_commands_may_verify_prune_and_clear_the_folder_of_a_store_that_is_open(store: BlockStore, tmp_path: Path) -> None:
     for block in CHAIN:
         store.put(block)
     store.flush()
     path_of(tmp_path / "store", CHAIN[3].key).write_bytes(b"damaged")
-    report = store.verify()
+    report = verify_store(tmp_path / "store")
     assert report.files == len(CHAIN)
     assert [path.stem for path in report.bad] == [CHAIN[3].key.hex()]
     assert [entry.block.key for entry in store.entries()] == [block.key for block in CHAIN[:3]]
-    store.prune()
-    store.changes()
-    assert set(store.clear().keys) == {CHAIN[n].key for n in (0, 1, 2, 4, 5)}
+    assert set(prune_store(tmp_path / "store", limits=StoreLimits()).keys) == {CHAIN[4].key, CHAIN[5].key}
+    assert set(clear_store(tmp_path / "store").keys) == {block.key for block in CHAIN[:3]}
     assert store.entries() == ()
-    assert set(store.changes().lost) == {CHAIN[n].key for n in (0, 1, 2, 4, 5)}
 
 
 def test_a_folder_of_somebody_else_is_refused_before_any_thread_starts(tmp_path: Path) -> None:
@@ -348,8 +347,9 @@ def test_nothing_outside_the_folder_changes(tmp_path: Path) -> None:
     with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
         for block in CHAIN:
             store.put(block)
-        store.verify()
-        store.prune()
-        store.clear()
+        store.flush()
+        verify_store(tmp_path / "s")
+        prune_store(tmp_path / "s", limits=StoreLimits())
+        clear_store(tmp_path / "s")
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "s"}
     assert after == before

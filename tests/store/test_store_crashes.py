@@ -11,8 +11,8 @@ from holdfast.store.block import BadBlock
 from holdfast.store.block_file import read_block
 from holdfast.store.folder import fingerprint_id
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, is_right
-from tests.store.writers import Told, kill_after, start_writer
+from tests.fakes.store_writers import Told, kill_after, start_writer
+from tests.fakes.stored_blocks import FINGERPRINT, is_right
 
 
 def check_after_a_kill(folder: Path, told: Told) -> None:
@@ -32,14 +32,14 @@ def check_after_a_kill(folder: Path, told: Told) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_writer_leaves_only_whole_blocks(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
-    told = kill_after(start_writer(tmp_path / "s", "--first", str(seed * 1000)), dice.uniform(0.0, 0.3))
+    told = kill_after(start_writer(tmp_path / "s", "--first", str(seed * 1000)), dice.randrange(1, 300))
     check_after_a_kill(tmp_path / "s", told)
 
 
 def test_files_that_a_killed_writer_had_written_but_not_named_are_finished(tmp_path: Path) -> None:
     for attempt in range(20):
-        writer = start_writer(tmp_path / "s", "--first", str(attempt * 1000), "--pause-seconds", "0.0005", "--part-bytes", "9000")
-        told = kill_after(writer, 0.04)
+        writer = start_writer(tmp_path / "s", "--first", str(attempt * 1000), "--part-bytes", "9000")
+        told = kill_after(writer, 40 + attempt)
         assert told.put
         left = {bytes.fromhex(path.stem) for path in (tmp_path / "s" / "incoming").glob("*/*.part") if is_whole(path)}
         with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT) as store:
@@ -65,5 +65,5 @@ def test_thirty_kills_over_one_folder_lose_next_to_nothing(tmp_path: Path) -> No
         writer = start_writer(
             tmp_path / "s", "--first", str(number * 100_000), "--part-bytes", str(dice.choice([3_000, 100_000]))
         )
-        told = kill_after(writer, dice.uniform(0.0, 3.0))
+        told = kill_after(writer, dice.randrange(1, 3000))
         check_after_a_kill(tmp_path / "s", told)

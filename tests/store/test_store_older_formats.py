@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.store.index import INDEX_FORMAT
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
 
 CHAIN = make_chain(3)
 BLOCKS = [*CHAIN, make_block([], after=CHAIN[1], kind="state")]

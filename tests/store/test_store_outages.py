@@ -15,9 +15,9 @@ from holdfast.store.block import BlockMissing
 from holdfast.store.budget import StoreLimits
 from holdfast.store.io_thread import RETRY_SECONDS
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, make_block, make_chain
-from tests.store.clock import MovedClock
-from tests.store.volumes import read_only, small_volume
+from tests.fakes.moved_clock import MovedClock
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_block, make_chain
+from tests.fakes.volumes import read_only, small_volume
 
 CHAIN = make_chain(6)
 NO_SPARE = StoreLimits(volume_percent=100, spare_bytes=0)
@@ -45,7 +45,6 @@ def test_a_folder_that_is_removed_is_missed_once_and_made_anew_later(tmp_path: P
         assert store.entries() == ()
         store.touch([CHAIN[0].key])
         store.pin([CHAIN[0].key])
-        store.prune()
         assert store.statistics().mode == "memory-only"
         assert not (tmp_path / "s").exists()
         assert len(warnings_of(caplog)) == 1
@@ -207,7 +206,7 @@ LIMITED_SIZE = """
 import resource, sys
 from pathlib import Path
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, make_block
+from tests.fakes.stored_blocks import FINGERPRINT, make_block
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 small, large = make_block([1]), make_block([2], part_bytes=(600_000,))
 with BlockStore(Path(sys.argv[1]), fingerprint=FINGERPRINT) as store:
@@ -224,7 +223,7 @@ LIMITED_FILES = """
 import resource, sys
 from pathlib import Path
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, make_block
+from tests.fakes.stored_blocks import FINGERPRINT, make_block
 resource.setrlimit(resource.RLIMIT_NOFILE, (140, 140))
 blocks = [make_block([number], part_bytes=(50,)) for number in range(400)]
 with BlockStore(Path(sys.argv[1]), fingerprint=FINGERPRINT) as store:

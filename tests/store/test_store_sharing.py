@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from holdfast.store.block import BadBlock, BlockMissing
 from holdfast.store.budget import StoreLimits
 from holdfast.store.inspect import clear_store, summarize_store, verify_store
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, bytes_of, is_right, make_chain
-from tests.store.writers import ENVIRONMENT, ROOT, start_writer
+from tests.fakes.store_writers import ENVIRONMENT, ROOT, start_writer
+from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, is_right, make_chain
 
 
 def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) -> None:
@@ -108,14 +107,20 @@ def test_a_command_may_clear_the_folder_beneath_a_store(tmp_path: Path) -> None:
 
 def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_disturb_each_other(tmp_path: Path) -> None:
     folder, many, rounds = tmp_path / "s", 6, 15
-    begin_at = str(time.time() + 2.0)
     openers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.store.opener_process", str(folder), str(number), begin_at, str(rounds)],
-            stderr=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT,
+            [sys.executable, "-m", "tests.fakes.store_opener_process", str(folder), str(number), str(rounds)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT,
         )
         for number in range(many)
     ]  # fmt: skip
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == b"ready\n"
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write(b"go\n")
+        opener.stdin.flush()
     said = [opener.communicate(timeout=120)[1].decode() for opener in openers]
     assert said == [""] * many
     assert [opener.returncode for opener in openers] == [0] * many

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.config import LogSettings
 from holdfast.telemetry.logs import configure_logging
-from holdfast.telemetry.request_log import RequestLine, RequestRecord
+from holdfast.telemetry.request_log import RequestRecord
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,8 @@ def test_what_is_below_the_level_is_not_written() -> None:
     assert "loud" in out.getvalue()
 
 
-def request_line(**fields: object) -> RequestLine:
-    return RequestLine(RequestRecord(method="GET", path="/v1/models", client="::1", **fields))  # type: ignore[arg-type]
+def request_line(**fields: object) -> RequestRecord:
+    return RequestRecord(method="GET", path="/v1/models", client="::1", **fields)  # type: ignore[arg-type]
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.messages.events import CacheReport, FinishReason
 from holdfast.messages.output import ChoiceFinished, TextDelta
-from holdfast.telemetry.request_log import AnswerRecord, RequestLine, RequestRecord, write_line
+from holdfast.telemetry.request_log import AnswerRecord, RequestRecord, write_line
 
 
 class Clock:
@@ -46,10 +46,10 @@ def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None
     served = record(clock, model="demo")
     served.answer = answered(clock)
     clock.now += 0.25
-    assert str(RequestLine(served)) == (
+    assert str(served) == (
         "10.0.0.7 POST /v1/chat/completions 200 demo prompt 812 (640 cached) answer 5 first 0.50 s 4.0 tok/s in 1.75 s stop"
     )
-    assert RequestLine(served).fields == {
+    assert served.fields == {
         "client": "10.0.0.7",
         "method": "POST",
         "path": "/v1/chat/completions",
@@ -66,15 +66,15 @@ def test_the_line_of_an_answer_says_what_was_read_written_and_how_fast() -> None
 
 
 def test_what_has_no_answer_has_no_figures_of_one() -> None:
-    assert str(RequestLine(record(Clock(), path="/v1/models"))) == "10.0.0.7 POST /v1/models 200 in 0.00 s"
+    assert str(record(Clock(), path="/v1/models")) == "10.0.0.7 POST /v1/models 200 in 0.00 s"
 
 
 def test_a_refusal_has_its_reason_and_not_the_whole_of_it() -> None:
     refused = record(Clock(), status=400)
     refused.fail(code="invalid_value", message="m" * 1000)
-    assert "400 in 0.00 s invalid_value: mmm" in str(RequestLine(refused))
-    assert len(str(RequestLine(refused))) < 300
-    assert len(RequestLine(refused).fields["error_message"]) < 200
+    assert "400 in 0.00 s invalid_value: mmm" in str(refused)
+    assert len(str(refused)) < 300
+    assert len(refused.fields["error_message"]) < 200
 
 
 def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
@@ -82,7 +82,7 @@ def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
     gone = record(clock, is_aborted=True)
     gone.answer = AnswerRecord(prompt_tokens=7, clock=clock)
     gone.answer.see(TextDelta(index=0, text="a", token_ids=(1,)))
-    assert str(RequestLine(gone)).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
+    assert str(gone).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
 
 
 def test_what_came_all_at_once_says_nothing_of_speed() -> None:
@@ -106,19 +106,19 @@ def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
 @pytest.mark.parametrize("path", ["/v1/\x1b]0;owned\x07", "/v1/\n12:00:00 INFO    10.0.0.1 GET / 200", "/\u202e"])
 def test_a_path_cannot_write_to_the_terminal_or_make_up_a_line(path: str) -> None:
     hostile = record(Clock(), path=path, model="a\x1b[31mb", client="\x07")
-    assert str(RequestLine(hostile)).isprintable()
+    assert str(hostile).isprintable()
 
 
 def test_contents_are_kept_only_where_they_are_wished_and_only_so_much_of_them() -> None:
     clock = Clock()
     silent, told = record(clock), record(clock)
     silent.answer, told.answer = answered(clock), answered(clock, prompt="Say\nhello")
-    assert "Hel" not in str(RequestLine(silent)) + str(RequestLine(silent).fields)
-    assert str(RequestLine(told)).splitlines()[1:] == [r"    prompt: Say\nhello", "    answer: Hello"]
-    assert (RequestLine(told).fields["prompt"], RequestLine(told).fields["answers"]) == ("Say\nhello", ["Hello"])
+    assert "Hel" not in str(silent) + str(silent.fields)
+    assert str(told).splitlines()[1:] == [r"    prompt: Say\nhello", "    answer: Hello"]
+    assert (told.fields["prompt"], told.fields["answers"]) == ("Say\nhello", ["Hello"])
     for _ in range(3):
         told.answer.see(TextDelta(index=0, text="x" * 15_000))
-    assert len(str(RequestLine(told))) < 40_000
+    assert len(str(told)) < 40_000
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from holdfast.kv.layer import LayerState, ShowStates
 class Composite(LayerState):
     """A layer made of parts. What is kept of it is kept of its leaves, each for itself."""
 
+    kind = "composite"
+
     def __init__(self, parts: tuple[LayerState, ...]) -> None:
         self.parts = parts
 

@@ -13,6 +13,7 @@ from holdfast.kv.layer import LayerState, ShowStates
 class ForeignState(LayerState):
     """mlx-lm's own cache object of a kind that has no class here; only the `solo` layout can use it. It grows by itself."""
 
+    kind = "foreign"
     is_foreign = True
 
     def __init__(self, cache: Any) -> None:

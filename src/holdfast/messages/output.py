@@ -9,6 +9,7 @@ import msgspec
 from holdfast.messages.events import CacheReport, FinishReason, Timings
 
 SegmentKind: TypeAlias = Literal["text", "reasoning", "call"]
+EndWord: TypeAlias = Literal["stop", "length"]  # why an answer ended, as protocols name it
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +52,8 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     divergent: DivergentTexts | None = None  # for memory.divergence
 
     @property
-    def finish_reason(self) -> Literal["stop", "length"]:
-        """Why the answer ended, in the word that protocols have for it. Of answers that have ended by themselves."""
+    def finish_reason(self) -> EndWord:
+        """Why the answer ended; of one that ended by itself."""
         return "length" if self.reason is FinishReason.LENGTH else "stop"
 
     @property

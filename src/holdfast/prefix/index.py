@@ -179,7 +179,7 @@ class PrefixIndex:
         return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys in RAM while the disk has not got them. The store has to be told by the caller."""
+        """Keep keys, each pinned once, in RAM while the disk has not got them. The store has to be told by the caller."""
         self._pins.pin(keys)
 
     def limit_pins(self, most_bytes: int) -> None:

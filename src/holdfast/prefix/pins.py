@@ -10,27 +10,25 @@ from holdfast.store.block import BlockKey
 
 
 class Pins:
-    """Pinned keys, counted, and which of them are held in RAM on that account. The disk's own pins are the store's business."""
+    """Pinned keys, and which of them are held in RAM on that account. Who pins what, and how often, is the sessions' table."""
 
     def __init__(self, ram: RamTier, book: DiskIndex) -> None:
         self._ram, self._book = ram, book
-        self._pins: dict[BlockKey, int] = {}
+        self._pins: set[BlockKey] = set()
         self._held: dict[BlockKey, int] = {}  # with their bytes
         self._held_bytes = 0
         self.most_held_bytes = ram.budget_bytes
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Keep keys, until they are unpinned as often."""
+        """Keep keys, until they are unpinned."""
         for key in keys:
-            self._pins[key] = self._pins.get(key, 0) + 1
+            self._pins.add(key)
             self.sync(key)
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
         """Take pins back."""
         for key in keys:
-            self._pins[key] -= 1
-            if not self._pins[key]:
-                del self._pins[key]
+            self._pins.remove(key)
             self.sync(key)
 
     def sync(self, key: BlockKey) -> None:

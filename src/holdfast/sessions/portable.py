@@ -12,6 +12,7 @@ Import only files that you trust.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -151,11 +152,8 @@ class SessionFile:
         head, place = self._frames[number]
         self._file.seek(place)
         content = memoryview(self._take(sum(head.part_bytes)))
-        parts, at = [], 0
-        for length in head.part_bytes:
-            parts.append(content[at : at + length])
-            at += length
-        return Frame(head, tuple(parts))
+        ends = itertools.accumulate(head.part_bytes)
+        return Frame(head, tuple(content[end - length : end] for end, length in zip(ends, head.part_bytes, strict=True)))
 
     def place(self, number: int) -> int:
         """The token of the chain at which a block's named tokens begin, or up to which a state has read."""

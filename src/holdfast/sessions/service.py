@@ -294,16 +294,18 @@ class SessionService:
     def _decoded(self, records: dict[str, bytes]) -> dict[str, Session]:
         """Sessions by the names of their records. Those of other versions are left alone, and logged once."""
         found: dict[str, Session] = {}
-        for name in records.keys() - self._unreadable:
+        for name, data in records.items():
+            if name in self._unreadable:
+                continue
             try:
-                found[name] = decode_record(records[name])
+                found[name] = decode_record(data)
             except ValueError as error:
                 self._unreadable.add(name)
                 logger.warning("a session's record cannot be used: %s", error)
         return found
 
     def _expire(self) -> None:
-        """End sessions whose time is over. With a store only when it has told of another worker that may have used them since."""
+        """End sessions whose time is over. With a store only when it has said whether another worker has used them since."""
         over = self._registry.expired(self._clock())
         store = self._cache.store
         if not over:

@@ -53,9 +53,10 @@ class Transfer:
     @contextmanager
     def costing_nobody_else(self) -> Iterator[None]:
         """What goes wrong in here is this transfer's failure, unless something did before."""
-        failure = self.failure
+        failure: SessionRefused | None = _failed("the session could not be carried over")
         try:
             yield
+            failure = None
         except SessionRefused as refusal:
             failure = refusal
         except SnapshotMismatch as misfit:
@@ -65,7 +66,8 @@ class Transfer:
         except Exception as error:  # whatever a damaged block makes of MLX
             logger.exception("the transfer of a session failed")
             failure = _failed(f"the session could not be carried over: {error}")
-        self.failure = self.failure or failure
+        finally:
+            self.failure = self.failure or failure
 
 
 class Transfers:
@@ -138,8 +140,8 @@ class Transfers:
                 transfer.ended.set()
 
         thread = threading.Thread(target=run, name="holdfast-session")
-        self._under_way[transfer] = steps, thread
         thread.start()
+        self._under_way[transfer] = steps, thread
 
     def _end(self, transfer: Transfer) -> None:
         steps, thread = self._under_way.pop(transfer)

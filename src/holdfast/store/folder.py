@@ -225,7 +225,7 @@ class StoreFolder:
             return ""
         return "".join(character for character in noted if character.isprintable())
 
-    def forget_name(self, model: str) -> None:
+    def remove_name(self, model: str) -> None:
         """Remove the note of what a model was served as."""
         (self.path / "blocks" / model / _NAME_FILE).unlink(missing_ok=True)
 

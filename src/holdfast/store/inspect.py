@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +108,12 @@ def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
         )
 
 
-def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | None = None) -> VerifyReport:
-    """Read every file of a folder. Damaged ones are given to `on_bad`, else put into quarantine. Raises StoreRefused, OSError."""
+def verify_store(folder: Path) -> VerifyReport:
+    """Read every file of a folder. Damaged ones are put into quarantine. Raises StoreRefused, OSError."""
     began = time.monotonic()
     files, file_bytes = 0, 0
     bad: dict[Path, str] = {}
     with _opened(folder, StoreLimits()) as opened:
-        aside = on_bad or opened.condemn
         for found in opened.folder.block_files():
             files += 1
             file_bytes += found.file_bytes
@@ -124,7 +123,7 @@ def verify_store(folder: Path, *, on_bad: Callable[[Path, BadBlock], None] | Non
                 continue  # evicted meanwhile
             except BadBlock as damage:
                 bad[found.path] = damage.reason
-                aside(found.path, damage)
+                opened.condemn(found.path, damage)
     return VerifyReport(files=files, file_bytes=file_bytes, bad=bad, seconds=time.monotonic() - began)
 
 
@@ -159,7 +158,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
         for path in _records(opened.folder, model):
             path.unlink(missing_ok=True)
         for each in {file.model for file in found}:
-            opened.folder.forget_name(each)
+            opened.folder.remove_name(each)
         if model is None:
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)

@@ -168,11 +168,11 @@ class IoThread:
     def _drop(self, keys: list[BlockKey], reason: DropReason) -> None:
         """Give up writing blocks."""
         self._figures.dropped_blocks[reason] += len(keys)
-        self._mailbox.release(keys, stored=False)
+        self._mailbox.finish(keys, stored=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
         if is_plain_file(self._folder.block_path(block.key, model=self._model)):
-            self._mailbox.release([block.key], stored=True)
+            self._mailbox.finish([block.key], stored=True)
             self.touch([block.key], self._clocks.wall())
             return
         now = self._clocks.wall()
@@ -238,7 +238,7 @@ class IoThread:
         except OSError as error:
             self._pause(error)
             return group
-        self._mailbox.release([entry.block.key for entry in group], stored=True)
+        self._mailbox.finish([entry.block.key for entry in group], stored=True)
         try:
             self._with_room(lambda: self._add_rows(group))
             self._ahead.drop(group)
@@ -345,14 +345,6 @@ class IoThread:
             return ()
         reachable = reachable_keys(entries)
         return tuple(entry for entry in entries if entry.block.key in reachable)
-
-    def prune(self) -> None:
-        """Bring the store within its limits and drop pins that are over."""
-        self.flush()
-        with contextlib.suppress(OSError):
-            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
-            self._count_evicted(self._maintenance.make_room(0, in_use=()))
-        self._recount()
 
     def check_invariants(self) -> None:
         """The index agrees with itself. Raises AssertionError."""

@@ -18,7 +18,7 @@ _MOST_CHANGES = 1 << 17  # that nobody has asked for yet; older ones are forgott
 
 
 class Mailbox:
-    """Safe from any thread. Blocks count as held until the I/O thread releases them, and can be read from here until then."""
+    """Safe from any thread. Blocks are held, and can be read from here, until the I/O thread has finished with them."""
 
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
         self._most_bytes, self._most_blocks = most_bytes, most_blocks
@@ -103,7 +103,7 @@ class Mailbox:
         with self._changed:
             return self._held.get(key)
 
-    def release(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
+    def finish(self, keys: Iterable[BlockKey], *, stored: bool) -> None:
         """Let go of blocks that are durable now (`stored`) or will never be."""
         with self._changed:
             for key in keys:

@@ -25,7 +25,6 @@ from holdfast.store.block import BadBlock, BlockKey, Entry, StoreChanges, Stored
 from holdfast.store.block_file import check_block
 from holdfast.store.budget import StoreLimits
 from holdfast.store.folder import StoreFolder, fingerprint_id
-from holdfast.store.inspect import RemovalReport, VerifyReport, clear_store, verify_store
 from holdfast.store.io_thread import Clocks, IoThread
 from holdfast.store.mailbox import Mailbox
 from holdfast.store.reader import BlockReader
@@ -177,24 +176,6 @@ class BlockStore:
     def check_invariants(self) -> None:
         """Raise AssertionError if the index does not agree with itself."""
         self._ask(self._io.check_invariants, otherwise=None)
-
-    def verify(self) -> VerifyReport:
-        """Read and check every file of the folder, on this thread; damaged ones go to quarantine."""
-        self.flush()
-        report = verify_store(self._folder.path, on_bad=self._on_bad)
-        self.flush()
-        return report
-
-    def prune(self) -> None:
-        """Bring the folder within its limits now. Waits."""
-        self._ask(self._io.prune, otherwise=None)
-
-    def clear(self) -> RemovalReport:
-        """Delete the blocks of all models in the folder. Waits."""
-        self.flush()
-        report = clear_store(self._folder.path)
-        self._mailbox.lose(report.keys)
-        return report
 
     def _on_bad(self, path: Path, bad: BadBlock) -> None:
         self._mailbox.send(functools.partial(self._io.condemn, path, bad))

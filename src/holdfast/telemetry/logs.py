@@ -12,7 +12,7 @@ from typing import TextIO
 
 from holdfast.config import LogSettings
 from holdfast.telemetry.printable import escaped
-from holdfast.telemetry.request_log import RequestLine
+from holdfast.telemetry.request_log import RequestRecord
 
 _DIM, _RED, _GREEN, _YELLOW = "2", "31", "32", "33"
 _LEVEL_COLOURS = {logging.DEBUG: _DIM, logging.WARNING: _YELLOW, logging.ERROR: _RED, logging.CRITICAL: _RED}
@@ -30,7 +30,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if isinstance(record.msg, RequestLine):
+        if isinstance(record.msg, RequestRecord):
             line |= record.msg.fields
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -55,12 +55,12 @@ class TextLines(logging.Formatter):
         return line
 
     def _message(self, record: logging.LogRecord) -> str:
-        if isinstance(record.msg, RequestLine):
+        if isinstance(record.msg, RequestRecord):
             return self._request(record.msg)
         text = _CONTINUATION.join(escaped(part) for part in record.getMessage().split("\n"))
         return f"{self._painted(record.name + ':', _DIM)} {text}"
 
-    def _request(self, line: RequestLine) -> str:
+    def _request(self, line: RequestRecord) -> str:
         if not self._coloured:
             return str(line)
         colour = _GREEN if line.status < 400 else _YELLOW if line.status < 500 else _RED

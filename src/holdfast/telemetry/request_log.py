@@ -22,7 +22,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """What is known of one request; whoever learns something writes it down here. One per request, loop's thread only."""
+    """What is known of one request; whoever learns something writes it down here. One per request, loop's thread only.
+
+    When the request is over it is the message of its line in the log: text for people, fields for machines.
+    """
 
     method: str
     path: str
@@ -36,6 +39,7 @@ class RequestRecord:
     answer: AnswerRecord | None = None  # of a request that a model has accepted
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
+    ended: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -48,6 +52,84 @@ class RequestRecord:
     def fail(self, *, code: str, message: str) -> None:
         """Note why it was refused or broke off."""
         self.error_code, self.error_message = code, message
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or has taken so far."""
+        return (self.clock() if self.ended is None else self.ended) - self.began
+
+    def __str__(self) -> str:
+        return "\n".join([" ".join((self.head, str(self.status), *self.details)), *self._contents()])
+
+    @property
+    def head(self) -> str:
+        """Who asked for what."""
+        return f"{printable(self.client)} {printable(self.method)} {printable(self.path, longest=_LONGEST_PATH)}"
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """What came of it, as far as it is known."""
+        return tuple(part for part in (printable(self.model), *self._figures(), self._end()) if part)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Everything under its name; what is not known is left out."""
+        named = {
+            "client": self.client,
+            "method": self.method,
+            "path": self.path,
+            "request_id": self.request_id,
+            "status": self.status,
+            "model": self.model,
+            "seconds": round(self.seconds, 4),
+            "error_code": self.error_code,
+            "error_message": self.error_message[:_LONGEST_ERROR],
+            "aborted": self.is_aborted or None,
+        }
+        if self.answer is not None:
+            named |= self._answer_fields(self.answer)
+        return {name: value for name, value in named.items() if value not in (None, "", [])}
+
+    def _answer_fields(self, answer: AnswerRecord) -> dict[str, Any]:
+        return {
+            "prompt_tokens": answer.prompt_tokens,
+            "cached_tokens": answer.cached_tokens,
+            "answer_tokens": answer.tokens,
+            "first_token_seconds": _rounded(answer.first_text_seconds(since=self.began)),
+            "tokens_per_second": _rounded(answer.tokens_per_second),
+            "finish_reason": _once_each(answer.finish_reasons),
+            "prompt": answer.prompt[:_LONGEST_CONTENT],
+            "answers": [answer.texts[index] for index in sorted(answer.texts)],
+        }
+
+    def _figures(self) -> tuple[str, ...]:
+        answer = self.answer
+        whole = f"in {self.seconds:.2f} s"
+        if answer is None:
+            return (whole,)
+        cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
+        first_seconds, speed = answer.first_text_seconds(since=self.began), answer.tokens_per_second
+        return (
+            f"prompt {answer.prompt_tokens}{cached}",
+            f"answer {answer.tokens}",
+            "" if first_seconds is None else f"first {first_seconds:.2f} s",
+            "" if speed is None else f"{speed:.1f} tok/s",
+            whole,
+        )
+
+    def _end(self) -> str:
+        if self.is_aborted:
+            return "aborted by the client"
+        if self.error_code:
+            return f"{self.error_code}: {printable(self.error_message, longest=_LONGEST_ERROR)}"
+        return "" if self.answer is None else _once_each(self.answer.finish_reasons)
+
+    def _contents(self) -> list[str]:
+        answer = self.answer
+        if answer is None or not answer.prompt:
+            return []
+        texts = [("prompt", answer.prompt), *(("answer", answer.texts[index]) for index in sorted(answer.texts))]
+        return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
 
 
 class AnswerRecord:
@@ -106,101 +188,12 @@ class AnswerRecord:
         return None if self._first_text_at is None else self._first_text_at - since
 
 
-class RequestLine:
-    """The line of a request that is over: text for people, fields for machines."""
-
-    def __init__(self, record: RequestRecord) -> None:
-        self._record = record
-        self._seconds = record.clock() - record.began
-
-    def __str__(self) -> str:
-        return "\n".join([" ".join((self.head, str(self.status), *self.details)), *self._contents()])
-
-    @property
-    def head(self) -> str:
-        """Who asked for what."""
-        record = self._record
-        return f"{printable(record.client)} {printable(record.method)} {printable(record.path, longest=_LONGEST_PATH)}"
-
-    @property
-    def status(self) -> int:
-        """The status that was sent."""
-        return self._record.status
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """What came of it, as far as it is known."""
-        record = self._record
-        return tuple(part for part in (printable(record.model), *self._figures(), self._end()) if part)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Everything under its name; what is not known is left out."""
-        record = self._record
-        named = {
-            "client": record.client,
-            "method": record.method,
-            "path": record.path,
-            "request_id": record.request_id,
-            "status": record.status,
-            "model": record.model,
-            "seconds": round(self._seconds, 4),
-            "error_code": record.error_code,
-            "error_message": record.error_message[:_LONGEST_ERROR],
-            "aborted": record.is_aborted or None,
-        }
-        if record.answer is not None:
-            named |= self._answer_fields(record.answer)
-        return {name: value for name, value in named.items() if value not in (None, "", [])}
-
-    def _answer_fields(self, answer: AnswerRecord) -> dict[str, Any]:
-        return {
-            "prompt_tokens": answer.prompt_tokens,
-            "cached_tokens": answer.cached_tokens,
-            "answer_tokens": answer.tokens,
-            "first_token_seconds": _rounded(answer.first_text_seconds(since=self._record.began)),
-            "tokens_per_second": _rounded(answer.tokens_per_second),
-            "finish_reason": _once_each(answer.finish_reasons),
-            "prompt": answer.prompt[:_LONGEST_CONTENT],
-            "answers": [answer.texts[index] for index in sorted(answer.texts)],
-        }
-
-    def _figures(self) -> tuple[str, ...]:
-        answer = self._record.answer
-        whole = f"in {self._seconds:.2f} s"
-        if answer is None:
-            return (whole,)
-        cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
-        first_seconds, speed = answer.first_text_seconds(since=self._record.began), answer.tokens_per_second
-        return (
-            f"prompt {answer.prompt_tokens}{cached}",
-            f"answer {answer.tokens}",
-            "" if first_seconds is None else f"first {first_seconds:.2f} s",
-            "" if speed is None else f"{speed:.1f} tok/s",
-            whole,
-        )
-
-    def _end(self) -> str:
-        record = self._record
-        if record.is_aborted:
-            return "aborted by the client"
-        if record.error_code:
-            return f"{record.error_code}: {printable(record.error_message, longest=_LONGEST_ERROR)}"
-        return "" if record.answer is None else _once_each(record.answer.finish_reasons)
-
-    def _contents(self) -> list[str]:
-        answer = self._record.answer
-        if answer is None or not answer.prompt:
-            return []
-        texts = [("prompt", answer.prompt), *(("answer", answer.texts[index]) for index in sorted(answer.texts))]
-        return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
-
-
 def write_line(record: RequestRecord) -> None:
     """Log the line of a request that is over. What a client does is never an error; what programs poll is for debugging."""
+    record.ended = record.clock()
     level = logging.DEBUG if record.path in _QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
-        _log.log(level, RequestLine(record))
+        _log.log(level, record)
 
 
 def _once_each(reasons: list[str]) -> str:

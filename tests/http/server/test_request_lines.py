@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import LogSettings, ServerSettings
 from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.http.application import create_application
-from holdfast.telemetry.request_log import RequestLine
+from holdfast.telemetry.request_log import RequestRecord
 from tests.fakes.http_clients import CHAT, COMPLETIONS, Exchange, chat_body, client_of, completion_body
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, scripted_services
 
@@ -21,7 +21,7 @@ def _everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [record.msg.fields for record in caplog.records if isinstance(record.msg, RequestLine)]
+    return [record.msg.fields for record in caplog.records if isinstance(record.msg, RequestRecord)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -115,7 +115,7 @@ async def test_polls_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
     async with client_of(ScriptedGateway()) as client:
         for path in ("/health", "/metrics", "/"):
             await client.get(path)
-    assert {record.levelno for record in caplog.records if isinstance(record.msg, RequestLine)} == {logging.DEBUG}
+    assert {record.levelno for record in caplog.records if isinstance(record.msg, RequestRecord)} == {logging.DEBUG}
 
 
 async def test_contents_are_in_the_line_only_when_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +139,7 @@ async def test_nothing_that_clients_do_is_logged_as_an_error(caplog: pytest.LogC
         await client.post("/v1/messages", json={})
         await client.get("/health", headers={"host": "evil.example\x1b"})
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    assert all(record.getMessage().isprintable() for record in caplog.records if isinstance(record.msg, RequestLine))
+    assert all(record.getMessage().isprintable() for record in caplog.records if isinstance(record.msg, RequestRecord))
 
 
 async def test_a_request_that_the_server_stops_gets_an_answer(caplog: pytest.LogCaptureFixture) -> None:

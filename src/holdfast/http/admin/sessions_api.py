@@ -121,7 +121,7 @@ async def _objects(request: Request, services: Services, model: str, command: Se
 
 
 def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
-    """What a client is told of the sessions that a command was about."""
+    """The sessions that a command was about, as clients see them."""
     shown: msgspec.Struct
     if command.operation == "list":
         shown = SessionList(data=objects[: command.limit - 1], has_more=len(objects) >= command.limit)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.http.server.explanation import Explanation
+from holdfast.messages.output import EndWord
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
     delta: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: EndWord | None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: EndWord | None
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, EndWord, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
 
 
@@ -28,7 +28,7 @@ class WholeChoice:
 
     pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenText] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] = "stop"
+    finish_reason: EndWord = "stop"
 
     @property
     def text(self) -> str:

@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 def start_writer(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.store.writer_process", str(folder), *words],
+        [sys.executable, "-m", "tests.fakes.store_writer_process", str(folder), *words],
         stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT,
     )  # fmt: skip
 
@@ -30,17 +30,20 @@ class Told:
     killed_at: float = 0.0
 
 
-def kill_after(writer: subprocess.Popen[bytes], seconds: float) -> Told:
-    """Let a writer run so long after its first block, kill it, and read what it had said."""
+def kill_after(writer: subprocess.Popen[bytes], blocks: int) -> Told:
+    """Let a writer put so many blocks, kill it, and read what it had said."""
     assert writer.stdout is not None
-    said = writer.stdout.readline()
-    time.sleep(seconds)
+    said = b""
+    while blocks:
+        line = writer.stdout.readline()
+        said += line
+        blocks -= line.startswith(b"put ")
     told = Told(killed_at=time.monotonic())
     os.kill(writer.pid, signal.SIGKILL)
     said += writer.stdout.read()
     writer.wait()
-    for line in said.decode().splitlines():
-        words = line.split()
+    for text in said.decode().splitlines():
+        words = text.split()
         if len(words) == 3 and len(words[1]) == 64:
             if words[0] == "put":
                 told.put[bytes.fromhex(words[1])] = float(words[2])

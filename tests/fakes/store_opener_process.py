@@ -1,18 +1,19 @@
-"""A process that opens and closes a store again and again, from a given moment on, and says what went wrong. Started by tests."""
+"""A process that opens and closes a store again and again, once it is told to, and says what went wrong. For tests."""
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from pathlib import Path
 
 from holdfast.store.store import BlockStore
-from tests.store.chains import FINGERPRINT, make_block
+from tests.fakes.stored_blocks import FINGERPRINT, make_block
 
 
 def main() -> None:
-    folder, number, begin_at, rounds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-    time.sleep(max(0.0, begin_at - time.time()))
+    folder, number, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    os.write(1, b"ready\n")
+    sys.stdin.readline()  # until all others are ready, too
     for turn in range(rounds):
         block = make_block([number, turn], part_bytes=(100,))
         with BlockStore(folder, fingerprint=FINGERPRINT) as store:
