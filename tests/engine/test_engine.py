@@ -37,7 +37,7 @@ def a_request(request_id: str = "a", **changes: Any) -> SequenceRequest:
 
 
 def step(engine: Engine, *spans: Span) -> list[SpanResult]:
-    return list(engine.collect(engine.dispatch(StepPlan(spans=spans))).spans)
+    return list(engine.collect(engine.dispatch(StepPlan(spans=spans))))
 
 
 def draw(engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()) -> Iterator[SpanResult]:
@@ -107,7 +107,7 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
     engine.collect(first)
     third = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=8, draws=True),)))
     engine.collect(second)
-    got = list(engine.collect(third).spans[0].token_ids)
+    got = list(engine.collect(third)[0].token_ids)
     for position in range(8, 11):
         got.extend(step(engine, Span(request_id="a", start=position, tokens=1, draws=True))[0].token_ids)
     assert got == expected
@@ -133,7 +133,7 @@ def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as
                 )
             )
         )
-    got.extend(engine.collect(under_way).spans[0].token_ids)
+    got.extend(engine.collect(under_way)[0].token_ids)
     engine.abandon_pending()
     engine.close("sick")
     engine.close("well")

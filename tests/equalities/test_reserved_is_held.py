@@ -61,7 +61,7 @@ class Server:
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
         result = self.engine.collect(pending)
         drawn = []
-        for span in result.spans:
+        for span in result:
             self.drawn[span.request_id].extend(span.token_ids)
             drawn.append(DrawnTokens(request_id=span.request_id, tokens=len(span.token_ids)))
         outcome = StepOutcome(plan=plan, drawn=tuple(each for each in drawn if each.tokens), ended=(), seconds=0.001)

@@ -18,7 +18,6 @@ import mlx.core as mx
 
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner, own_caches, own_kinds
 from holdfast.engine.plan import Span
-from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.views import StepContext
 from holdfast.errors import ModelLoadError
@@ -234,7 +233,7 @@ def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequen
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    sequence = EngineSequence.begin(request, layers=layers, sampler=row_state(request, vocab_size=1))
+    sequence = EngineSequence.begin(request, layers=layers, vocab_size=1)
     sequence.reserve(len(case.tokens))
     return sequence
 
