@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.models import platform
 
-platform.prepare_blas(0)  # before mlx is imported
+platform.prepare_blas()  # before mlx is imported
 
 from holdfast.config import ModelSettings  # noqa: E402
 from holdfast.engine.engine import Engine  # noqa: E402

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.models import mlx_lm_import, platform
 
-platform.prepare_blas(0)  # before mlx is imported
+platform.prepare_blas()  # before mlx is imported
 mlx_lm_import.prepare()
 
 import mlx.core as mx  # noqa: E402

@@ -67,3 +67,11 @@ def test_every_dependency_is_pinned_in_the_constraints() -> None:
     names = {re.split(r"[\[><=; ]", name)[0].lower().replace("_", "-") for name in required}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert names - pinned == set()
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text))
+    homes = (ROOT, ROOT / "src" / "holdfast", ROOT / "src" / "holdfast" / "http")
+    assert len(named) > 50
+    assert sorted(name for name in named if not any((home / name).is_file() for home in homes)) == []

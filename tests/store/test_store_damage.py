@@ -102,6 +102,7 @@ def check_damaged(sound_store: Path, folder: Path, seed: int) -> None:
         store.flush()
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
         read_all(store)
+        store.flush()
         verify_store(folder)
         for block in TREE:
             store.put(block)

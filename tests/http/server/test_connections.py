@@ -60,7 +60,7 @@ async def trickle(one: Peer, piece: bytes) -> AsyncIterator[None]:
         with suppress(ConnectionError):
             while True:
                 await one.send(piece)
-                for _ in range(100):
+                for _ in range(2000):  # few pieces: one that crosses the answer would reset the connection
                     await asyncio.sleep(0)
 
     sending = asyncio.create_task(send())
