@@ -187,18 +187,6 @@ class Engine:
         self.close("costs")
         return costs
 
-    @property
-    def open_sequences(self) -> int:
-        """How many are open."""
-        return len(self._sequences)
-
-    @property
-    def live_bytes(self) -> int:
-        """What the live state of all of them takes now."""
-        # by identity: sequences that decode together keep rows of one stack
-        arrays = {id(array): array for sequence in self._sequences.values() for array in sequence.arrays()}
-        return sum(array.nbytes for array in arrays.values())
-
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         """Draw where it is wanted, and note what of the prompts is to be scored."""
         drawing = [each for each in spans for _ in each.wanted_rows]
