@@ -25,8 +25,13 @@ def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
 def test_nothing_stays_of_a_file_that_was_not_finished(tmp_path: Path, failure: type[BaseException]) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"before")
-    with pytest.raises(failure), whole_file(target) as file:
-        file.write(b"aft")
-        raise failure
+    with pytest.raises(failure):
+        _begin_and_fail(target, failure)
     assert target.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def _begin_and_fail(target: Path, failure: type[BaseException]) -> None:
+    with whole_file(target) as file:
+        file.write(b"aft")
+        raise failure

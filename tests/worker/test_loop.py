@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
-from holdfast.messages.events import FinishReason, PromptScored, Rejected
+from holdfast.messages.events import FinishReason, Rejected, Started
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.failures import DeviceBroken
 from tests.fakes import fake_engine
@@ -80,14 +80,14 @@ def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
     prompt = tuple(range(1, 41))  # three chunks
     inbox = serve([request("a", *prompt, max_tokens=2, want_prompt_logprobs=True)])
     kinds = [type(event).__name__ for event in inbox.of("a")]
-    assert kinds == ["Accepted", "Started", "PromptScored", "TokensGenerated", "TokensGenerated", "Finished"]
-    (scored,) = [event for event in inbox.events if isinstance(event, PromptScored)]
+    assert kinds == ["Accepted", "Started", "TokensGenerated", "TokensGenerated", "Finished"]
+    (scored,) = [event for event in inbox.events if isinstance(event, Started)]
     assert [logprob.token_id for logprob in scored.logprobs] == list(prompt[1:])
 
 
 def test_a_prompt_can_be_scored_without_drawing_anything() -> None:
     inbox = serve([request("a", 1, 2, 3, max_tokens=0, want_prompt_logprobs=True)])
-    assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "PromptScored", "Finished"]
+    assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "Started", "Finished"]
 
 
 @pytest.mark.parametrize("guilty", [fake_engine.RAISES_AT_DISPATCH, fake_engine.RAISES_AT_COLLECT, fake_engine.FAILS_ALONE])

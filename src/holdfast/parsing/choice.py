@@ -14,7 +14,6 @@ from holdfast.messages.events import (
     Event,
     Finished,
     FinishReason,
-    PromptScored,
     Started,
     Timings,
     TokenLogprob,
@@ -83,11 +82,9 @@ class ChoiceText:
             return self._generated(event)
         if isinstance(event, Finished):
             return self._finished(event)
-        if isinstance(event, PromptScored):
-            return self._echo(event.logprobs)
         if isinstance(event, Started):
             self.memory, self.timings = event.memory, event.timings
-            return ()
+            return self._echo(event.logprobs)
         return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
 
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
