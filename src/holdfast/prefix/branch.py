@@ -1,4 +1,7 @@
-"""A chain of tokens as it is kept: the blocks along it. What a session holds on to. Pure."""
+"""A chain of tokens as it is kept: the blocks along it. What a session holds on to. Pure.
+
+Sessions' records in stores are made of these classes, field by field: that is why a step of a branch is not simply a `Piece`.
+"""
 
 from __future__ import annotations
 
