@@ -14,22 +14,15 @@ Table: TypeAlias = Iterable[tuple[str, str]]  # name of the field, which ends th
 Label = TypeVar("Label", bound=str)
 
 
-def gauges(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A gauge for each field of the table. `figures`: by model id."""
+def plain(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], prefix: str, table: Table, figures: Mapping[str, object]
+) -> Iterator[Metric]:
+    """A gauge or a counter for each field of the table. `figures`: by model id."""
     for name, documentation in table:
-        gauge = GaugeMetricFamily(prefix + name, documentation, labels=["model"])
+        family = kind(prefix + name, documentation, labels=["model"])
         for model, numbers in figures.items():
-            gauge.add_metric([model], getattr(numbers, name))
-        yield gauge
-
-
-def counters(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A counter for each field of the table."""
-    for name, documentation in table:
-        counter = CounterMetricFamily(prefix + name, documentation, labels=["model"])
-        for model, numbers in figures.items():
-            counter.add_metric([model], getattr(numbers, name))
-        yield counter
+            family.add_metric([model], getattr(numbers, name))
+        yield family
 
 
 def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, int]]) -> Metric:

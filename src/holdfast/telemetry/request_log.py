@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.telemetry.printable import printable
+from holdfast.telemetry.printable import LONGEST_CONTENT, printable
 
 if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
     from holdfast.telemetry.requests import AnswerRecord
@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # every process logs, but only the front needs what it import
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
-LONGEST_CONTENT = 20_000  # of a text
 _QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
 _log = logging.getLogger(__name__)
 

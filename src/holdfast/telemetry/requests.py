@@ -9,7 +9,7 @@ from prometheus_client import Histogram
 
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import LONGEST_CONTENT
+from holdfast.telemetry.printable import LONGEST_CONTENT
 
 _LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
 
