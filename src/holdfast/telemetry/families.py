@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -47,7 +48,5 @@ def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iter
 
 def cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
     """The buckets: each bound as a text, with the number of observations up to it."""
-    count = 0
-    for bound, more in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        count += more
+    for bound, count in zip((*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True):
         yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

@@ -157,11 +157,6 @@ def _content(plan: AnswerPlan) -> str:
     """What was asked, for the log."""
     asked = []
     for request in plan.requests:
-        match request.prompt:
-            case str(text):
-                asked.append(text)
-            case ChatPrompt(messages=messages):
-                asked.append(msgspec.json.encode(messages).decode())
-            case tokens:
-                asked.append(msgspec.json.encode(tokens).decode())
+        prompt = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
+        asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
     return "\n".join(asked) or "(empty)"
