@@ -16,7 +16,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.kv.snapshot import KVBlock
-from holdfast.messages.commands import Command, SequenceRequest, Shutdown
+from holdfast.messages.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.live_state import open_sequences
@@ -207,7 +207,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
         assert BAD not in tokens_kept(subject)
 
 
-@pytest.mark.parametrize("end", [cancel("a"), Shutdown()])
+@pytest.mark.parametrize("end", [cancel("a"), SHUT_DOWN])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, end: Command, tmp_path: Path) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]

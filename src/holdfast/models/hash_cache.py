@@ -5,15 +5,15 @@ A cache that is missing, damaged or not ours alone is an empty one: then everyth
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 import xxhash
+
+from holdfast.whole_file import whole_file
 
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
@@ -123,15 +123,8 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable by its owner only
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(fresh, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
+    with whole_file(path) as file:
+        file.write(content)
 
 
 def _checksum(entries: tuple[tuple[FileStamp, str], ...]) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
+    SHUT_DOWN,
     Command,
     SequenceControl,
     SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
+    WorkerControl,
 )
 from holdfast.messages.events import FinishReason
 from holdfast.messages.figures import WorkerStatistics
@@ -46,7 +46,7 @@ SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 
 class WorkerLoop:
-    """Serves the inbox until Shutdown. Each accepted request gets exactly one Finished."""
+    """Serves the inbox until `SHUT_DOWN`. Each accepted request gets exactly one Finished."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WorkerLoop:
         self._is_closing = False
 
     def run(self) -> None:
-        """Work until Shutdown. Raises DeviceBroken when nothing can be computed any more; all requests are finished then too."""
+        """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more; all requests have ended then."""
         is_busy = is_resting = False
         try:
             self._emit_statistics(is_busy=False)
@@ -157,9 +157,9 @@ class WorkerLoop:
                 self._accept(command)
             elif isinstance(command, SequenceControl):
                 {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
-            elif isinstance(command, Shutdown):
+            elif command == SHUT_DOWN:
                 self._is_closing = True
-            elif isinstance(command, StatisticsRequest):
+            elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
