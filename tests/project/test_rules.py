@@ -15,8 +15,16 @@ import pytest
 from tests.project.sources import PACKAGE, ROOT, Source, product_sources, sources
 
 MAY_CATCH_ALL = {
+    "src/holdfast/http/server/errors.py": 1,  # every error has an answer
     "src/holdfast/worker/failures.py": 2,  # a request must not harm another one; the cache costs no answer
     "src/holdfast/sessions/transfer.py": 1,  # nor must a file
+}
+LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for
+MAY_SLEEP = {
+    "tests/fakes/front_main.py": 1,  # that time passes is what is tested
+    "tests/slow/test_soak.py": 1,
+    "bench/tests/test_registry.py": 1,  # a server and an engine that are slow, to be measured
+    "bench/tests/test_engine_steps.py": 1,
 }
 JUNK_DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "base", "shared"}
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
@@ -39,6 +47,11 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
     return any(isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException") for kind in caught)
 
 
+def is_table_of_handlers_for_all(node: ast.AST) -> bool:
+    """As Starlette has them: what the exception is -> who handles it."""
+    return isinstance(node, ast.Dict) and any(isinstance(key, ast.Name) and key.id == "Exception" for key in node.keys)
+
+
 def test_every_room_has_an_empty_init_file() -> None:
     rooms = {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}
     assert [str(room) for room in rooms if not (room / "__init__.py").is_file() and "bundled" not in room.parts] == []
@@ -51,7 +64,7 @@ def test_everything_is_caught_only_where_errors_end() -> None:
         source.name
         for source in product_sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ExceptHandler) and catches_all(node)
+        if (isinstance(node, ast.ExceptHandler) and catches_all(node)) or is_table_of_handlers_for_all(node)
     )
     assert {name: count for name, count in found.items() if count > MAY_CATCH_ALL.get(name, 0)} == {}
 
@@ -129,7 +142,33 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
+def imported_modules(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
 def test_tests_share_what_is_in_fakes_and_nothing_else() -> None:
-    shared = re.compile(r"^\s*from ((?:holdfast_bench_)?tests(?!\.fakes)[\w.]*\.test_\w+) import", re.MULTILINE)
-    found = {source.name: shared.findall(source.text) for source in sources() if shared.search(source.text)}
-    assert found == {}
+    mine = ("tests.fakes.", "tests.project.sources.")
+    found = {
+        source.name: sorted(
+            {module for module in imported_modules(source) if module.startswith("tests.") and not module.startswith(mine)}
+        )
+        for source in sources()
+    }
+    assert {name: modules for name, modules in found.items() if modules} == {}
+
+
+def sleeps(source: Source) -> Iterator[ast.Call]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep":
+            seconds = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            if not isinstance(seconds, int | float) or seconds > LONGEST_POLL_SECONDS:
+                yield node
+
+
+def test_tests_wait_for_what_happens_and_not_for_time() -> None:
+    found = Counter(source.name for source in sources() if "tests" in source.path.parts for _ in sleeps(source))
+    assert {name: count for name, count in found.items() if count > MAY_SLEEP.get(name, 0)} == {}
