@@ -29,7 +29,7 @@ def main() -> None:
     """Print the table."""
     print(HEADER.format(mlx=metadata.version("mlx"), mlx_lm=metadata.version("mlx-lm")), end="")
     for name in sorted(TINY):
-        chosen = choose_layout(make_tiny(name), vocab_size=VOCAB_SIZE).runner.name
+        chosen = choose_layout(make_tiny(name), vocab_size=VOCAB_SIZE).name
         trials = trial_of_each_layout(make_tiny(name), vocab_size=VOCAB_SIZE)
         print(f"| {name} | **{chosen}** | " + " | ".join(_cell(trial) for trial in trials) + " |")
 

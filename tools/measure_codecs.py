@@ -60,7 +60,7 @@ class Subject:
         assert folder is not None, f"{model} is no bundled model"
         loaded = load_model(folder, ModelSettings(), progress=lambda stage, fraction: None)
         self.tokenizer = load_tokenizer(folder)
-        self._engine = Engine(choose_layout(loaded.model, vocab_size=loaded.vocab_size).runner, vocab_size=loaded.vocab_size)
+        self._engine = Engine(choose_layout(loaded.model, vocab_size=loaded.vocab_size), vocab_size=loaded.vocab_size)
 
     def answer(self, prompt: list[int], codec: Codec) -> Answered:
         """The greedy answer from a prompt whose KV went through the codec."""

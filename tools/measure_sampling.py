@@ -185,7 +185,7 @@ def print_scores(**measured: Any) -> None:
 def print_memory() -> None:
     """A prompt read plainly and one that is scored, with a tiny model that has a large vocabulary."""
     vocab = VOCABULARIES[-1]
-    engine = Engine(choose_layout(make_tiny("llama", vocab_size=vocab), vocab_size=vocab).runner, vocab_size=vocab)
+    engine = Engine(choose_layout(make_tiny("llama", vocab_size=vocab), vocab_size=vocab), vocab_size=vocab)
     prompt = tuple(index * 37 % vocab for index in range(PROMPT_TOKENS))
     print("\n| prompt of 2,048 | seconds | largest MB of arrays |\n|---|---:|---:|")
     for name, scored in (("read", False), ("scored, with 5 of the likeliest", True)):

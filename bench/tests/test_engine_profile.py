@@ -15,7 +15,7 @@ PROMPTS = [[5, 17, 3, 99, 42, 7]]
 
 def test_the_parts_of_a_step_are_timed_and_the_seam_is_left_as_it_was() -> None:
     model = kept_tiny("qwen3")
-    engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     ours = EngineSteps(engine, PROMPTS, capacity_tokens=64)
     parts = parts_of(ours, count=3)
     assert {name: len(values) for name, values in parts.items()} == {"layout_seconds": 3, "collect_seconds": 3}

@@ -25,7 +25,7 @@ class SleepyEngine(Engine):
 
 def measured(engine_class: type[Engine]) -> tuple[Results, dict[str, list[list[int]]]]:
     model = kept_tiny("qwen3")
-    engine = engine_class(choose_layout(model, vocab_size=VOCAB_SIZE).runner, vocab_size=VOCAB_SIZE)
+    engine = engine_class(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     steppers = {
         "engine": EngineSteps(engine, PROMPTS, capacity_tokens=64),
         "bare": BareForward(model, PROMPTS, pipelined=False),

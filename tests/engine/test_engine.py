@@ -23,13 +23,13 @@ PROMPT = (5, 17, 3, 99, 42, 7, 250, 11)
 
 
 def engine_of(name: str, *, model: Any = None) -> Engine:
-    runner = probed(name) if model is None else choose_layout(model, vocab_size=VOCAB_SIZE).runner
+    runner = probed(name) if model is None else choose_layout(model, vocab_size=VOCAB_SIZE)
     return Engine(runner, vocab_size=VOCAB_SIZE)
 
 
 @cache
 def probed(name: str) -> Runner:
-    return choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE).runner
+    return choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)
 
 
 def a_request(request_id: str = "a", **changes: Any) -> SequenceRequest:

@@ -146,7 +146,7 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
         return attend(spans, **more)
 
     attend = host_attention.attend
-    runner = choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE).runner
+    runner = choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     request = SequenceRequest(

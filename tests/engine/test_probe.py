@@ -38,7 +38,7 @@ def in_batches(model: nn.Module, change: Callable[[nn.Module, bool], None]) -> n
 
 def test_a_right_layout_is_taken_and_named() -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)
-    assert result.runner.name == "rows"
+    assert result.name == "rows"
     assert result.reason.startswith("rows: relative error")
     assert ";" not in result.reason, "no other one is tried"
 
@@ -46,7 +46,7 @@ def test_a_right_layout_is_taken_and_named() -> None:
 @pytest.mark.parametrize("wanted", ["split", "solo"])
 def test_the_layout_that_is_wanted_is_taken_though_a_faster_one_is_right(wanted: str) -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE, wanted=wanted)
-    assert result.runner.name == wanted
+    assert result.name == wanted
     assert "rows is right too" in result.reason
     assert "fails" not in result.reason.split(";")[0]
 
@@ -64,7 +64,7 @@ def test_half_precision_does_not_cost_a_model_its_layout(name: str, layout: str,
     model = make_tiny(name)
     model.set_dtype(dtype)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert result.runner.name == layout, result.reason
+    assert result.name == layout, result.reason
     assert "through the seam" in result.reason.rsplit(";", 1)[-1] or layout == "rows"
 
 
@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_batches_only_is_noticed(name: str, change: Callable[
     if name != "gpt_oss":  # experts can only be computed in fp32 on a CPU
         model.set_dtype(dtype)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert result.runner.name == "solo", result.reason
+    assert result.name == "solo", result.reason
     assert "is right too" not in result.reason
 
 
@@ -122,7 +122,7 @@ def with_rope(kind: type[ScalarRope]) -> nn.Module:
 
 def test_a_model_that_takes_one_position_for_all_rows_runs_solo() -> None:
     result = choose_layout(with_rope(ScalarRope), vocab_size=VOCAB_SIZE)
-    assert result.runner.name == "solo", result.reason
+    assert result.name == "solo", result.reason
 
 
 def test_a_model_that_does_not_know_where_a_chunk_begins_is_refused() -> None:
@@ -134,7 +134,7 @@ def test_in_16_bits_solo_is_the_last_resort() -> None:
     model = with_rope(DeafRope)
     model.set_dtype(mx.bfloat16)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert result.runner.name == "solo"
+    assert result.name == "solo"
     assert result.reason.startswith("the last resort")
 
 
@@ -142,7 +142,7 @@ def test_logits_that_are_minus_infinity_in_both_ways_are_equal() -> None:
     banned = mx.where(mx.arange(VOCAB_SIZE) == 3, -math.inf, 0.0)
     model = calling(make_tiny("llama"), lambda plain, *_: plain() + banned)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert result.runner.name == "rows", result.reason
+    assert result.name == "rows", result.reason
 
 
 def test_a_model_whose_output_is_not_a_number_is_refused() -> None:
@@ -166,7 +166,7 @@ def test_a_model_that_mlx_lm_cannot_run_is_refused_in_one_line() -> None:
 
 
 def test_a_model_that_asserts_what_a_layout_breaks_falls_back() -> None:
-    assert choose_layout(calling(make_tiny("llama"), asserting), vocab_size=VOCAB_SIZE).runner.name == "solo"
+    assert choose_layout(calling(make_tiny("llama"), asserting), vocab_size=VOCAB_SIZE).name == "solo"
 
 
 def test_the_table_tries_every_layout() -> None:

@@ -75,7 +75,7 @@ def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> Non
     whole_bytes = 4 * LARGE_VOCAB * tokens
     assert whole_bytes > 2 * PIECE_BYTES
     model: Any = make_tiny("llama", vocab_size=LARGE_VOCAB)
-    engine = Engine(choose_layout(model, vocab_size=LARGE_VOCAB).runner, vocab_size=LARGE_VOCAB)
+    engine = Engine(choose_layout(model, vocab_size=LARGE_VOCAB), vocab_size=LARGE_VOCAB)
     prompt = tuple(index * 37 % LARGE_VOCAB for index in range(tokens))
     read(engine, prompt)
     mx.clear_cache()
@@ -95,7 +95,7 @@ def test_a_scored_prompt_takes_the_room_of_one_piece_however_long_it_is() -> Non
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4", "mamba2", "deepseek_v3"])
 def test_the_probe_finds_that_heads_can_be_applied_later(name: str) -> None:
     model: Any = make_tiny(name)
-    head = choose_layout(model, vocab_size=kept_tiny(name)(mx.array([[1]])).shape[-1]).runner._head  # type: ignore[attr-defined]
+    head = choose_layout(model, vocab_size=kept_tiny(name)(mx.array([[1]])).shape[-1])._head  # type: ignore[attr-defined]
     assert head.projects_later
 
 
@@ -107,7 +107,7 @@ def test_a_model_whose_head_answers_otherwise_the_second_time_is_scored_from_all
         return plain.__call__(self, ids, cache=cache) * (1.0 if ids.size > 1 or cache is not None else 2.0)
 
     model.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-    runner = choose_layout(model, vocab_size=264).runner
+    runner = choose_layout(model, vocab_size=264)
     assert not runner._head.projects_later  # type: ignore[attr-defined]
     prompt = (5, 17, 3, 99, 42)
     result = read(Engine(runner, vocab_size=264), prompt, want_prompt_logprobs=True)

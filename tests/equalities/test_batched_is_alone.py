@@ -31,13 +31,13 @@ EXPECTED_LAYOUT = {
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_the_probe_finds_the_layout_of_each_architecture(name: str) -> None:
     expected = [layout for layout, names in EXPECTED_LAYOUT.items() if name in names]
-    assert [probed(name).runner.name] == expected, probed(name).reason
+    assert [probed(name).name] == expected, probed(name).reason
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> None:
     model, rng = kept_tiny(name), random.Random(name)
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     for depth in (0, 1):
         sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=40)
         play(engine, sequences, rng, depth=depth)
@@ -65,7 +65,7 @@ SAMPLINGS = (
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "gemma2", "mamba2", "llama4"])
 def test_sampled_tokens_do_not_depend_on_the_batch(name: str) -> None:
     rng = random.Random(f"{name} sampled")
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     together = random_sequences(rng, vocab_size=VOCAB_SIZE, count=6, longest_prompt=20)
     for index, each in enumerate(together):
         each.sampling = SAMPLINGS[index % len(SAMPLINGS)]

@@ -18,7 +18,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 def worker(name: str, folder: Path | None = None, **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
+    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
 
 
 def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:

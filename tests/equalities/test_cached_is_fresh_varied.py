@@ -132,7 +132,7 @@ class Reference:
 
 
 def worker(name: str, **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
+    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
 
 
 def live(name: str, life: Life, requests: list[SequenceRequest], asked: list[Turn], folder: Path) -> list[ScriptInbox]:

@@ -120,7 +120,7 @@ def drawn(engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, co
 
 
 def test_the_probe_takes_the_fastest_layout_and_layers_are_of_the_kind() -> None:
-    runner = choose_layout(model(), vocab_size=VOCAB_SIZE).runner
+    runner = choose_layout(model(), vocab_size=VOCAB_SIZE)
     assert runner.name == "rows"
     assert {type(layer) for layer in runner.fresh_layers()} == {TransposedKV}
 

@@ -100,7 +100,7 @@ def served(engine: Engine, requests: dict[str, SequenceRequest], *, sequences_th
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "falcon_h1"])
 def test_scarce_memory_changes_no_answer_and_is_never_exceeded(name: str) -> None:
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     requests = some_requests(random.Random(name))
     ample = served(engine, requests, sequences_that_fit=9)
     scarce = served(engine, requests, sequences_that_fit=2.2)

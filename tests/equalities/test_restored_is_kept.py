@@ -44,9 +44,7 @@ class Shelf:
         return Prefix(blocks=tuple(runs), state=self.states.get(tokens))
 
 
-CUT_ANYWHERE = [
-    name for name in KEEPABLE if all(leaf.grows for layer in probed(name).runner.fresh_layers() for leaf in layer.leaves())
-]
+CUT_ANYWHERE = [name for name in KEEPABLE if all(leaf.grows for layer in probed(name).fresh_layers() for leaf in layer.leaves())]
 
 
 def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:
@@ -81,7 +79,7 @@ def decoding(name: str, start: int, count: int) -> list[Span]:
 @pytest.mark.parametrize("name", KEEPABLE)
 def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     rng = random.Random(name)
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(45))
     boundary, shelf = 29, Shelf()
     policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
@@ -95,7 +93,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", KEEPABLE)
 def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     rng = random.Random(f"{name} end")
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(20))
     shelf = Shelf()
     engine.open(request_for("first", prompt), capacity_tokens=32, keep=KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS))
@@ -118,7 +116,7 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
 @pytest.mark.parametrize("name", CUT_ANYWHERE)
 def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
     rng = random.Random(f"{name} cut")
-    engine = Engine(probed(name).runner, vocab_size=VOCAB_SIZE)
+    engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
     prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(30))
     shelf = Shelf()
     engine.open(
@@ -141,4 +139,4 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_only_the_solo_layout_cannot_be_kept(name: str) -> None:
-    assert can_be_kept(probed(name).runner.fresh_layers()) == (name in KEEPABLE)
+    assert can_be_kept(probed(name).fresh_layers()) == (name in KEEPABLE)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from holdfast.engine.probe import ProbeResult, choose_layout
+from holdfast.engine.layouts import Runner
+from holdfast.engine.probe import choose_layout
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 KEEPABLE = sorted(set(TINY) - {"mamba", "llama4"})  # the solo layout has mlx-lm's own cache objects, which have no snapshot form
@@ -12,6 +13,6 @@ RESUMES_ANYWHERE = ["llama", "qwen3_moe", "deepseek_v3", "gemma2"]
 
 
 @cache
-def probed(name: str) -> ProbeResult:
+def probed(name: str) -> Runner:
     """The tiny model `name` in its layout. For tests that only read the model."""
     return choose_layout(kept_tiny(name), vocab_size=VOCAB_SIZE)

@@ -109,7 +109,7 @@ def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
 
 def tiny_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) -> RememberingWorker:
     """A worker with one of the tiny models."""
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)
+    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def random_prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 def worker(name: str = "llama", folder: Path | None = None, **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)
+    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:

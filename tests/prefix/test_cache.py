@@ -24,7 +24,7 @@ from tests.fakes.tiny_models import VOCAB_SIZE
 
 
 def worker(name: str, folder: Path | None = None, **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name).runner, vocab_size=VOCAB_SIZE, folder=folder, **more)
+    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def prompt(tokens: int) -> tuple[int, ...]:

@@ -162,7 +162,7 @@ BAD = VOCAB_SIZE - 2
 def untied(name: str) -> tuple[Any, Runner]:
     """A model whose output weights are not those of its input, so that one token can be spoiled; with its layout."""
     model = make_tiny(name, tie_word_embeddings=False)
-    return model, choose_layout(model, vocab_size=VOCAB_SIZE).runner
+    return model, choose_layout(model, vocab_size=VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])

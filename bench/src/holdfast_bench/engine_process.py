@@ -27,7 +27,7 @@ def _measure(job: EngineJob) -> list[CaseResult]:
     probe = importlib.import_module("holdfast.engine.probe")
     loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
     chosen = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
-    return [_one(job, loaded, chosen.runner, streams) for streams in job.streams]
+    return [_one(job, loaded, chosen, streams) for streams in job.streams]
 
 
 def _one(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:

@@ -54,7 +54,7 @@ def _check(settings: ModelSettings) -> LayoutCheck:
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
     return LayoutCheck(
-        layout=result.runner.name,
+        layout=result.name,
         reason=result.reason,
         model_type=loaded.model_type,
         parameters=loaded.parameters,

@@ -35,11 +35,13 @@ class Runner(ABC):
 
     mixes_chunks: whether prompt chunks and decoding rows share one forward pass.
     variant: the name, and in which way it is done where there are several.
+    reason: why it was chosen; the probe says it.
     """
 
     name: str
     variant: str
     mixes_chunks: bool
+    reason: str = ""
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model, self._head = model, head

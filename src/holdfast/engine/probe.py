@@ -47,22 +47,14 @@ class Trial:
     is_right: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """The chosen layout, ready to run, and why it was chosen."""
-
-    runner: Runner
-    reason: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     tokens: tuple[int, ...]
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
 
 
-def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> ProbeResult:
-    """Probe the layouts in order of speed and return the first right one; device thread only.
+def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runner:
+    """Probe the layouts in order of speed and return the first right one, ready to run; device thread only.
 
     wanted: "auto", or the name of the layout to insist on. Raises ModelLoadError when no layout (or not the wanted one) is right.
     """
@@ -74,14 +66,16 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Probe
             if trials[-1].is_right and wanted in ("auto", runner.name):
                 if head is not None:
                     head.projects_later = reference.is_right_later(head)
-                return ProbeResult(runner=runner, reason=_reason(trials))
+                runner.reason = _reason(trials)
+                return runner
         if head is not None:
             head.remove()
     solo_error = trials[-1].relative_error
     if wanted in ("auto", "solo") and reference.is_coarse and solo_error is not None and math.isfinite(solo_error):
         # mlx-lm's own code over its own caches; in 16 bits a near tie between experts can look like an error
-        reason = f"the last resort, since nothing is within the tolerance: {_reason(trials)}"
-        return ProbeResult(runner=SoloRunner(model, None), reason=reason)
+        solo = SoloRunner(model, None)
+        solo.reason = f"the last resort, since nothing is within the tolerance: {_reason(trials)}"
+        return solo
     raise ModelLoadError(f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: {_reason(trials)}")
 
 

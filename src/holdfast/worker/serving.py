@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.engine import Engine
-from holdfast.engine.probe import ProbeResult, choose_layout
+from holdfast.engine.layouts import Runner
+from holdfast.engine.probe import choose_layout
 from holdfast.messages.events import ModelInfo
 from holdfast.models import device_memory, platform
 from holdfast.models.file_hashing import FileHashing, ModelChanged
@@ -66,8 +67,8 @@ def _loop_over(
     platform.prepare_device()
     loaded = load_model(folder, model, progress=progress)
     progress("probing", 0.0)
-    probe = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
-    engine = Engine(probe.runner, vocab_size=loaded.vocab_size)
+    runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
+    engine = Engine(runner, vocab_size=loaded.vocab_size)
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
@@ -95,7 +96,7 @@ def _loop_over(
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
     progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
-    return loop, _info(loaded, probe, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
+    return loop, _info(loaded, runner, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
 
 
 def _give_back_memory() -> None:
@@ -119,12 +120,12 @@ def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
     return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(loaded: LoadedModel, probe: ProbeResult, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:
+def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:
     found = loaded.platform
     return ModelInfo(
         model_type=loaded.model_type,
-        layout=probe.runner.name,
-        layout_reason=probe.reason,
+        layout=runner.name,
+        layout_reason=runner.reason,
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
