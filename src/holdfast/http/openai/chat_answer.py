@@ -48,7 +48,7 @@ class ChatAnswer(OpenAIAnswer):
         shown = [
             ChatChoice(
                 index=index,
-                message=AnswerMessage(role="assistant", content=choice.text, refusal=None),
+                message=AnswerMessage(role="assistant", content=choice.text(), refusal=None),
                 logprobs=_chat_logprobs(choice.logprobs) if self._shows_logprobs else None,
                 finish_reason=choice.finish_reason,
             )

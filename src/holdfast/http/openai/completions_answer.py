@@ -37,7 +37,7 @@ class CompletionAnswer(OpenAIAnswer):
         shown = [
             CompletionChoice(
                 index=index,
-                text=choice.text,
+                text=choice.text(),
                 logprobs=completion_logprobs(choice.logprobs) if self._shows_logprobs else None,
                 finish_reason=choice.finish_reason,
             )

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.output import ChoiceFinished, EndWord, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, EndWord, SegmentKind, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
 
 
@@ -26,14 +26,17 @@ class TokenCounts:
 class WholeChoice:
     """One choice of an answer that is sent in one piece."""
 
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenText] = field(default_factory=list)
+    deltas: list[TextDelta] = field(default_factory=list)
     finish_reason: EndWord = "stop"
 
+    def text(self, kind: SegmentKind = "text") -> str:
+        """All of its text of one kind."""
+        return "".join(delta.text for delta in self.deltas if delta.kind == kind)
+
     @property
-    def text(self) -> str:
-        """All of its text."""
-        return "".join(self.pieces)
+    def logprobs(self) -> list[TokenText]:
+        """Those of all its tokens, in order."""
+        return [token for delta in self.deltas for token in delta.logprobs]
 
 
 class AnswerFormat(abc.ABC):

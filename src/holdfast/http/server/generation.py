@@ -114,8 +114,7 @@ class GenerationResponse(Response):
         async for event in stream:
             self._observe(event)
             if isinstance(event, TextDelta):
-                choices[event.index].pieces.append(event.text)
-                choices[event.index].logprobs.extend(event.logprobs)
+                choices[event.index].deltas.append(event)
             else:
                 choices[event.index].finish_reason = event.finish_reason
         body = self._plan.form.whole(choices, _counts(self._answer), explanation_of(self._explained))
