@@ -11,7 +11,6 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.keys import pack_tokens, unpack_tokens
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor, Piece
@@ -73,7 +72,7 @@ class FakeCache:
         keys = tuple(chain[:at] for at in range(4 * BLOCK, end + 1, 4 * BLOCK))
         pieces = tuple(Piece(key, "kv", index * BLOCK, BLOCK) for index, key in enumerate(keys))
         plan = ReusePlan(cursor=Cursor(b""), pieces=pieces, keys=keys, shortfall=Shortfall(CacheOutcome.NEW_TOKENS))
-        lookup = Lookup(chain, tenant, plan, Hold(self.order, keys), asked_at=time.perf_counter())
+        lookup = Lookup(chain, tenant, plan, self.order.held_until_closed(keys), asked_at=time.perf_counter())
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)
