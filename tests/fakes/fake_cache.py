@@ -11,7 +11,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.keys import pack_tokens, unpack_tokens
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
@@ -89,7 +89,7 @@ class FakeCache:
 
     def prefix(self, lookup: Lookup) -> tuple[int, ...] | None:
         self._called("prefix")
-        return unpack_tokens(lookup.plan.keys[-1]) if lookup.plan.keys else None
+        return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         return Cursor(b"")
