@@ -34,7 +34,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.lifetimes import Lifetimes
 from holdfast.worker.no_sessions import NoSessions
-from holdfast.worker.parts import Cache, SequenceEngine, Step, StepEngine, WorkerSessions
+from holdfast.worker.parts import Cache, Step, StepEngine, WorkerSessions
 from holdfast.worker.pulse import Pulse
 from holdfast.worker.sequences import LiveSequence
 
@@ -65,7 +65,7 @@ class WorkerLoop:
         self._pulse = pulse or Pulse()
         self._scheduler, self._inbox, self._clock, self._on_rest = scheduler, inbox, clock, on_rest
         self._sessions = sessions or NoSessions()
-        self._engine: SequenceEngine = engine
+        self._engine = engine
         self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens)
         self._ledger = ledger = Ledger(clock=clock)
         self._cache = CacheSteps(
