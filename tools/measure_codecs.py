@@ -79,7 +79,7 @@ class Subject:
         request = msgspec.structs.replace(_request("score", whole), want_prompt_logprobs=True)
         self._engine.open(request, capacity_tokens=len(whole), prefix=prefix)
         span = Span(request_id="score", start=boundary, tokens=len(whole) - boundary, draws=True)
-        result = self._engine.collect(self._engine.dispatch(StepPlan(spans=(span,)))).spans[0]
+        result = self._engine.collect(self._engine.dispatch(StepPlan(spans=(span,))))[0]
         self._engine.close("score")
         scores = [entry.logprob for entry in result.prompt_logprobs]
         return -sum(scores), len(scores)
@@ -99,7 +99,7 @@ class Subject:
     def _write(self, position: int) -> Iterator[int]:
         for at in range(position, position + MOST_TOKENS):
             pending = self._engine.dispatch(StepPlan(spans=(Span(request_id="write", start=at, tokens=1, draws=True),)))
-            (token,) = self._engine.collect(pending).spans[0].token_ids
+            (token,) = self._engine.collect(pending)[0].token_ids
             if token == END:
                 return
             yield token

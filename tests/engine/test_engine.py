@@ -16,6 +16,7 @@ from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
 PROMPT = (5, 17, 3, 99, 42, 7, 250, 11)
@@ -37,7 +38,7 @@ def a_request(request_id: str = "a", **changes: Any) -> SequenceRequest:
 
 
 def step(engine: Engine, *spans: Span) -> list[SpanResult]:
-    return list(engine.collect(engine.dispatch(StepPlan(spans=spans))).spans)
+    return list(engine.collect(engine.dispatch(StepPlan(spans=spans))))
 
 
 def draw(engine: Engine, request: SequenceRequest, count: int, *, generated: tuple[int, ...] = ()) -> Iterator[SpanResult]:
@@ -107,7 +108,7 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
     engine.collect(first)
     third = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=8, draws=True),)))
     engine.collect(second)
-    got = list(engine.collect(third).spans[0].token_ids)
+    got = list(engine.collect(third)[0].token_ids)
     for position in range(8, 11):
         got.extend(step(engine, Span(request_id="a", start=position, tokens=1, draws=True))[0].token_ids)
     assert got == expected
@@ -133,7 +134,7 @@ def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as
                 )
             )
         )
-    got.extend(engine.collect(under_way).spans[0].token_ids)
+    got.extend(engine.collect(under_way)[0].token_ids)
     engine.abandon_pending()
     engine.close("sick")
     engine.close("well")
@@ -176,10 +177,10 @@ def test_growth_within_the_reserved_capacity_allocates_no_new_kv() -> None:
     engine = engine_of("llama")
     engine.open(a_request(), capacity_tokens=64)
     step(engine, Span(request_id="a", start=0, tokens=len(PROMPT), draws=True))
-    before = engine.live_bytes
+    before = live_bytes(engine)
     for position in range(len(PROMPT), 63):
         step(engine, Span(request_id="a", start=position, tokens=1, draws=True))
-    assert engine.live_bytes == before
+    assert live_bytes(engine) == before
     assert before == 64 * engine.measure_costs().bytes_per_token
 
 
@@ -189,9 +190,9 @@ def test_a_window_keeps_a_bounded_buffer_however_long_the_sequence() -> None:
     engine.open(a_request(prompt_token_ids=PROMPT * 90), capacity_tokens=720)
     for start in range(0, 700, 100):
         step(engine, Span(request_id="a", start=start, tokens=100, draws=False))
-        assert engine.live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
+        assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes
     step(engine, Span(request_id="a", start=700, tokens=20, draws=True))
-    assert engine.live_bytes == 720 * costs.bytes_per_token + costs.fixed_bytes
+    assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes
 
 
 def test_states_that_share_a_stack_are_counted_once() -> None:
@@ -202,7 +203,7 @@ def test_states_that_share_a_stack_are_counted_once() -> None:
         engine.open(a_request(name), capacity_tokens=32)
     step(engine, *(Span(request_id=name, start=0, tokens=8, draws=True) for name in names))
     step(engine, *(Span(request_id=name, start=8, tokens=1, draws=True) for name in names))
-    assert engine.live_bytes == 3 * costs.fixed_bytes
+    assert live_bytes(engine) == 3 * costs.fixed_bytes
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "gemma2", "llama4"])

@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner
 from holdfast.engine.plan import Span
-from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
@@ -37,8 +36,7 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    sampler = row_state(request, vocab_size=VOCAB_SIZE)
-    return EngineSequence.begin(request, layers=runner.fresh_layers(), sampler=sampler)
+    return EngineSequence.begin(request, layers=runner.fresh_layers(), vocab_size=VOCAB_SIZE)
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:

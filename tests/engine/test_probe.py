@@ -39,8 +39,8 @@ def in_batches(model: nn.Module, change: Callable[[nn.Module, bool], None]) -> n
 def test_a_right_layout_is_taken_and_named() -> None:
     result = choose_layout(kept_tiny("llama"), vocab_size=VOCAB_SIZE)
     assert result.runner.name == "rows"
-    assert [trial.is_right for trial in result.trials] == [True]
     assert result.reason.startswith("rows: relative error")
+    assert ";" not in result.reason, "no other one is tried"
 
 
 @pytest.mark.parametrize("wanted", ["split", "solo"])
@@ -90,7 +90,7 @@ def test_what_goes_wrong_in_batches_only_is_noticed(name: str, change: Callable[
         model.set_dtype(dtype)
     result = choose_layout(model, vocab_size=VOCAB_SIZE)
     assert result.runner.name == "solo", result.reason
-    assert not any(trial.is_right for trial in result.trials[:-1])
+    assert "is right too" not in result.reason
 
 
 class ScalarRope(nn.Module):
@@ -171,5 +171,5 @@ def test_a_model_that_asserts_what_a_layout_breaks_falls_back() -> None:
 
 def test_the_table_tries_every_layout() -> None:
     trials = trial_of_each_layout(kept_tiny("gemma2"), vocab_size=VOCAB_SIZE)
-    assert [trial.layout for trial in trials] == ["rows", "split", "split", "split", "solo"]
+    assert [trial.variant.split(",")[0] for trial in trials] == ["rows", "split", "split", "split", "solo"]
     assert [trial.is_right for trial in trials] == [False, False, False, True, True]

@@ -64,9 +64,7 @@ def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
         SequenceRequest(request_id="a", prompt_token_ids=prompt, max_tokens=1, sampling=sampling, **changes),
         capacity_tokens=len(prompt) + 1,
     )
-    (result,) = engine.collect(
-        engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),)))
-    ).spans
+    (result,) = engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))))
     engine.close("a")
     return result
 

@@ -11,6 +11,7 @@ from holdfast.engine.layouts import SoloRunner
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.architectures import probed
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
+from tests.fakes.live_state import open_sequences
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny
 
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
@@ -42,7 +43,7 @@ def test_random_interleavings_draw_what_each_sequence_draws_alone(name: str) -> 
         play(engine, sequences, rng, depth=depth)
         for each in sequences:
             assert_as_alone(model, each, tolerance=FP32_TOLERANCE)
-    assert engine.open_sequences == 0
+    assert open_sequences(engine) == 0
 
 
 SAMPLINGS = (

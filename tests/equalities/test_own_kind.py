@@ -114,7 +114,7 @@ def drawn(engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, co
     start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix)
     spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]
     spans += [Span(request_id=request.request_id, start=at, tokens=1, draws=True) for at in range(prompt, prompt + count - 1)]
-    tokens = [engine.collect(engine.dispatch(StepPlan(spans=(span,)))).spans[0].token_ids[0] for span in spans]
+    tokens = [engine.collect(engine.dispatch(StepPlan(spans=(span,))))[0].token_ids[0] for span in spans]
     engine.close(request.request_id)
     return tokens
 

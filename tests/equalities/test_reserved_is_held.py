@@ -15,6 +15,7 @@ from holdfast.messages.requests import SamplingParams
 from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.fakes.architectures import probed
+from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 RESERVE_STEP_TOKENS = 8
@@ -43,7 +44,7 @@ class Server:
                 return
             if len(under_way) > 1 or not decision.plan.spans:
                 self.end(*under_way.pop(0))
-            held, reserved = self.engine.live_bytes, self.scheduler.statistics().reserved_bytes
+            held, reserved = live_bytes(self.engine), self.scheduler.statistics().reserved_bytes
             assert held <= reserved
             self.most_bytes = max(self.most_bytes, held)
 
@@ -61,7 +62,7 @@ class Server:
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
         result = self.engine.collect(pending)
         drawn = {}
-        for span in result.spans:
+        for span in result:
             self.drawn[span.request_id].extend(span.token_ids)
             if span.token_ids:
                 drawn[span.request_id] = len(span.token_ids)

@@ -64,7 +64,7 @@ def run(engine: Engine, shelf: Shelf, spans: list[Span]) -> list[TokenLogprob]:
     drawn: list[TokenLogprob] = []
     for span in spans:
         pending = engine.dispatch(StepPlan(spans=(span,)))
-        drawn.extend(engine.collect(pending).spans[0].logprobs)
+        drawn.extend(engine.collect(pending)[0].logprobs)
         shelf.put(engine.take_kept(pending))
     return drawn
 

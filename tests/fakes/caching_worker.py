@@ -23,6 +23,7 @@ from holdfast.sessions.service import SessionService
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
 from tests.fakes.architectures import probed
+from tests.fakes.live_state import open_sequences
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -94,7 +95,7 @@ class CachingWorker:
         loop.check_invariants()
         self.index.check_invariants()
         assert not inbox.open_requests()
-        assert self.engine.open_sequences == 0
+        assert open_sequences(self.engine) == 0
         return inbox
 
 

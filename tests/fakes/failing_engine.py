@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.plan import StepResult
+from holdfast.engine.plan import SpanResult
 
 
 class FailingOnce(Engine):
@@ -14,7 +14,7 @@ class FailingOnce(Engine):
     fails_at = 0
     collected = 0
 
-    def collect(self, pending: Any) -> StepResult:
+    def collect(self, pending: Any) -> tuple[SpanResult, ...]:
         result = super().collect(pending)
         self.collected += 1
         if self.collected == self.fails_at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 
@@ -99,14 +99,14 @@ class FakeEngine:
         self.pending.append(_Pending(plan, sequences, raises))
         return self.pending[-1]
 
-    def collect(self, pending: _Pending) -> StepResult:
+    def collect(self, pending: _Pending) -> tuple[SpanResult, ...]:
         assert self.pending[0] is pending, "steps are collected in order"
         self.pending.pop(0)
         if any(HANGS in sequence.request.prompt_token_ids for sequence in pending.sequences):
             os.read(os.pipe()[0], 1)
         if pending.raises:
             raise RuntimeError("the device failed in this step")
-        return StepResult(spans=tuple(map(_result, pending.plan.spans, pending.sequences)))
+        return tuple(map(_result, pending.plan.spans, pending.sequences))
 
     def take_kept(self, pending: _Pending) -> list[object]:
         return []

@@ -94,7 +94,7 @@ def _request(index: int, each: Played) -> SequenceRequest:
 
 
 def _collect(engine: Engine, sequences: Sequence[Played], pending: PendingStep, plan: StepPlan) -> None:
-    for result in engine.collect(pending).spans:
+    for result in engine.collect(pending):
         each = sequences[int(result.request_id)]
         if each.is_done:
             continue

@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.messages.commands import Command, SequenceControl, Shutdown
+from holdfast.messages.commands import SHUT_DOWN, Command, SequenceControl
 from holdfast.messages.events import Accepted, Event, Finished, Rejected, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.sessions import SessionAnswer
@@ -52,7 +52,7 @@ class ScriptInbox:
             self._asked.update(command.call_id for command in commands if hasattr(command, "call_id"))
             return commands
         if not self.open_requests() or timeout_seconds > LONGEST_POLL_SECONDS:
-            return [Shutdown()]
+            return [SHUT_DOWN]
         self._nothing_comes.wait(timeout_seconds)
         return []
 

@@ -10,13 +10,15 @@ from holdfast.link.event_stream import EventStream
 from holdfast.messages.commands import ControlAction, SequenceRequest
 from holdfast.messages.events import (
     Accepted,
+    CacheReport,
     Event,
     Finished,
     FinishReason,
     ModelInfo,
-    PromptScored,
     Rejected,
     RejectionKind,
+    Started,
+    Timings,
     TokenLogprob,
     TokensGenerated,
 )
@@ -79,7 +81,7 @@ class ScriptedClient:
 
     async def _feed(self, stream: EventStream, events: Sequence[Event]) -> None:
         for event in events:
-            assert isinstance(event, Accepted | Rejected | PromptScored | TokensGenerated | Finished)
+            assert isinstance(event, Accepted | Rejected | Started | TokensGenerated | Finished)
             stream.push(event)
             await asyncio.sleep(0)
             if isinstance(event, Accepted):
@@ -94,7 +96,7 @@ def answers(*token_ids: int, reason: FinishReason = FinishReason.STOP, error: st
         events: list[Event] = [Accepted(request_id=request_id)]
         if request.want_prompt_logprobs:
             scores = tuple(TokenLogprob(token_id, -2.0) for token_id in request.prompt_token_ids[1:])
-            events.append(PromptScored(request_id=request_id, logprobs=scores))
+            events.append(Started(request_id=request_id, memory=CacheReport(), timings=Timings(), logprobs=scores))
         for start in range(0, len(token_ids), per_event):
             part = token_ids[start : start + per_event]
             logprobs = tuple(TokenLogprob(token_id, -1.0) for token_id in part) if request.want_logprobs else ()

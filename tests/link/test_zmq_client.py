@@ -17,7 +17,7 @@ import zmq
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
 from holdfast.messages.events import Accepted, Event, Finished, FinishReason, LoadProgress, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.inbox import ZmqInbox
@@ -34,7 +34,7 @@ def finished(request_id: str) -> Finished:
 def answer_at_once(command: Command) -> list[Event]:
     if isinstance(command, SequenceRequest):
         return [Accepted(request_id=command.request_id), finished(command.request_id)]
-    return [WorkerStatistics(in_answer=True, steps=7)] if isinstance(command, StatisticsRequest) else []
+    return [WorkerStatistics(in_answer=True, steps=7)] if command == TELL_STATISTICS else []
 
 
 class Peer:
@@ -50,7 +50,7 @@ class Peer:
     def _serve(self, endpoint: str) -> None:
         inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader)
         inbox.send([LoadProgress(stage="begun", fraction=0.0)])
-        while not any(isinstance(command, Shutdown) for command in self.commands):
+        while not any(command == SHUT_DOWN for command in self.commands):
             for command in inbox.receive(timeout_seconds=10):
                 self.commands.append(command)
                 inbox.send(self._answer(command))
@@ -76,7 +76,7 @@ async def test_a_request_goes_over_and_its_events_come_back() -> None:
         assert [event async for event in client.submit(a_request("x"))] == [Accepted(request_id="x"), finished("x")]
         assert (await client.statistics()).steps == 7
     assert a_request("x") in peer.commands
-    assert peer.commands[-1] == Shutdown()
+    assert peer.commands[-1] == SHUT_DOWN
 
 
 async def test_closing_a_stream_early_sends_a_cancel() -> None:
@@ -102,7 +102,7 @@ async def test_a_hundred_streams_at_once_get_their_own_events() -> None:
 
 
 async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
-    async with linked(lambda command: answer_at_once(command) if isinstance(command, StatisticsRequest) else []) as (
+    async with linked(lambda command: answer_at_once(command) if command == TELL_STATISTICS else []) as (
         client,
         peer,
     ):

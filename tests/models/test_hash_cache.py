@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from holdfast.models import hash_cache
-from holdfast.models.hash_cache import LEAST_BYTES, SETTLED_NS, FileHash, FileStamp, HashCache, stamp_of
+from holdfast.models.hash_cache import LEAST_BYTES, SETTLED_NS, FileStamp, HashCache, stamp_of
 
 STAMP = FileStamp(device=1, inode=2, size=LEAST_BYTES, modified_ns=3, changed_ns=4)
-FOUND = FileHash(stamp=STAMP, hash="ab" * 16)
+FOUND = "ab" * 16
 
 
 @pytest.fixture
@@ -21,17 +21,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "hashes" / "files.json"
 
 
-def kept(path: Path, *found: FileHash) -> Path:
+def kept(path: Path, *found: tuple[FileStamp, str]) -> Path:
     cache = HashCache(path)
-    for each in found or (FOUND,):
-        cache.add(each)
+    for stamp, known in found or ((STAMP, FOUND),):
+        cache.add(stamp, known)
     cache.save()
     return path
 
 
 def test_what_was_saved_is_found_by_the_next_and_by_the_same_stamp_only(path: Path) -> None:
     kept(path)
-    assert HashCache(path).find(STAMP) == FOUND.hash
+    assert HashCache(path).find(STAMP) == FOUND
     for field in STAMP.__struct_fields__:
         assert HashCache(path).find(msgspec.structs.replace(STAMP, **{field: 99_999_999})) is None
 
@@ -44,7 +44,7 @@ def test_only_its_owner_can_read_or_write_it(path: Path) -> None:
 
 def test_without_a_path_nothing_is_kept() -> None:
     cache = HashCache(None)
-    cache.add(FOUND)
+    cache.add(STAMP, FOUND)
     cache.save()
     assert HashCache(None).find(STAMP) is None
 
@@ -96,9 +96,9 @@ def test_a_cache_that_is_damaged_or_not_ours_alone_is_an_empty_one_and_is_replac
     cache = HashCache(path)
     assert cache.find(STAMP) is None
     path.parent.chmod(0o700)
-    cache.add(FOUND)
+    cache.add(STAMP, FOUND)
     cache.save()
-    assert HashCache(path).find(STAMP) == FOUND.hash
+    assert HashCache(path).find(STAMP) == FOUND
 
 
 def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
@@ -108,23 +108,23 @@ def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
 
 
 def test_small_files_are_not_worth_an_entry(path: Path) -> None:
-    kept(path, FileHash(stamp=msgspec.structs.replace(STAMP, size=LEAST_BYTES - 1), hash="00"))
+    kept(path, (msgspec.structs.replace(STAMP, size=LEAST_BYTES - 1), "00"))
     assert HashCache(path).find(msgspec.structs.replace(STAMP, size=LEAST_BYTES - 1)) is None
 
 
-def numbered(number: int) -> FileHash:
-    return FileHash(stamp=msgspec.structs.replace(STAMP, inode=number), hash=f"{number:032x}")
+def numbered(number: int) -> tuple[FileStamp, str]:
+    return msgspec.structs.replace(STAMP, inode=number), f"{number:032x}"
 
 
 def test_it_is_bounded_and_the_longest_unused_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hash_cache, "MOST_ENTRIES", 3)
     kept(path, *(numbered(number) for number in range(3)))
     cache = HashCache(path)
-    assert cache.find(numbered(0).stamp)
-    cache.add(numbered(7))
+    assert cache.find(numbered(0)[0])
+    cache.add(*numbered(7))
     cache.save()
     left = HashCache(path)
-    assert [bool(left.find(numbered(number).stamp)) for number in (0, 1, 2, 7)] == [True, False, True, True]
+    assert [bool(left.find(numbered(number)[0])) for number in (0, 1, 2, 7)] == [True, False, True, True]
 
 
 def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
@@ -138,9 +138,9 @@ def test_what_several_write_at_once_is_never_damaged(path: Path) -> None:
     for thread in threads:
         thread.join()
     last = HashCache(path)
-    found = [number for number in range(400) if last.find(numbered(number).stamp)]
+    found = [number for number in range(400) if last.find(numbered(number)[0])]
     assert found  # one may undo what another has added: that file is hashed again
-    assert all(last.find(numbered(number).stamp) == numbered(number).hash for number in found)
+    assert all(last.find(numbered(number)[0]) == numbered(number)[1] for number in found)
     assert [name.name for name in path.parent.iterdir()] == [path.name]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.model_folder import inspect_folder
+from holdfast.models.model_folder import checked_config, checked_tensor_bytes
 
 
 def write_safetensors(file: Path, values: int = 4) -> bytes:
@@ -26,18 +26,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def inspect(folder: Path) -> None:
+    checked_config(folder)
+    checked_tensor_bytes(folder)
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(ModelLoadError) as caught:
-        inspect_folder(folder)
+        inspect(folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_whole_folder_is_described(folder: Path) -> None:
     write_safetensors(folder / "model-00002.safetensors", values=8)
-    found = inspect_folder(folder)
-    assert found.config == {"model_type": "llama"}
-    assert found.tensor_bytes == 48
+    assert checked_config(folder) == {"model_type": "llama"}
+    assert checked_tensor_bytes(folder) == 48
 
 
 def test_a_missing_folder_or_a_file_in_its_place_is_told(folder: Path) -> None:

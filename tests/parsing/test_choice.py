@@ -18,7 +18,6 @@ from holdfast.messages.events import (
     Divergence,
     Finished,
     FinishReason,
-    PromptScored,
     Started,
     Timings,
     TokenLogprob,
@@ -200,7 +199,8 @@ def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None
     prompt = encode("hello world")
     reader = choice(prompt_token_ids=prompt, echo=True, echo_text="hello world", at_start=False, want_logprobs=True)
     assert reader.feed(Accepted(request_id="r")) == ()
-    events = list(reader.feed(PromptScored(request_id="r", logprobs=(TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),))))
+    scores = (TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),)
+    events = list(reader.feed(Started(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores)))
     events += run(reader, [encode(" world")], scored=True)
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
     assert [token.text_offset for token in tokens] == [0, 5, 11]

@@ -70,9 +70,9 @@ def test_a_replacement_by_pattern_is_applied_to_each_token() -> None:
 
 def test_tables_fill_only_with_tokens_that_occur() -> None:
     pieces = TokenPieces(toy_tokenizers.byte_level())
-    assert len(pieces.visible_bytes) == 0
-    assert pieces.visible_bytes[5] == pieces.raw(5)
-    assert len(pieces.visible_bytes) == 1
+    assert pieces.visible_bytes.cache_info().currsize == 0
+    assert pieces.visible_bytes(5) == pieces.raw(5)
+    assert pieces.visible_bytes.cache_info().currsize == 1
 
 
 def test_unknown_ids_add_nothing() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from holdfast.messages.events import CacheReport, FinishReason
 from holdfast.messages.output import ChoiceFinished, TextDelta
-from holdfast.telemetry.request_log import AnswerRecord, RequestRecord, write_line
+from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.request_log import RequestRecord, write_line
+from holdfast.telemetry.requests import AnswerRecord
 
 
 class Clock:
@@ -32,12 +34,18 @@ def ended(index: int, tokens: int, *, cached: int = 0) -> ChoiceFinished:
     )
 
 
+def accepted(clock: Clock, **options: object) -> AnswerRecord:
+    answer = AnswerRecord(Metrics(), clock=clock)
+    answer.accepted("demo", **options)  # type: ignore[arg-type]
+    return answer
+
+
 def answered(clock: Clock, **options: object) -> AnswerRecord:
-    answer = AnswerRecord(prompt_tokens=812, clock=clock, **options)  # type: ignore[arg-type]
+    answer = accepted(clock, prompt_tokens=812, **options)
     for seconds, text in ((0.5, "Hel"), (1.0, "lo")):
         clock.now += seconds
-        answer.see(TextDelta(index=0, text=text, token_ids=(1, 2)))
-    answer.see(ended(0, 5, cached=640))
+        answer.observe(TextDelta(index=0, text=text, token_ids=(1, 2)))
+    answer.observe(ended(0, 5, cached=640))
     return answer
 
 
@@ -80,25 +88,25 @@ def test_a_refusal_has_its_reason_and_not_the_whole_of_it() -> None:
 def test_a_client_that_went_is_said_so_with_what_it_had_got() -> None:
     clock = Clock()
     gone = record(clock, is_aborted=True)
-    gone.answer = AnswerRecord(prompt_tokens=7, clock=clock)
-    gone.answer.see(TextDelta(index=0, text="a", token_ids=(1,)))
+    gone.answer = accepted(clock, prompt_tokens=7)
+    gone.answer.observe(TextDelta(index=0, text="a", token_ids=(1,)))
     assert str(gone).endswith("prompt 7 answer 1 first 0.00 s in 0.00 s aborted by the client")
 
 
 def test_what_came_all_at_once_says_nothing_of_speed() -> None:
     clock = Clock()
-    answer = AnswerRecord(prompt_tokens=7, clock=clock)
+    answer = accepted(clock, prompt_tokens=7)
     for _ in range(8):
-        answer.see(TextDelta(index=0, text="a", token_ids=(1,)))
+        answer.observe(TextDelta(index=0, text="a", token_ids=(1,)))
         clock.now += 0.00002
     assert answer.tokens_per_second is None
 
 
 def test_several_choices_are_added_up_and_their_prompt_counts_once() -> None:
     clock = Clock()
-    answer = AnswerRecord(prompt_tokens=10, choices_per_prompt=2, clock=clock)
+    answer = accepted(clock, prompt_tokens=10, choices_per_prompt=2)
     for index in range(4):
-        answer.see(ended(index, 3, cached=4))
+        answer.observe(ended(index, 3, cached=4))
     assert (answer.tokens, answer.cached_tokens) == (12, 8)
     assert answer.tokens_per_second is None
 
@@ -117,7 +125,7 @@ def test_contents_are_kept_only_where_they_are_wished_and_only_so_much_of_them()
     assert str(told).splitlines()[1:] == [r"    prompt: Say\nhello", "    answer: Hello"]
     assert (told.fields["prompt"], told.fields["answers"]) == ("Say\nhello", ["Hello"])
     for _ in range(3):
-        told.answer.see(TextDelta(index=0, text="x" * 15_000))
+        told.answer.observe(TextDelta(index=0, text="x" * 15_000))
     assert len(str(told)) < 40_000
 
 

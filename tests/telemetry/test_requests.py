@@ -3,7 +3,7 @@ from __future__ import annotations
 from holdfast.messages.events import CacheReport, FinishReason, Timings
 from holdfast.messages.output import ChoiceFinished, TextDelta
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.requests import RequestWatch
+from holdfast.telemetry.requests import AnswerRecord
 
 
 class Clock:
@@ -20,13 +20,13 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_the_first_text_is_measured_from_the_request_on_and_the_gaps_per_choice() -> None:
     metrics, clock = Metrics(), Clock()
-    watch = RequestWatch(metrics, clock=clock)
+    answer = AnswerRecord(metrics, clock=clock)
     clock.now += 0.5
-    watch.accepted("m")
+    answer.accepted("m", prompt_tokens=10)
     for seconds, index in ((1.0, 0), (2.0, 1), (3.0, 0), (1.0, 1)):
         clock.now += seconds
-        watch.observe(TextDelta(index=index, text="x"))
-    watch.close()
+        answer.observe(TextDelta(index=index, text="x"))
+    answer.close()
     assert sample(metrics, "holdfast_accept_seconds_sum") == 0.5
     assert sample(metrics, "holdfast_first_token_seconds_sum") == 1.5 + 3.5
     assert sample(metrics, "holdfast_inter_token_seconds_sum") == 5.0 + 4.0
@@ -36,9 +36,9 @@ def test_the_first_text_is_measured_from_the_request_on_and_the_gaps_per_choice(
 
 def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
     metrics = Metrics()
-    watch = RequestWatch(metrics)
-    watch.accepted("m")
-    watch.observe(
+    answer = AnswerRecord(metrics)
+    answer.accepted("m", prompt_tokens=10)
+    answer.observe(
         ChoiceFinished(
             index=0,
             reason=FinishReason.STOP,
@@ -59,24 +59,24 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
 
 def test_a_refused_request_is_booked_under_no_model() -> None:
     metrics = Metrics()
-    RequestWatch(metrics).close()
+    AnswerRecord(metrics).close()
     assert b"holdfast_request_seconds_count" not in metrics.exposition({})
 
 
 def test_an_answer_whose_worker_was_not_waited_for_is_timed_here() -> None:
     metrics = Metrics()
     now = [10.0]
-    watch = RequestWatch(metrics, clock=lambda: now[0])
+    answer = AnswerRecord(metrics, clock=lambda: now[0])
     now[0] = 11.0
-    watch.accepted("m")
-    assert (watch.accept_seconds, watch.first_text_seconds(0)) == (1.0, None)
+    answer.accepted("m", prompt_tokens=10)
+    assert (answer.accept_seconds, answer.first_text_seconds(0)) == (1.0, None)
     now[0] = 13.0
-    watch.observe(TextDelta(index=0, text="a"))
+    answer.observe(TextDelta(index=0, text="a"))
     now[0] = 17.0
     cut = ChoiceFinished(
         index=0, reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=2, timings=Timings(prefill_seconds=2.0)
     )
-    watch.observe(cut)
-    assert watch.first_text_seconds(0) == 3.0
+    answer.observe(cut)
+    assert answer.first_text_seconds(0) == 3.0
     assert sample(metrics, "holdfast_prefill_seconds_sum") == 2.0
     assert sample(metrics, "holdfast_decode_seconds_sum") == 4.0

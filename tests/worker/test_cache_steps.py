@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages.commands import Command, StatisticsRequest
+from holdfast.messages.commands import TELL_STATISTICS, Command
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
@@ -81,7 +81,7 @@ def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() ->
 
 def test_a_request_that_waited_for_another_says_so_and_for_how_long() -> None:
     shared = random_prompt(600)
-    inbox = tiny_worker().serve([[greedy("reader", shared), greedy("behind", shared), StatisticsRequest()]])
+    inbox = tiny_worker().serve([[greedy("reader", shared), greedy("behind", shared), TELL_STATISTICS]])
     told = report(inbox, "behind")
     assert told.waited_for_another
     assert told.waited_seconds > 0
@@ -94,7 +94,7 @@ def test_two_tenants_share_nothing(tmp_path: Path) -> None:
     both = [greedy("mine", random_prompt(300), tenant="me"), greedy("theirs", random_prompt(300), tenant="them")]
     inbox = tiny_worker(tmp_path).serve([both])  # at once: not even by waiting for each other
     assert [report(inbox, name).outcome for name in ("mine", "theirs")] == [CacheOutcome.NOTHING_STORED] * 2
-    again = in_turn(tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), StatisticsRequest())
+    again = in_turn(tiny_worker(tmp_path), *both, greedy("nobody's", random_prompt(300)), TELL_STATISTICS)
     assert [report(again, name).cached_tokens for name in ("mine", "theirs", "nobody's")] == [299, 299, 0]
     assert figures(again).tenants == 3
 
@@ -116,7 +116,7 @@ def test_a_preempted_request_counts_only_what_others_have_read_for_it() -> None:
 def test_the_figures_count_lookups_and_tokens_by_where_they_were(tmp_path: Path) -> None:
     tiny_worker(tmp_path).serve([[greedy("before", random_prompt(300))]])
     requests = [greedy("disk", random_prompt(300)), greedy("ram", random_prompt(300)), greedy("new", random_prompt(30, "b"))]
-    told = figures(in_turn(tiny_worker(tmp_path), *requests, StatisticsRequest()))
+    told = figures(in_turn(tiny_worker(tmp_path), *requests, TELL_STATISTICS))
     assert (told.disk_tokens, told.ram_tokens) == (299, 299)
     assert told.lookups == {"complete": 2, "diverged": 1}
     assert told.lookup_seconds is not None

@@ -16,10 +16,11 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.kv.snapshot import KVBlock
-from holdfast.messages.commands import Command, SequenceRequest, Shutdown
+from holdfast.messages.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
+from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
@@ -206,7 +207,7 @@ def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engin
         assert BAD not in tokens_kept(subject)
 
 
-@pytest.mark.parametrize("end", [cancel("a"), Shutdown()])
+@pytest.mark.parametrize("end", [cancel("a"), SHUT_DOWN])
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_state_that_is_not_finite_is_not_kept_though_the_output_was(name: str, end: Command, tmp_path: Path) -> None:
     subject, steps = tiny_worker(tmp_path, name=name), [0]
@@ -261,7 +262,7 @@ def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog:
     subject, spoiled = tiny_worker(max_queued=1, max_running=1), [0]
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
             of_another_form(subject)
 
@@ -287,7 +288,7 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
     subject = tiny_worker(engine=RunningAhead, max_running=2)
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index) and not spoiled[0] and not subject.engine.open_sequences:
+        if len(subject.index) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
             for payload in subject.index._ram._payloads.values():
                 for array in payload.arrays:  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages.commands import Command, StatisticsRequest
+from holdfast.messages.commands import TELL_STATISTICS, Command
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.figures import WorkerStatistics
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
@@ -75,7 +75,7 @@ def test_a_prompt_that_is_scored_is_neither_looked_up_nor_kept() -> None:
 
 
 def test_cached_tokens_are_counted_once_and_where_they_were() -> None:
-    inbox = serve([request("a", *SHARED)], [request("b", *SHARED)], [StatisticsRequest()], cache=FakeCache())
+    inbox = serve([request("a", *SHARED)], [request("b", *SHARED)], [TELL_STATISTICS], cache=FakeCache())
     (told,) = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
     assert told.memory is not None
     assert told.cached_tokens == told.memory.ram_tokens == inbox.finished("b").cached_tokens == 28

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from holdfast.messages.commands import Command, Shutdown, StatisticsRequest
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command
 from holdfast.messages.events import Accepted, Event
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.script_inbox import cancel
@@ -64,7 +64,7 @@ def test_a_poll_without_news_returns_nothing(inbox: ZmqInbox) -> None:
 def test_all_commands_of_several_messages_come_at_once(front: Front, inbox: ZmqInbox) -> None:
     commands: list[Command] = [
         cancel("a"),
-        StatisticsRequest(),
+        TELL_STATISTICS,
         cancel("b"),
     ]
     front.send(commands[0], commands[1])
@@ -86,11 +86,11 @@ def test_all_events_of_a_step_are_one_message(front: Front, inbox: ZmqInbox) -> 
 
 def test_a_front_that_is_gone_reads_as_shutdown(front: Front, inbox: ZmqInbox) -> None:
     front.close()
-    assert inbox.receive(timeout_seconds=10) == [Shutdown()]
-    assert inbox.receive(timeout_seconds=10) == [Shutdown()]
+    assert inbox.receive(timeout_seconds=10) == [SHUT_DOWN]
+    assert inbox.receive(timeout_seconds=10) == [SHUT_DOWN]
     inbox.send([Accepted(request_id="nobody hears it")])
 
 
 def test_a_wake_byte_reads_as_shutdown(inbox: ZmqInbox, wake: tuple[int, int]) -> None:
     os.write(wake[1], b".")
-    assert inbox.receive(timeout_seconds=10) == [Shutdown()]
+    assert inbox.receive(timeout_seconds=10) == [SHUT_DOWN]

@@ -11,7 +11,6 @@ from holdfast.messages.events import (
     Accepted,
     Finished,
     FinishReason,
-    PromptScored,
     Rejected,
     Started,
     TokenLogprob,
@@ -69,7 +68,7 @@ def test_scores_come_once_before_the_first_token_or_with_the_end_when_nothing_is
     ledger.generate(drawn, (6,), ())
     ledger.finish(drawn, FinishReason.LENGTH)
     ledger.finish(drawless, FinishReason.LENGTH)
-    told = [event for event in ledger.take_outbox() if isinstance(event, PromptScored)]
+    told = [event for event in ledger.take_outbox() if isinstance(event, Started)]
     assert [(event.request_id, event.logprobs) for event in told] == [("drawn", scores), ("drawless", scores)]
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
-from holdfast.messages.events import FinishReason, PromptScored, Rejected
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
+from holdfast.messages.events import FinishReason, Rejected, Started
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.worker.failures import DeviceBroken
 from tests.fakes import fake_engine
@@ -80,14 +80,14 @@ def test_the_prompts_scores_come_once_and_before_the_first_token() -> None:
     prompt = tuple(range(1, 41))  # three chunks
     inbox = serve([request("a", *prompt, max_tokens=2, want_prompt_logprobs=True)])
     kinds = [type(event).__name__ for event in inbox.of("a")]
-    assert kinds == ["Accepted", "Started", "PromptScored", "TokensGenerated", "TokensGenerated", "Finished"]
-    (scored,) = [event for event in inbox.events if isinstance(event, PromptScored)]
+    assert kinds == ["Accepted", "Started", "TokensGenerated", "TokensGenerated", "Finished"]
+    (scored,) = [event for event in inbox.events if isinstance(event, Started)]
     assert [logprob.token_id for logprob in scored.logprobs] == list(prompt[1:])
 
 
 def test_a_prompt_can_be_scored_without_drawing_anything() -> None:
     inbox = serve([request("a", 1, 2, 3, max_tokens=0, want_prompt_logprobs=True)])
-    assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "PromptScored", "Finished"]
+    assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "Started", "Finished"]
 
 
 @pytest.mark.parametrize("guilty", [fake_engine.RAISES_AT_DISPATCH, fake_engine.RAISES_AT_COLLECT, fake_engine.FAILS_ALONE])
@@ -125,7 +125,7 @@ def test_a_broken_device_finishes_every_request_and_ends_the_loop() -> None:
 
 def test_shutdown_finishes_what_runs_as_cancelled_and_rejects_what_comes() -> None:
     engine = FakeEngine()
-    inbox = serve([request("a", max_tokens=900)], [], [Shutdown(), request("b")], engine=engine)
+    inbox = serve([request("a", max_tokens=900)], [], [SHUT_DOWN, request("b")], engine=engine)
     assert inbox.finished("a").reason is FinishReason.CANCELLED
     (rejected,) = inbox.of("b")
     assert isinstance(rejected, Rejected)
@@ -143,7 +143,7 @@ def test_a_loop_without_work_rests_once() -> None:
 
 
 def test_statistics_count_what_was_done() -> None:
-    inbox = serve([request("a", 1, 2, 3, 4, max_tokens=5)], *([[]] * 10), [StatisticsRequest()])
+    inbox = serve([request("a", 1, 2, 3, 4, max_tokens=5)], *([[]] * 10), [TELL_STATISTICS])
     told = [event for event in inbox.events if isinstance(event, WorkerStatistics)][-1]
     assert (told.prompt_tokens, told.generated_tokens, told.finished, told.running, told.queued) == (4, 5, 1, 0, 0)
     assert told.step_seconds is not None
@@ -166,7 +166,7 @@ commands = st.one_of(
         st.booleans(),
     ),
     st.builds(lambda index: cancel(f"r{index}"), st.integers(0, 12)),
-    st.just(StatisticsRequest()),
+    st.just(TELL_STATISTICS),
 )
 
 

@@ -105,9 +105,9 @@ class EngineSteps:
 
     def _collect(self, pending: PendingStep) -> list[int]:
         began = time.perf_counter()
-        result = self._engine.collect(pending)
+        results = self._engine.collect(pending)
         self.collect_seconds.append(time.perf_counter() - began)
-        return [span.token_ids[0] for span in result.spans]
+        return [span.token_ids[0] for span in results]
 
 
 def alternate(

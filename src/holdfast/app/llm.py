@@ -99,10 +99,8 @@ class LLM:
 
         Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
         """
-        if isinstance(prompt, str):
-            return self._answers([prompt], options)[0]
-        if prompt and isinstance(prompt[0], int):
-            return self._answers([_raw_prompt(cast(Sequence[int], prompt))], options)[0]
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+            return self._answers([_raw_prompt(cast(TextOrTokens, prompt))], options)[0]
         return self._answers([_raw_prompt(each) for each in cast(Prompts, prompt)], options)
 
     def chat(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -16,43 +14,40 @@ _UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
 _INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What is there beside what MLX reports."""
-
-    system: str  # Linux, Darwin
-    architecture: str  # of this Python
-    nvidia_gpu: bool
-    cuda_wheel: bool  # whether MLX for CUDA is installed, working or not
+def has_nvidia_gpu() -> bool:
+    """Whether there is an NVIDIA GPU, whatever MLX says."""
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def look_around() -> Surroundings:
-    """The surroundings of this process."""
-    return Surroundings(
-        system=platform.system(),
-        architecture=platform.machine(),
-        nvidia_gpu=shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists(),
-        cuda_wheel=any(wheel.name in _CUDA_WHEELS for wheel in distributions()),
-    )
+def has_cuda_wheel() -> bool:
+    """Whether MLX for CUDA is installed, working or not."""
+    return any(wheel.name in _CUDA_WHEELS for wheel in distributions())
 
 
-def advice(report: PlatformReport | None, surroundings: Surroundings) -> tuple[str, ...]:
-    """Lines for a person, most useful first. `report`: None when MLX does not run at all."""
+def advice(
+    report: PlatformReport | None, *, system: str, architecture: str, nvidia_gpu: bool, cuda_wheel: bool
+) -> tuple[str, ...]:
+    """Lines for a person, most useful first.
+
+    report: None when MLX does not run at all. system: Linux, Darwin. architecture: of this Python.
+    """
     if report is None:
         return ("MLX does not run here: see the error; `pip install --force-reinstall mlx` may help",)
-    idle = _idle_gpu(surroundings) if report.backend == "cpu" else ""
+    idle = ""
+    if report.backend == "cpu":
+        idle = _idle_gpu(system, architecture, nvidia_gpu=nvidia_gpu, cuda_wheel=cuda_wheel)
     return (*((idle,) if idle else ()), *report.recommendations)
 
 
-def _idle_gpu(surroundings: Surroundings) -> str:
+def _idle_gpu(system: str, architecture: str, *, nvidia_gpu: bool, cuda_wheel: bool) -> str:
     """Why a GPU that may be there is not used."""
-    if surroundings.system == "Darwin":
-        if surroundings.architecture == "x86_64":
+    if system == "Darwin":
+        if architecture == "x86_64":
             return "this Python is an Intel program: install one for Apple silicon (arm64), MLX needs it"
         return "Metal is not used: MLX wants macOS 14 or newer, on the machine itself"
-    if not surroundings.nvidia_gpu:
+    if not nvidia_gpu:
         return ""
-    if not surroundings.cuda_wheel:
+    if not cuda_wheel:
         return f"there is an NVIDIA GPU that is not used: run `make venv` in Holdfast's clone, or there {_INSTALL_CUDA}"
     # Both wheels bring the file mlx/lib/libmlx.so; the one that was written last is used.
     return f"MLX for CUDA is installed, but hidden by the one for CPUs: {_UNHIDE_CUDA}"

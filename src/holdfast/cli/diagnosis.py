@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.cli.advice import advice, look_around
+from holdfast.cli.advice import advice, has_cuda_wheel, has_nvidia_gpu
 from holdfast.cli.layout_check import LayoutCheck, check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
@@ -60,7 +60,14 @@ def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None])
         except HoldfastError as error:
             found = msgspec.structs.replace(found, problems=(*found.problems, str(error)))
         progress(stage, 1.0)
-    return msgspec.structs.replace(found, advice=advice(found.platform, look_around()))
+    lines = advice(
+        found.platform,
+        system=standard_platform.system(),
+        architecture=standard_platform.machine(),
+        nvidia_gpu=has_nvidia_gpu(),
+        cuda_wheel=has_cuda_wheel(),
+    )
+    return msgspec.structs.replace(found, advice=lines)
 
 
 def _machine() -> Machine:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import httpx
 
 from holdfast.errors import HoldfastError
+from holdfast.whole_file import whole_file
 
 CONNECT_SECONDS = 10.0
 
@@ -91,7 +90,10 @@ class ServerClient:
             with self._http.stream("GET", path, **request) as response:
                 if response.is_error:
                     raise self._refused(response.status_code, response.read().decode(errors="replace"))
-                return _written(response.iter_bytes(), target)
+                with whole_file(target) as file:
+                    for piece in response.iter_bytes():
+                        file.write(piece)
+                return target.stat().st_size
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
@@ -100,20 +102,6 @@ class ServerClient:
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
-
-
-def _written(pieces: Iterator[bytes], target: Path) -> int:
-    """Write a file that only its owner may read, as a whole or not at all; returns its bytes."""
-    handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with open(handle, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-        os.replace(part, target)
-    except BaseException:
-        os.unlink(part)
-        raise
-    return target.stat().st_size
 
 
 def json_object(text: str) -> dict[str, Any]:

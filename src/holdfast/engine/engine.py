@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
-from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan, StepResult
-from holdfast.engine.sampling import DrawnRows, advance, row_state, sample
+from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
+from holdfast.engine.sampling import DrawnRows, advance, sample
 from holdfast.engine.scoring import drawn_logprobs, prompt_logprobs
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import LaterLogits, StepLogits
@@ -88,8 +88,8 @@ class Engine:
         it runs. Raises SnapshotMismatch when the prefix does not fit the model; the sequence is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
-        sampler = row_state(request, generated=generated, vocab_size=self._vocab_size)
-        sequence = EngineSequence.begin(request, layers=self._runner.fresh_layers(), sampler=sampler, generated=generated)
+        layers = self._runner.fresh_layers()
+        sequence = EngineSequence.begin(request, layers=layers, vocab_size=self._vocab_size, generated=generated)
         sequence.reserve(capacity_tokens)
         if prefix is not None:
             sequence.fed = sequence.kept = restore(sequence.layers, prefix.blocks, prefix.state)
@@ -119,8 +119,8 @@ class Engine:
             _launch(pending)
         return pending
 
-    def collect(self, pending: PendingStep) -> StepResult:
-        """Wait for a step, launch the one that was laid out behind it, and return what was drawn."""
+    def collect(self, pending: PendingStep) -> tuple[SpanResult, ...]:
+        """Wait for a step, launch the one that was laid out behind it, and return the results, one per span."""
         assert self._under_way[0] is pending, "steps are collected in the order of their dispatch"
         try:
             prompt_logprobs = self._wait(pending)
@@ -128,7 +128,7 @@ class Engine:
             self._under_way.popleft()
             if self._under_way:
                 _launch(self._under_way[0])
-        return StepResult(spans=tuple(_results(pending, prompt_logprobs)))
+        return tuple(_results(pending, prompt_logprobs))
 
     def take_kept(self, pending: PendingStep) -> list[Kept]:
         """The snapshots that a collected step has made, evaluated."""
@@ -186,18 +186,6 @@ class Engine:
         )
         self.close("costs")
         return costs
-
-    @property
-    def open_sequences(self) -> int:
-        """How many are open."""
-        return len(self._sequences)
-
-    @property
-    def live_bytes(self) -> int:
-        """What the live state of all of them takes now."""
-        # by identity: sequences that decode together keep rows of one stack
-        arrays = {id(array): array for sequence in self._sequences.values() for array in sequence.arrays()}
-        return sum(array.nbytes for array in arrays.values())
 
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         """Draw where it is wanted, and note what of the prompts is to be scored."""

@@ -49,13 +49,6 @@ class SpanResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """The results of one plan, one per span, in its order."""
-
-    spans: tuple[SpanResult, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepPolicy:
     """When state is copied out: every `block_tokens` tokens of what grows, and at each boundary everything up to it."""
 

@@ -18,7 +18,6 @@ import mlx.core as mx
 
 from holdfast.engine.layouts import LayoutError, RowsRunner, Runner, SoloRunner, SplitRunner, own_caches, own_kinds
 from holdfast.engine.plan import Span
-from holdfast.engine.sampling import row_state
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.views import StepContext
 from holdfast.errors import ModelLoadError
@@ -42,7 +41,6 @@ _MISFITS = (LayoutError, ArithmeticError, AssertionError, AttributeError, Lookup
 class Trial:
     """How one layout did."""
 
-    layout: str
     variant: str
     relative_error: float | None  # None: it raised
     note: str
@@ -55,7 +53,6 @@ class ProbeResult:
 
     runner: Runner
     reason: str
-    trials: tuple[Trial, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,14 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Probe
             if trials[-1].is_right and wanted in ("auto", runner.name):
                 if head is not None:
                     head.projects_later = reference.is_right_later(head)
-                return ProbeResult(runner=runner, reason=_reason(trials), trials=tuple(trials))
+                return ProbeResult(runner=runner, reason=_reason(trials))
         if head is not None:
             head.remove()
     solo_error = trials[-1].relative_error
     if wanted in ("auto", "solo") and reference.is_coarse and solo_error is not None and math.isfinite(solo_error):
         # mlx-lm's own code over its own caches; in 16 bits a near tie between experts can look like an error
         reason = f"the last resort, since nothing is within the tolerance: {_reason(trials)}"
-        return ProbeResult(runner=SoloRunner(model, None), reason=reason, trials=tuple(trials))
+        return ProbeResult(runner=SoloRunner(model, None), reason=reason)
     raise ModelLoadError(f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model rightly: {_reason(trials)}")
 
 
@@ -108,14 +105,13 @@ def _candidates(model: Any, head: HeadSeam | None) -> list[Runner]:
 
 
 def _try(runner: Runner, reference: _Reference) -> Trial:
-    layout, variant = runner.name, runner.variant
     try:
         error = reference.relative_error(_staggered(runner, reference.cases))
     except _MISFITS as misfit:
-        return Trial(layout=layout, variant=variant, relative_error=None, note=_first_line(misfit))
+        return Trial(variant=runner.variant, relative_error=None, note=_first_line(misfit))
     right = error <= RIGHT_RELATIVE_ERROR or error <= reference.tolerance
     note = f"relative error {error:.1e}" + ("" if right else f", allowed {reference.tolerance:.1e}")
-    return Trial(layout=layout, variant=variant, relative_error=error, note=note, is_right=right)
+    return Trial(variant=runner.variant, relative_error=error, note=note, is_right=right)
 
 
 def _first_line(error: Exception) -> str:
@@ -234,7 +230,7 @@ def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequen
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    sequence = EngineSequence.begin(request, layers=layers, sampler=row_state(request, vocab_size=1))
+    sequence = EngineSequence.begin(request, layers=layers, vocab_size=1)
     sequence.reserve(len(case.tokens))
     return sequence
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from holdfast.engine.plan import KeepPolicy, Span
-from holdfast.engine.sampling import RowState
+from holdfast.engine.sampling import RowState, row_state
 from holdfast.kv.layer import LayerState
 from holdfast.messages.commands import SequenceRequest
 
@@ -31,11 +31,12 @@ class EngineSequence:
 
     @staticmethod
     def begin(
-        request: SequenceRequest, *, layers: list[LayerState], sampler: RowState, generated: tuple[int, ...] = ()
+        request: SequenceRequest, *, layers: list[LayerState], vocab_size: int, generated: tuple[int, ...] = ()
     ) -> EngineSequence:
-        """One that has read nothing yet, of what it knows: its prompt and what it had generated."""
-        known = request.prompt_token_ids + generated
-        return EngineSequence(request=request, known=mx.array(known, dtype=mx.int32), layers=layers, sampler=sampler)
+        """One that has read nothing yet, of what it knows: its prompt and what it had generated. As `row_state` raises."""
+        known = mx.array(request.prompt_token_ids + generated, dtype=mx.int32)
+        sampler = row_state(request, generated=generated, vocab_size=vocab_size)
+        return EngineSequence(request=request, known=known, layers=layers, sampler=sampler)
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""

@@ -53,7 +53,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; a part of a character where the token is one."""
-        return self.pieces.all_bytes[token_id]
+        return self.pieces.all_bytes(token_id)
 
     def _id_of(self, name: str) -> int | None:
         content = self.special_tokens.get(name)

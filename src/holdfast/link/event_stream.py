@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.messages.commands import ControlAction
-from holdfast.messages.events import Accepted, Event, Finished, FinishReason, PromptScored, Rejected, Started, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
-RequestEvent = Accepted | Rejected | Started | PromptScored | TokensGenerated | Finished
+RequestEvent = Accepted | Rejected | Started | TokensGenerated | Finished
 
 
 _TOKEN_BYTES = 256  # of an event as a chunk of JSON or as objects here, about the same
@@ -99,7 +99,7 @@ class EventStream:
 
 def _size_of(event: RequestEvent) -> int:
     """About what an event takes, here and on its way to the client."""
-    if not isinstance(event, TokensGenerated | PromptScored):
+    if not isinstance(event, TokensGenerated | Started):
         return 0
     rivals = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import RequestEvent
-from holdfast.messages.commands import Command, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
 from holdfast.messages.events import Event, Finished, FinishReason, LoadProgress, ModelInfo, Rejected, WorkerFailed, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
@@ -82,7 +82,7 @@ class BlockingEventStream:
 class InProcessClient:
     """Starts a worker on a non-daemon device thread and speaks to it from plain threads: any of them may call any method.
 
-    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `Shutdown`, let go of the device.
+    `run_worker` is the worker's whole life on its thread: load, serve the inbox until `SHUT_DOWN`, let go of the device.
     """
 
     def __init__(self, run_worker: Callable[[QueueInbox], object], *, on_progress: Callable[[LoadProgress], None]) -> None:
@@ -125,7 +125,7 @@ class InProcessClient:
         answer: Future[WorkerStatistics] = Future()
         with self._alive():
             self._statistics.put(answer)
-            self._inbox.put(StatisticsRequest())
+            self._inbox.put(TELL_STATISTICS)
         return answer.result()
 
     def ask_session(self, command: SessionCommand) -> SessionAnswer:
@@ -138,7 +138,7 @@ class InProcessClient:
 
     def close(self) -> None:
         """End the worker in order and wait until its thread has let go of the device."""
-        self._inbox.put(Shutdown())
+        self._inbox.put(SHUT_DOWN)
         self._thread.join()
 
     def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:

@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventRouter, EventStream
-from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest, Shutdown, StatisticsRequest
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.messages.events import Event, Heartbeat, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
@@ -117,7 +117,7 @@ class ZmqEngineClient:
     async def statistics(self) -> WorkerStatistics:
         """The worker's counters of now, or the last ones known when it is busy with a long step."""
         if self._statistics is None:
-            self._send(StatisticsRequest())
+            self._send(TELL_STATISTICS)
             self._statistics = self._loop.create_future()
         try:
             async with asyncio.timeout(STATISTICS_PATIENCE_SECONDS):
@@ -145,7 +145,7 @@ class ZmqEngineClient:
     def shut_down_worker(self) -> None:
         """Ask the worker to end in order; its last events still arrive."""
         with contextlib.suppress(WorkerUnavailable):  # it is gone already, which is what was asked for
-            self._send(Shutdown())
+            self._send(SHUT_DOWN)
 
     def fail(self, message: str) -> None:
         """The worker is gone: end each open stream with FAILED and refuse new ones."""

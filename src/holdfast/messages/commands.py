@@ -39,12 +39,15 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     action: ControlAction
 
 
-class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Ask the worker for its `WorkerStatistics`. Command of the link."""
+class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the worker as a whole is to do. Command of the link.
+
+    tell_statistics: it answers with its `WorkerStatistics`. shut_down: it ends in order, running requests as cancelled.
+    """
+
+    action: Literal["tell_statistics", "shut_down"]
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End the worker in order: running requests are finished as cancelled. Command of the link."""
+SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
-
-Command: TypeAlias = SequenceRequest | SequenceControl | StatisticsRequest | SessionCommand | Shutdown
+Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SessionCommand

@@ -104,18 +104,12 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt has been read. Comes right before the first token, and before the prompt's scores; not when there is none."""
+    """The prompt has been read. Comes right before the first token; when there is none, only if the prompt was scored."""
 
     request_id: RequestId
     memory: CacheReport
     timings: Timings  # without the time of decoding
-
-
-class PromptScored(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Log-probabilities of the prompt's tokens from the second on (for echo with logprobs). Comes before the first token."""
-
-    request_id: RequestId
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's tokens from the second on (for echo with logprobs)
 
 
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -198,7 +192,6 @@ Event: TypeAlias = (
     Accepted
     | Rejected
     | Started
-    | PromptScored
     | TokensGenerated
     | Finished
     | WorkerReady

@@ -61,7 +61,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Counters since the worker's start, and gauges of now."""
 
-    in_answer: bool = False  # to a StatisticsRequest; a working worker also tells them unasked
+    in_answer: bool = False  # to TELL_STATISTICS; a working worker also tells them unasked
     running: int = 0
     queued: int = 0
     steps: int = 0

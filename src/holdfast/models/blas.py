@@ -165,15 +165,6 @@ def _openblas_config(library: ctypes.CDLL) -> str:
     return (config or b"").decode(errors="replace")
 
 
-class _DlInfo(ctypes.Structure):
-    _fields_ = [  # ctypes wants a list
-        ("dli_fname", ctypes.c_char_p),
-        ("dli_fbase", ctypes.c_void_p),
-        ("dli_sname", ctypes.c_char_p),
-        ("dli_saddr", ctypes.c_void_p),
-    ]
-
-
 def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
     """The file that provides the symbol: to whatever is loaded next, or in `library`. Empty if nobody does."""
     process = ctypes.CDLL(None)
@@ -181,9 +172,10 @@ def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
         function = getattr(library or process, symbol)
     except AttributeError:
         return ""
-    info = _DlInfo()
+    info = (ctypes.c_char_p * 4)()  # Dl_info: four pointers, the first of them to the file's name
     found = process.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
-    return os.path.realpath(os.fsdecode(info.dli_fname)) if found and info.dli_fname else ""
+    file = info[0] if found else None
+    return os.path.realpath(os.fsdecode(file)) if file else ""
 
 
 @contextmanager

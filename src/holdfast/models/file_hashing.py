@@ -16,7 +16,7 @@ from types import TracebackType
 import xxhash
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.hash_cache import FileHash, FileStamp, HashCache, stamp_from, stamp_of
+from holdfast.models.hash_cache import FileStamp, HashCache, stamp_from, stamp_of
 
 PIECE_BYTES = 4 << 20  # hashing and reading let other threads run for as long as such a piece takes
 
@@ -69,7 +69,7 @@ class FileHashing:
         self._look_again()
         for name, (_, stamp) in self._before.items():
             if stamp.is_settled(again_ns if name in unsettled else self._began_ns):
-                self._cache.add(FileHash(stamp=stamp, hash=self._hashes[name]))
+                self._cache.add(stamp, self._hashes[name])
         self._cache.save()
         return self._hashes
 

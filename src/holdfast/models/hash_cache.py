@@ -5,15 +5,15 @@ A cache that is missing, damaged or not ours alone is an empty one: then everyth
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 import msgspec
 import xxhash
+
+from holdfast.whole_file import whole_file
 
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
@@ -40,16 +40,9 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
         return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
 
 
-class FileHash(msgspec.Struct, frozen=True, array_like=True):
-    """The hash of a whole file (xxh3-128, hexadecimal) and what it was like then."""
-
-    stamp: FileStamp
-    hash: str
-
-
 class _Content(msgspec.Struct, frozen=True):
     format: int
-    entries: tuple[FileHash, ...]  # the one that was used last comes last
+    entries: tuple[tuple[FileStamp, str], ...]  # (stamp, hash) of each file; the one that was used last comes last
     checksum: str
 
 
@@ -79,10 +72,10 @@ class HashCache:
             self._used[stamp] = known
         return known
 
-    def add(self, found: FileHash) -> None:
-        """Remember the hash of a file whose stamp was settled before it was read."""
-        if found.stamp.size >= LEAST_BYTES:
-            self._used[found.stamp] = found.hash
+    def add(self, stamp: FileStamp, found: str) -> None:
+        """Remember the hash (xxh3-128, hexadecimal) of a whole file whose stamp was settled before it was read."""
+        if stamp.size >= LEAST_BYTES:
+            self._used[stamp] = found
 
     def save(self) -> None:
         """Write what is new. A folder that cannot be written costs the next start some time, and nothing else."""
@@ -92,7 +85,7 @@ class HashCache:
         for stamp, found in self._used.items():
             known.pop(stamp, None)
             known[stamp] = found
-        entries = tuple(FileHash(stamp, found) for stamp, found in known.items())[-MOST_ENTRIES:]
+        entries = tuple(known.items())[-MOST_ENTRIES:]
         content = _Content(format=CACHE_FORMAT, entries=entries, checksum=_checksum(entries))
         try:
             _replace(self._path, msgspec.json.encode(content))
@@ -108,7 +101,7 @@ def _load(path: Path) -> dict[FileStamp, str]:
         return {}
     if content.format != CACHE_FORMAT or content.checksum != _checksum(content.entries):
         return {}
-    return {entry.stamp: entry.hash for entry in content.entries}
+    return dict(content.entries)
 
 
 def _read_private(path: Path) -> bytes:
@@ -130,16 +123,9 @@ def _is_ours_alone(status: os.stat_result) -> bool:
 
 def _replace(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable by its owner only
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(fresh, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
+    with whole_file(path) as file:
+        file.write(content)
 
 
-def _checksum(entries: tuple[FileHash, ...]) -> str:
+def _checksum(entries: tuple[tuple[FileStamp, str], ...]) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(entries))

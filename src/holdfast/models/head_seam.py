@@ -28,7 +28,7 @@ class HeadSeam:
         self._rows: mx.array | None = None
         self._aside: mx.array | None = None
         self._instead: mx.array | None = None
-        self._used = False
+        self.used = False  # whether the last block selected rows; if not, the logits are those of all positions
         self._set_aside: mx.array | None = None
         self.projects_later = False  # set by who has seen that `project` gives what the model gives
         self._plain_classes: list[tuple[Module, type[Module]]] = []
@@ -51,9 +51,9 @@ class HeadSeam:
         part.__class__ = type(type(part).__name__, (type(part),), {method: project, "__module__": type(part).__module__})
 
     def _take(self, x: mx.array) -> mx.array:
-        if self._used or (self._rows is None and self._aside is None and self._instead is None):
+        if self.used or (self._rows is None and self._aside is None and self._instead is None):
             return x
-        self._used = True
+        self.used = True
         if self._instead is not None:
             return self._instead[:, None]
         flat = x.reshape(-1, x.shape[-1])
@@ -74,7 +74,7 @@ class HeadSeam:
         None: no selection. aside: rows that `take_aside` gives after the block. Then `.used` tells whether the model's head went
         through the seam.
         """
-        self._rows, self._aside, self._used, self._set_aside = rows, aside, False, None
+        self._rows, self._aside, self.used, self._set_aside = rows, aside, False, None
         try:
             yield self
         finally:
@@ -87,14 +87,9 @@ class HeadSeam:
 
     def project(self, rows: mx.array) -> mx.array:
         """The logits of rows that were set aside, [rows, vocabulary]. Lazy. Only right where `projects_later`."""
-        self._instead, self._used = rows, False
+        self._instead, self.used = rows, False
         try:
             logits: mx.array = self._model(mx.zeros((1, 1), dtype=mx.int32))
         finally:
             self._instead = None
         return logits.reshape(-1, logits.shape[-1])
-
-    @property
-    def used(self) -> bool:
-        """Whether the last block selected rows; if not, the logits are those of all positions."""
-        return self._used

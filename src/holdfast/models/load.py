@@ -18,7 +18,7 @@ from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.models import device_memory, mlx_lm_import, platform, weight_format
 from holdfast.models.dimensions import context_tokens, vocabulary_size
-from holdfast.models.model_folder import ModelFolder, inspect_folder, read_json
+from holdfast.models.model_folder import checked_config, checked_tensor_bytes, read_json
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300
@@ -49,12 +49,12 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     Raises ModelLoadError with one line whatever is wrong with the model.
     """
     progress("checking", 0.0)
-    checked = inspect_folder(folder)
-    _refuse_foreign_code(checked, settings)
-    context = context_tokens(checked.config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens)
+    stored_config, tensor_bytes = checked_config(folder), checked_tensor_bytes(folder)
+    _refuse_foreign_code(folder, stored_config, settings)
+    context = context_tokens(stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens)
     progress("building", 0.0)
     platform.prepare_device()
-    model, config = _build(checked, settings)
+    model, config = _build(folder, stored_config, settings)
     report = platform.report()
     with _one_line_errors(folder):
         wish = weight_format.choose_format(
@@ -65,12 +65,12 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
             available_bytes=device_memory.usable_bytes(platform.working_set_bytes()),
         )
         parameters = weight_format.parameter_count(model)
-        weight_format.convert(model, wish, read=_counting(progress, total_bytes=checked.tensor_bytes))
+        weight_format.convert(model, wish, read=_counting(progress, total_bytes=tensor_bytes))
     progress("reading", 1.0)
     return LoadedModel(
         model=model,
         config=config,
-        model_type=checked.config["model_type"],
+        model_type=stored_config["model_type"],
         parameters=parameters,
         weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS),
         compute_dtype=weight_format.compute_dtype(model),
@@ -81,22 +81,20 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     )
 
 
-def _build(checked: ModelFolder, settings: ModelSettings) -> tuple[Module, dict[str, Any]]:
+def _build(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> tuple[Module, dict[str, Any]]:
     """The model with its weights mapped but not read."""
     utils = mlx_lm_import.mlx_lm_utils()
-    with _one_line_errors(checked.path), _no_bytecode_written():
-        if "model_file" not in checked.config:
-            _check_architecture(checked.config, utils)
-        model, config = utils.load_model(checked.path, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code)
+    with _one_line_errors(folder), _no_bytecode_written():
+        if "model_file" not in stored_config:
+            _check_architecture(stored_config, utils)
+        model, config = utils.load_model(folder, lazy=True, strict=True, trust_remote_code=settings.trust_remote_code)
     return model, config
 
 
-def _refuse_foreign_code(checked: ModelFolder, settings: ModelSettings) -> None:
-    code = checked.config.get("model_file")
+def _refuse_foreign_code(folder: Path, stored_config: dict[str, Any], settings: ModelSettings) -> None:
+    code = stored_config.get("model_file")
     if code is not None and not settings.trust_remote_code:
-        raise ModelLoadError(
-            f"{checked.path} wants to run its own code ({code}); set model.trust_remote_code = true if you trust it"
-        )
+        raise ModelLoadError(f"{folder} wants to run its own code ({code}); set model.trust_remote_code = true if you trust it")
 
 
 def _check_architecture(config: dict[str, Any], utils: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +26,20 @@ _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFolder:
-    """A folder whose configuration can be read and whose weight files are whole."""
-
-    path: Path
-    config: dict[str, Any]
-    tensor_bytes: int  # of all weight files, without their headers
-
-
-def inspect_folder(folder: Path) -> ModelFolder:
-    """Check the folder. Raises ModelLoadError with one line that says what is wrong."""
+def checked_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the model in the folder. Raises ModelLoadError with one line that says what is wrong."""
     check_is_folder(folder)
     config = read_json(folder / _CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{folder / _CONFIG} does not say which model_type it is")
+    return config
+
+
+def checked_tensor_bytes(folder: Path) -> int:
+    """Bytes of all weight files, without their headers. Raises ModelLoadError, in one line, where one is missing or not whole."""
     files = sorted(folder.glob(WEIGHT_FILES))
     _check_shards(folder, files)
-    return ModelFolder(path=folder, config=config, tensor_bytes=sum(_checked_tensor_bytes(file) for file in files))
+    return sum(map(_tensor_bytes, files))
 
 
 def check_is_folder(folder: Path) -> None:
@@ -118,7 +113,7 @@ def _check_shards(folder: Path, files: list[Path]) -> None:
     raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
 
 
-def _checked_tensor_bytes(file: Path) -> int:
+def _tensor_bytes(file: Path) -> int:
     """How many bytes of tensors the file holds. Source: https://github.com/huggingface/safetensors#format."""
     try:
         size = file.stat().st_size

@@ -14,7 +14,6 @@ from holdfast.messages.events import (
     Event,
     Finished,
     FinishReason,
-    PromptScored,
     Started,
     Timings,
     TokenLogprob,
@@ -83,11 +82,9 @@ class ChoiceText:
             return self._generated(event)
         if isinstance(event, Finished):
             return self._finished(event)
-        if isinstance(event, PromptScored):
-            return self._echo(event.logprobs)
         if isinstance(event, Started):
             self.memory, self.timings = event.memory, event.timings
-            return ()
+            return self._echo(event.logprobs)
         return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
 
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
@@ -136,7 +133,7 @@ class ChoiceText:
     def _place(self, text: str, *, start: int) -> None:
         """Place the tokens whose text was uncertain. Where bytes were replaced, all of it counts as made by the last of them."""
         if not spread(
-            text, self._uncertain, [self._pieces.visible_bytes[token.token_id] for token in self._uncertain], start=start
+            text, self._uncertain, [self._pieces.visible_bytes(token.token_id) for token in self._uncertain], start=start
         ):
             last = self._uncertain[-1]
             last.start, last.end, last.emitted = start, start + len(text), text
@@ -228,7 +225,7 @@ class ChoiceText:
         return TokenText(text=text, raw=raw, logprob=logprob)
 
     def _shown(self, token_id: int) -> tuple[str, bytes]:
-        raw = self._pieces.all_bytes[token_id]
+        raw = self._pieces.all_bytes(token_id)
         return raw.decode("utf-8", "replace"), raw
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
@@ -268,7 +265,7 @@ class ChoiceText:
             return None
         before = self._rules.prompt_token_ids[max(0, found.position - _TOKENS_BEFORE) : found.position]
         return DivergentTexts(
-            before=b"".join(self._pieces.all_bytes[token_id] for token_id in before).decode("utf-8", "replace"),
+            before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode("utf-8", "replace"),
             stored=self._shown(found.stored_token_id)[0],
             prompt=self._shown(found.prompt_token_id)[0],
         )

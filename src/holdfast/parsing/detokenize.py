@@ -22,8 +22,8 @@ class _ByteDecoder:
     def push(self, token_ids: Sequence[int]) -> str:
         table = self._bytes
         if len(token_ids) == 1:
-            return self._utf8.decode(table[token_ids[0]])
-        return self._utf8.decode(b"".join([table[token_id] for token_id in token_ids]))
+            return self._utf8.decode(table(token_ids[0]))
+        return self._utf8.decode(b"".join([table(token_id) for token_id in token_ids]))
 
     def flush(self) -> str:
         text = self._utf8.decode(b"", final=True)
@@ -51,7 +51,7 @@ class _PieceDecoder:
         parts: list[str] = []
         table, run = self._table, self._run
         for token_id in token_ids:
-            piece = table[token_id]
+            piece = table(token_id)
             if piece is None:
                 continue
             if self._first:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders
@@ -89,20 +89,11 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
-class _Table(dict[int, Any]):
-    """A dictionary that fills itself: only ids that occur take memory, of vocabularies of up to 260,000."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, token_id: int) -> Any:
-        value = self[token_id] = self._make(token_id)
-        return value
-
-
 class TokenPieces:
-    """What each token of one tokenizer adds to the text. Shared by all requests; the tables fill as tokens occur."""
+    """What each token of one tokenizer adds to the text. Shared by all requests.
+
+    The tables fill as tokens occur: only ids that do take memory, of vocabularies of up to 260,000.
+    """
 
     def __init__(self, backend: Tokenizer) -> None:
         self.backend = backend
@@ -110,12 +101,10 @@ class TokenPieces:
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         self._replace = [decoders.Replace(pattern, content) for pattern, content in self.rules.replacements]
-        self.visible_bytes: dict[int, bytes] = _Table(lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id))
-        self.all_bytes: dict[int, bytes] = _Table(self.raw)
-        self.visible_pieces: dict[int, Piece] = _Table(
-            lambda token_id: None if self.is_special(token_id) else self._piece(token_id)
-        )
-        self.all_pieces: dict[int, Piece] = _Table(self._piece)
+        self.visible_bytes = cache(lambda token_id: b"" if self.is_special(token_id) else self.raw(token_id))
+        self.all_bytes = cache(self.raw)
+        self.visible_pieces = cache(lambda token_id: None if self.is_special(token_id) else self._piece(token_id))
+        self.all_pieces = cache(self._piece)
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is left out of the text."""

@@ -18,6 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from holdfast.whole_file import whole_file
+
 _NAME = "mlx"  # MLX's own, in the folder for temporary files
 _MOST_KINDS = 4  # of machines and systems; the longest unused go
 
@@ -78,17 +80,11 @@ def take_back(kept: Path, temporary: Path) -> None:
 def _copy_whole(path: Path, place: Path) -> None:
     """Copy a file so that it is there whole or not at all, also after a power cut: a cut library could never be loaded."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(dir=place.parent)
-    try:
-        with os.fdopen(handle, "wb") as out, path.open("rb") as file:
-            shutil.copyfileobj(file, out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(fresh, 0o700)
-        os.replace(fresh, place)
-    except OSError:
-        os.unlink(fresh)
-        raise
+    with path.open("rb") as file, whole_file(place) as out:
+        shutil.copyfileobj(file, out)
+        out.flush()
+        os.fsync(out.fileno())
+        os.fchmod(out.fileno(), 0o700)
 
 
 def _bound(kept: Path) -> None:

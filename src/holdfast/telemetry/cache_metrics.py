@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from holdfast.messages.figures import CacheFigures, StoreFigures, WorkerStatistics
-from holdfast.telemetry.families import counters, gauges, histograms, labelled
+from holdfast.telemetry.families import histograms, labelled, plain
 
 _PREFIXES = ("holdfast_prefix_cache_", "holdfast_memory_")  # the second as they were called before: gone with the next release
 _CACHE_GAUGES = (
@@ -53,12 +53,12 @@ def cache_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metri
 
 
 def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
-    yield from gauges(prefix, _CACHE_GAUGES, caches)
+    yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
     reused = {model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens} for model, cache in caches.items()}
     yield labelled(f"{prefix}reused_tokens", "Tokens not read again, by tier.", "tier", reused)
     lookups = {model: cache.lookups for model, cache in caches.items()}
     yield labelled(f"{prefix}lookups", "Requests by why no more was reused.", "outcome", lookups)
-    yield from counters(prefix, _CACHE_COUNTERS, caches)
+    yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
     yield from histograms(prefix, _CACHE_SECONDS, caches)
 
 
@@ -69,5 +69,5 @@ def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
     yield writing
     dropped = {model: store.dropped_blocks for model, store in stores.items()}
     yield labelled("holdfast_store_dropped_blocks", "Blocks that were not written.", "reason", dropped)
-    yield from gauges("holdfast_store_", _STORE_GAUGES, stores)
-    yield from counters("holdfast_store_", _STORE_COUNTERS, stores)
+    yield from plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
+    yield from plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)

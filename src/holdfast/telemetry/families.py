@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -14,22 +15,15 @@ Table: TypeAlias = Iterable[tuple[str, str]]  # name of the field, which ends th
 Label = TypeVar("Label", bound=str)
 
 
-def gauges(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A gauge for each field of the table. `figures`: by model id."""
+def plain(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], prefix: str, table: Table, figures: Mapping[str, object]
+) -> Iterator[Metric]:
+    """A gauge or a counter for each field of the table. `figures`: by model id."""
     for name, documentation in table:
-        gauge = GaugeMetricFamily(prefix + name, documentation, labels=["model"])
+        family = kind(prefix + name, documentation, labels=["model"])
         for model, numbers in figures.items():
-            gauge.add_metric([model], getattr(numbers, name))
-        yield gauge
-
-
-def counters(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
-    """A counter for each field of the table."""
-    for name, documentation in table:
-        counter = CounterMetricFamily(prefix + name, documentation, labels=["model"])
-        for model, numbers in figures.items():
-            counter.add_metric([model], getattr(numbers, name))
-        yield counter
+            family.add_metric([model], getattr(numbers, name))
+        yield family
 
 
 def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, int]]) -> Metric:
@@ -54,7 +48,5 @@ def histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iter
 
 def cumulative(histogram: Histogram) -> Iterator[tuple[str, float]]:
     """The buckets: each bound as a text, with the number of observations up to it."""
-    count = 0
-    for bound, more in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        count += more
+    for bound, count in zip((*histogram.bounds, float("inf")), accumulate(histogram.counts), strict=True):
         yield ("+Inf" if bound == float("inf") else str(bound)), float(count)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.telemetry.cache_metrics import cache_families
-from holdfast.telemetry.families import counters, gauges, histograms, labelled
+from holdfast.telemetry.families import histograms, labelled, plain
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -87,8 +87,8 @@ class Metrics(Collector):
             load.add_metric([model], seconds)
         yield load
         yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
-        yield from gauges("holdfast_worker_", _GAUGES, self._statistics)
-        yield from counters("holdfast_worker_", _COUNTERS, self._statistics)
+        yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
+        yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)
         yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
         yield from cache_families(self._statistics)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LONGEST_CONTENT = 20_000  # of a prompt or an answer in the log
+
 
 def printable(text: str, *, longest: int = 100) -> str:
     """The text with everything escaped that could move a cursor, colour a terminal or begin a line; its end cut if it is long."""

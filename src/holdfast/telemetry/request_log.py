@@ -6,17 +6,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.messages.output import ChoiceFinished, OutputEvent
-from holdfast.telemetry.printable import printable
+from holdfast.telemetry.printable import LONGEST_CONTENT, printable
+
+if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
+    from holdfast.telemetry.requests import AnswerRecord
 
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
-_LONGEST_CONTENT = 20_000
 _QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
-_LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
 _log = logging.getLogger(__name__)
 
 
@@ -95,12 +95,15 @@ class RequestRecord:
             "prompt_tokens": answer.prompt_tokens,
             "cached_tokens": answer.cached_tokens,
             "answer_tokens": answer.tokens,
-            "first_token_seconds": _rounded(answer.first_text_seconds(since=self.began)),
+            "first_token_seconds": _rounded(self._first_text_seconds(answer)),
             "tokens_per_second": _rounded(answer.tokens_per_second),
             "finish_reason": _once_each(answer.finish_reasons),
-            "prompt": answer.prompt[:_LONGEST_CONTENT],
+            "prompt": answer.prompt[:LONGEST_CONTENT],
             "answers": [answer.texts[index] for index in sorted(answer.texts)],
         }
+
+    def _first_text_seconds(self, answer: AnswerRecord) -> float | None:
+        return None if answer.first_text_at is None else answer.first_text_at - self.began
 
     def _figures(self) -> tuple[str, ...]:
         answer = self.answer
@@ -108,7 +111,7 @@ class RequestRecord:
         if answer is None:
             return (whole,)
         cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
-        first_seconds, speed = answer.first_text_seconds(since=self.began), answer.tokens_per_second
+        first_seconds, speed = self._first_text_seconds(answer), answer.tokens_per_second
         return (
             f"prompt {answer.prompt_tokens}{cached}",
             f"answer {answer.tokens}",
@@ -129,63 +132,7 @@ class RequestRecord:
         if answer is None or not answer.prompt:
             return []
         texts = [("prompt", answer.prompt), *(("answer", answer.texts[index]) for index in sorted(answer.texts))]
-        return [f"    {name}: {printable(text, longest=_LONGEST_CONTENT)}" for name, text in texts]
-
-
-class AnswerRecord:
-    """Follows the events of an answer for the log.
-
-    prompt: what was asked, empty unless contents are logged; then the answers' texts are kept as well.
-    """
-
-    def __init__(
-        self, *, prompt_tokens: int, choices_per_prompt: int = 1, prompt: str = "", clock: Callable[[], float] = perf_counter
-    ) -> None:
-        self.prompt_tokens, self.prompt = prompt_tokens, prompt
-        self.texts: dict[int, str] = {}  # by choice
-        self.finish_reasons: list[str] = []
-        self._choices_per_prompt, self._clock = choices_per_prompt, clock
-        self._tokens: dict[int, int] = {}  # by choice
-        self._cached: dict[int, int] = {}  # by choice that has ended
-        self._first_text_at: float | None = None
-        self._latest_text_at = 0.0
-
-    def see(self, event: OutputEvent) -> None:
-        """Take one event down."""
-        if isinstance(event, ChoiceFinished):
-            self.finish_reasons.append(event.reason.value)
-            self._tokens[event.index] = event.completion_tokens
-            if event.index % self._choices_per_prompt == 0:  # further choices of a prompt may share what the first has read
-                self._cached[event.index] = event.cached_tokens
-            return
-        self._latest_text_at = self._clock()
-        if self._first_text_at is None:
-            self._first_text_at = self._latest_text_at
-        self._tokens[event.index] = self._tokens.get(event.index, 0) + len(event.token_ids)
-        if self.prompt and len(self.texts.get(event.index, "")) < _LONGEST_CONTENT:
-            self.texts[event.index] = self.texts.get(event.index, "") + event.text
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that were not read again; known once the answer has ended."""
-        return sum(self._cached.values()) if self._cached else None
-
-    @property
-    def tokens(self) -> int:
-        """Of all choices, as far as they came."""
-        return sum(self._tokens.values())
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """How fast the answer came from its first text on, all choices together; None when there is too little to tell."""
-        following = self.tokens - len(self._tokens)
-        if self._first_text_at is None or following < 1 or self._latest_text_at - self._first_text_at < _LEAST_SECONDS:
-            return None
-        return following / (self._latest_text_at - self._first_text_at)
-
-    def first_text_seconds(self, *, since: float) -> float | None:
-        """How long the first text took from a time on; None as long as there is none."""
-        return None if self._first_text_at is None else self._first_text_at - since
+        return [f"    {name}: {printable(text, longest=LONGEST_CONTENT)}" for name, text in texts]
 
 
 def write_line(record: RequestRecord) -> None:

@@ -1,4 +1,4 @@
-"""Measures one request on its way: acceptance, first text, gaps, end."""
+"""Follows one request on its way: acceptance, text, gaps, end; for the metrics and for its line in the log."""
 
 from __future__ import annotations
 
@@ -9,23 +9,41 @@ from prometheus_client import Histogram
 
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.printable import LONGEST_CONTENT
+
+_LEAST_SECONDS = 0.01  # of an answer from its first text on: what came all at once says nothing of speed
 
 
-class RequestWatch:
-    """Follows the events of one request and books them. Made when the request comes in: from then on it counts."""
+class AnswerRecord:
+    """Books the events of one answer, and keeps what the log says of it.
+
+    Made when the request comes in: from then on it counts.
+    """
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
         self._began = clock()
-        self._model = ""
+        self._model, self.prompt = "", ""
         self.accept_seconds = 0.0
+        self.prompt_tokens = self.dropped_tokens = 0
+        self.texts: dict[int, str] = {}  # by choice
+        self.finish_reasons: list[str] = []
+        self._choices_per_prompt = 1
+        self._tokens: dict[int, int] = {}  # by choice
+        self._cached: dict[int, int] = {}  # by choice that has ended
         self._first_text: dict[int, float] = {}
         self._latest_text: dict[int, float] = {}
         self._gaps: Histogram | None = None
 
-    def accepted(self, model: str, *, dropped_tokens: int = 0) -> None:
-        """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist."""
-        self._model = model
+    def accepted(
+        self, model: str, *, prompt_tokens: int, dropped_tokens: int = 0, choices_per_prompt: int = 1, prompt: str = ""
+    ) -> None:
+        """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist.
+
+        prompt: what was asked, empty unless contents are logged; then the answers' texts are kept as well.
+        """
+        self._model, self.prompt, self._choices_per_prompt = model, prompt, choices_per_prompt
+        self.prompt_tokens, self.dropped_tokens = prompt_tokens, dropped_tokens
         self.accept_seconds = self._clock() - self._began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
@@ -35,21 +53,46 @@ class RequestWatch:
         """Book one event."""
         now = self._clock()
         if isinstance(event, TextDelta):
-            self._observe_text(event.index, now)
+            self._observe_text(event, now)
         else:
             self._observe_end(event, now)
-
-    def first_text_seconds(self, index: int) -> float | None:
-        """How long the first text of a choice took since the request came in; None as long as there is none."""
-        at = self._first_text.get(index)
-        return None if at is None else at - self._began
 
     def close(self) -> None:
         """The answer is over, whole or not."""
         if self._model:
             self._metrics.request_seconds.labels(self._model).observe(self._clock() - self._began)
 
-    def _observe_text(self, index: int, now: float) -> None:
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were not read again; known once the answer has ended."""
+        return sum(self._cached.values()) if self._cached else None
+
+    @property
+    def tokens(self) -> int:
+        """Of all choices, as far as they came."""
+        return sum(self._tokens.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """How fast the answer came from its first text on, all choices together; None when there is too little to tell."""
+        following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
+        if first_text_at is None or following < 1:
+            return None
+        seconds = max(self._latest_text.values()) - first_text_at
+        return None if seconds < _LEAST_SECONDS else following / seconds
+
+    @property
+    def first_text_at(self) -> float | None:
+        """When the first text of any choice came; None as long as there is none."""
+        return min(self._first_text.values(), default=None)
+
+    def first_text_seconds(self, index: int) -> float | None:
+        """How long the first text of a choice took since the request came in; None as long as there is none."""
+        at = self._first_text.get(index)
+        return None if at is None else at - self._began
+
+    def _observe_text(self, event: TextDelta, now: float) -> None:
+        index = event.index
         latest = self._latest_text.get(index)
         if latest is None:
             self._first_text[index] = now
@@ -57,17 +100,22 @@ class RequestWatch:
         elif self._gaps is not None:
             self._gaps.observe(now - latest)
         self._latest_text[index] = now
+        self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
+        if self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
+            self.texts[index] = self.texts.get(index, "") + event.text
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:
         metrics, model = self._metrics, self._model
+        # Without one of its own, the answer was cut by a stop string: its worker was not waited for.
+        decode_seconds = event.timings.decode_seconds or now - self._first_text.get(event.index, now)
         metrics.requests.labels(model, event.reason.value).inc()
         metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
         metrics.completion_tokens.labels(model).inc(event.completion_tokens)
         metrics.cached_tokens.labels(model).inc(event.cached_tokens)
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
-        metrics.decode_seconds.labels(model).observe(event.timings.decode_seconds or self._decode_seconds(event.index, now))
-
-    def _decode_seconds(self, index: int, now: float) -> float:
-        """For an answer that was cut by a stop string: its worker was not waited for."""
-        return now - self._first_text.get(index, now)
+        metrics.decode_seconds.labels(model).observe(decode_seconds)
+        self.finish_reasons.append(event.reason.value)
+        self._tokens[event.index] = event.completion_tokens
+        if event.index % self._choices_per_prompt == 0:  # further choices of a prompt may share what the first has read
+            self._cached[event.index] = event.cached_tokens

@@ -13,7 +13,7 @@ from holdfast.worker.pulse import Pulse
 
 
 def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = None) -> WorkerEnd:
-    """Load the model and serve the inbox until Shutdown. Call on a thread that lives as long as the model.
+    """Load the model and serve the inbox until `SHUT_DOWN`. Call on a thread that lives as long as the model.
 
     pulse: where to show what the thread is at; None where nobody looks.
     """

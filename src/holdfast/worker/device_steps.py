@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic
 
-from holdfast.engine.plan import Span, SpanResult, StepResult
+from holdfast.engine.plan import Span, SpanResult
 from holdfast.worker.failures import DeviceBroken, DeviceFailed, device_call
 from holdfast.worker.flight import Flight
 from holdfast.worker.parts import Step, StepEngine
@@ -39,10 +39,10 @@ class DeviceSteps(Generic[Step]):
             flight.collect = functools.partial(self._engine.collect, pending)
             flight.take_kept = functools.partial(self._engine.take_kept, pending)
 
-    def collect(self, flight: Flight, *, behind: Flight | None) -> StepResult | None:
+    def collect(self, flight: Flight, *, behind: Flight | None) -> tuple[SpanResult, ...] | None:
         """Wait for a step. None when it failed: its sequences have to be tried alone, and so have those of the step behind it."""
         if not flight.sequences:
-            return StepResult(spans=())
+            return ()
         if flight.collect is not None and not flight.is_suspect:
             try:
                 with device_call():
@@ -57,7 +57,7 @@ class DeviceSteps(Generic[Step]):
         self._engine.abandon_pending()
         return None
 
-    def collect_last(self, flight: Flight) -> StepResult | None:
+    def collect_last(self, flight: Flight) -> tuple[SpanResult, ...] | None:
         """Let the step under way end before its arrays are dropped. None when it failed; nobody waits for it."""
         if flight.collect is None:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.worker.sequences import LiveSequence
 
 if TYPE_CHECKING:
@@ -27,23 +27,23 @@ class Flight:
     lives: tuple[int, ...]  # of the sequences, when it was dispatched
     started_at: float
     expected_seconds: float | None  # what it takes at most; None: nothing like it was measured
-    collect: Callable[[], StepResult] | None = None  # None: it was not dispatched
+    collect: Callable[[], tuple[SpanResult, ...]] | None = None  # None: it was not dispatched
     take_kept: Callable[[], Sequence[Kept]] = _nothing_kept
     is_suspect: bool = False  # its dispatch raised, or the step before it failed: what it gives cannot be trusted
 
-    def wanted(self, result: StepResult) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
+    def wanted(self, results: Sequence[SpanResult]) -> Iterator[tuple[Span, LiveSequence, SpanResult]]:
         """What it gave for sequences whose state was not given up since."""
-        for span, sequence, life, given in zip(self.plan.spans, self.sequences, self.lives, result.spans, strict=True):
+        for span, sequence, life, given in zip(self.plan.spans, self.sequences, self.lives, results, strict=True):
             if sequence.lives == life:
                 yield span, sequence, given
 
-    def unhealthy(self, result: StepResult) -> tuple[LiveSequence, ...]:
+    def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
         """For whom it did not come out right."""
-        return tuple(sequence for _, sequence, given in self.wanted(result) if given.failure)
+        return tuple(sequence for _, sequence, given in self.wanted(results) if given.failure)
 
-    def healthy(self, result: StepResult) -> tuple[LiveSequence, ...]:
+    def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
         """For whom it did."""
-        return tuple(sequence for _, sequence, given in self.wanted(result) if not given.failure)
+        return tuple(sequence for _, sequence, given in self.wanted(results) if not given.failure)
 
 
 def expected_together(expected_seconds: float | None, ahead: Flight | None) -> float | None:

@@ -9,7 +9,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from holdfast.messages.commands import Command, Shutdown
+from holdfast.messages.commands import SHUT_DOWN, Command
 from holdfast.messages.events import Event
 
 LINGER_MILLISECONDS = 2_000  # the last events (Finished of cancelled requests) must leave before the process does
@@ -32,7 +32,7 @@ class Inbox(Protocol):
 
 
 class ZmqInbox:
-    """Inbox over a ZeroMQ PAIR socket. A front that is gone, and a byte on `wake_fd`, read as `Shutdown`."""
+    """Inbox over a ZeroMQ PAIR socket. A front that is gone, and a byte on `wake_fd`, read as `SHUT_DOWN`."""
 
     def __init__(self, endpoint: str, *, wake_fd: int) -> None:
         self._context = zmq.Context()
@@ -54,7 +54,7 @@ class ZmqInbox:
     def receive(self, *, timeout_seconds: float) -> list[Command]:
         """All commands that are there; waits for the first one up to the timeout (0: polls)."""
         if self._over:
-            return [Shutdown()]
+            return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
         commands: list[Command] = []
         if self._socket in ready:
@@ -65,7 +65,7 @@ class ZmqInbox:
         if self._wake_fd in ready:
             self._over = True
         if self._over:
-            commands.append(Shutdown())
+            commands.append(SHUT_DOWN)
         return commands
 
     def send(self, events: Sequence[Event]) -> None:

@@ -12,7 +12,6 @@ from holdfast.messages.events import (
     Accepted,
     Event,
     FinishReason,
-    PromptScored,
     Rejected,
     RejectionKind,
     TokenLogprob,
@@ -76,10 +75,11 @@ class Ledger:
         """Strike a live sequence off; says its one and only Finished."""
         assert self.is_live(sequence)
         del self._live[sequence.request.request_id]
+        now = self._clock()
         if sequence.prompt_logprobs and reason is FinishReason.LENGTH:  # nothing was to be drawn, only the prompt scored
-            self._emit_scores(sequence)
+            self._emit_started(sequence, now=now)
         self.counters.finished[reason] += 1
-        self.emit(sequence.finished(reason, now=self._clock(), error=error))
+        self.emit(sequence.finished(reason, now=now, error=error))
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the part of a span that lies in the prompt as read."""
@@ -87,16 +87,14 @@ class Ledger:
 
     def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Keep scores of a part of the prompt until they are complete."""
-        if not sequence.is_scored:
+        if sequence.first_token_at is None:
             sequence.prompt_logprobs += logprobs
 
     def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """Emit drawn tokens; before the first of them, what they begin from, and the prompt's scores if they are wanted."""
         now = self._clock()
         if sequence.first_token_at is None:
-            self.emit(sequence.started(now=now))
-        if sequence.request.want_prompt_logprobs and not sequence.is_scored:
-            self._emit_scores(sequence)
+            self._emit_started(sequence, now=now)
         sequence.take(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)
         self.emit(TokensGenerated(request_id=sequence.request.request_id, token_ids=token_ids, logprobs=logprobs))
@@ -116,9 +114,8 @@ class Ledger:
             assert sequence.request.request_id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens
 
-    def _emit_scores(self, sequence: LiveSequence) -> None:
-        sequence.is_scored = True
-        self.emit(PromptScored(request_id=sequence.request.request_id, logprobs=tuple(sequence.prompt_logprobs)))
+    def _emit_started(self, sequence: LiveSequence, *, now: float) -> None:
+        self.emit(sequence.started(now=now))
         sequence.prompt_logprobs.clear()
 
 

@@ -30,7 +30,7 @@ class WorkerEnd(enum.IntEnum):
 
 
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:
-    """Build the loop, tell the front, serve until Shutdown, close the inbox. The device is still the caller's to let go."""
+    """Build the loop, tell the front, serve until `SHUT_DOWN`, close the inbox. The device is still the caller's to let go."""
 
     end = WorkerEnd.BROKEN
     try:

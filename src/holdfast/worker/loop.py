@@ -10,14 +10,14 @@ import functools
 import time
 from collections.abc import Callable
 
-from holdfast.engine.plan import Span, SpanResult, StepPlan, StepResult
+from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
+    SHUT_DOWN,
     Command,
     SequenceControl,
     SequenceRequest,
-    Shutdown,
-    StatisticsRequest,
+    WorkerControl,
 )
 from holdfast.messages.events import FinishReason
 from holdfast.messages.figures import WorkerStatistics
@@ -46,7 +46,7 @@ SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 
 class WorkerLoop:
-    """Serves the inbox until Shutdown. Each accepted request gets exactly one Finished."""
+    """Serves the inbox until `SHUT_DOWN`. Each accepted request gets exactly one Finished."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class WorkerLoop:
         self._is_closing = False
 
     def run(self) -> None:
-        """Work until Shutdown. Raises DeviceBroken when nothing can be computed any more; all requests are finished then too."""
+        """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more; all requests have ended then."""
         is_busy = is_resting = False
         try:
             self._emit_statistics(is_busy=False)
@@ -157,9 +157,9 @@ class WorkerLoop:
                 self._accept(command)
             elif isinstance(command, SequenceControl):
                 {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
-            elif isinstance(command, Shutdown):
+            elif command == SHUT_DOWN:
                 self._is_closing = True
-            elif isinstance(command, StatisticsRequest):
+            elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
@@ -288,14 +288,14 @@ class WorkerLoop:
 
     def _complete(self, flight: Flight) -> None:
         self._pulse.work(flight.expected_seconds)
-        result = self._steps.collect(flight, behind=self._flight)
-        if result is None:
+        results = self._steps.collect(flight, behind=self._flight)
+        if results is None:
             self._cache.discard(flight.sequences)
-            result = StepResult(spans=tuple(map(self._retry_alone, flight.plan.spans, flight.sequences)))
+            results = tuple(map(self._retry_alone, flight.plan.spans, flight.sequences))
         elif flight.sequences:
-            self._cache.commit_step(flight.take_kept, flight.healthy(result))
+            self._cache.commit_step(flight.take_kept, flight.healthy(results))
         started_at, self._collected_at = max(flight.started_at, self._collected_at), self._clock()
-        self._observe(flight, result, seconds=self._collected_at - started_at)
+        self._observe(flight, results, seconds=self._collected_at - started_at)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
@@ -304,13 +304,13 @@ class WorkerLoop:
         self._pulse.work()
         return self._steps.retry_alone(span, reopen=functools.partial(self._lifetimes.reopen_cold, sequence))
 
-    def _observe(self, flight: Flight, result: StepResult, *, seconds: float) -> None:
+    def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
         drawn: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
-        for span, sequence, given in flight.wanted(result):
+        for span, sequence, given in flight.wanted(results):
             ledger.count_prompt(sequence, start=span.start, tokens=span.tokens)
             if given.failure:
                 failed.append((sequence, given.failure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from holdfast.engine.plan import KeepPolicy, StepPlan, StepResult
+from holdfast.engine.plan import KeepPolicy, SpanResult, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
@@ -59,7 +59,7 @@ class StepEngine(Protocol[Step]):
     def dispatch(self, plan: StepPlan) -> Step:
         """Start one step, without waiting for the device."""
 
-    def collect(self, pending: Step) -> StepResult:
+    def collect(self, pending: Step) -> tuple[SpanResult, ...]:
         """Wait for a dispatched step and return its results, one per span."""
 
     def take_kept(self, pending: Step) -> Sequence[Kept]:

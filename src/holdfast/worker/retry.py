@@ -18,7 +18,7 @@ def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> Sp
         tokens = min(chunk_tokens, end - start)
         is_last = start + tokens == end
         part = Span(request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws)
-        (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,)))).spans
+        (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
         scores += given.prompt_logprobs
         if is_last or given.failure:
             return SpanResult(

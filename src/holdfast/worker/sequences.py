@@ -27,7 +27,6 @@ class LiveSequence:
     generated: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    is_scored: bool = False  # PromptScored has been sent
     chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
     cursor: Cursor | None = None  # how far the chain is known to be cached; None before it is opened
     lookup: Lookup | None = None  # what it is to begin from, until the engine has it
@@ -98,7 +97,12 @@ class LiveSequence:
 
     def started(self, *, now: float) -> Started:
         """What is said about it right before its first token."""
-        return Started(request_id=self.request.request_id, memory=self.report or CacheReport(), timings=self._timings(now))
+        return Started(
+            request_id=self.request.request_id,
+            memory=self.report or CacheReport(),
+            timings=self._timings(now),
+            logprobs=tuple(self.prompt_logprobs),
+        )
 
     def _timings(self, now: float) -> Timings:
         admitted = now if self.admitted_at is None else self.admitted_at

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -22,6 +20,7 @@ from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.fingerprint import files_of_identity, runs_own_code
 from holdfast.models.hash_cache import HashCache
 from holdfast.models.load import LoadedModel, load_model
+from holdfast.models.weight_format import give_back_freed_memory
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
@@ -100,12 +99,8 @@ def _loop_over(
 
 def _give_back_memory() -> None:
     """Return what loading or a busy time has left unused: measured after loading the demo model, 84 MB resident become 61."""
-    mx.clear_cache()
     gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps freed memory otherwise; others have no such function
-        if trim is not None:
-            trim(0)
+    give_back_freed_memory()
 
 
 def let_go_of_device() -> None:

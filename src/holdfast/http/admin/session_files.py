@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -27,11 +26,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 @contextlib.contextmanager
 def private_path() -> Iterator[Path]:
     """A path for one file, in a folder that nobody else may look into and that is deleted at the end."""
-    folder = tempfile.mkdtemp(prefix="holdfast-session-")
-    try:
+    with tempfile.TemporaryDirectory(prefix="holdfast-session-", ignore_cleanup_errors=True) as folder:
         yield Path(folder) / "session"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:

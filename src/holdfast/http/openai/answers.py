@@ -22,14 +22,17 @@ class OpenAIAnswer(AnswerFormat):
     """AnswerFormat of both endpoints. All that is the same in every chunk is encoded once.
 
     shows_usage: a stream's last chunk has the token counts. shows_counts: every chunk has those so far.
+    shows_logprobs: a whole answer has the log-probabilities of its tokens.
     """
 
     id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # what a chunk of a stream is called
 
-    def __init__(self, *, model: str, version: str, shows_usage: bool = False, shows_counts: bool = False) -> None:
+    def __init__(
+        self, *, model: str, version: str, shows_usage: bool = False, shows_counts: bool = False, shows_logprobs: bool = False
+    ) -> None:
         self.id, self.model = f"{self.id_prefix}-{uuid.uuid4().hex}", model
-        self._shows_usage, self._shows_counts = shows_usage, shows_counts
+        self._shows_usage, self._shows_counts, self._shows_logprobs = shows_usage, shows_counts, shows_logprobs
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
         head = msgspec.json.encode({"id": self.id, "object": self.chunk_object, **self._head})

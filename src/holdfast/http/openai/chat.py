@@ -71,8 +71,7 @@ class ChatCompletionRequest(GenerationFields):
             raise RequestRefused("`top_logprobs` is allowed only with `logprobs`", field="top_logprobs")
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             raise RequestRefused("`continue_final_message` needs a last message of the assistant", field="continue_final_message")
-        generates = True if self.add_generation_prompt is None else self.add_generation_prompt
-        if not generates and not self.continue_final_message:
+        if self.add_generation_prompt is False and not self.continue_final_message:
             reason = "`add_generation_prompt`: false is allowed only with `continue_final_message`"
             raise RequestRefused(reason, field="add_generation_prompt")
         for name in _SET_BY_THE_SERVER:
@@ -81,12 +80,9 @@ class ChatCompletionRequest(GenerationFields):
                 raise RequestRefused(f"`{field}`: this variable is set by the server", field=field)
 
     def _template_options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            options["reasoning_effort"] = self.reasoning_effort
-        if self.enable_thinking is not None:
-            options["enable_thinking"] = self.enable_thinking
-        return {**options, **(self.chat_template_kwargs or {})}
+        options = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {**given, **(self.chat_template_kwargs or {})}
 
 
 @operation(

@@ -21,9 +21,8 @@ class ChatAnswer(OpenAIAnswer):
 
     id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
 
-    def __init__(self, *, choices: int, shows_logprobs: bool, **given: Any) -> None:
+    def __init__(self, *, choices: int, **given: Any) -> None:
         super().__init__(**given)
-        self._shows_logprobs = shows_logprobs
         self._choices = [self._chunk_begin + b'{"index":%d,' % index for index in range(choices)]
         self._texts = [choice + b'"delta":{"content":' for choice in self._choices]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -21,10 +20,6 @@ class CompletionAnswer(OpenAIAnswer):
     """AnswerFormat of a completion, of all its prompts' choices."""
 
     id_prefix, chunk_object = "cmpl", "text_completion"
-
-    def __init__(self, *, shows_logprobs: bool, **given: Any) -> None:
-        super().__init__(**given)
-        self._shows_logprobs = shows_logprobs
 
     def delta(self, event: TextDelta) -> bytes:
         """New text of a choice."""

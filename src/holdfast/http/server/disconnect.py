@@ -12,7 +12,7 @@ from starlette.types import Receive
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work` to its end, or cancel it when the client goes away first. Returns whether it ended; raises its error."""
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(_disconnected(receive))
+    watching = asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -25,6 +25,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, None])
         await asyncio.wait((working, watching))
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the connection is closed."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -65,7 +65,7 @@ def explain_choice(
     event: ChoiceFinished, *, dropped_tokens: int = 0, accept_seconds: float, first_text_seconds: float | None
 ) -> Explanation:
     """What one choice began from. What the front itself knows is given."""
-    memory, timings = event.memory, event.timings
+    memory, timings, difference = event.memory, event.timings, _difference(event)
     return Explanation(
         index=event.index,
         prompt_tokens=event.prompt_tokens,
@@ -75,8 +75,8 @@ def explain_choice(
         unused_tokens=memory.unused_tokens,
         dropped_tokens=dropped_tokens,
         reason=memory.outcome.value,
-        explanation=_in_words(event, dropped_tokens=dropped_tokens),
-        difference=_difference(event),
+        explanation=_in_words(memory, difference, dropped_tokens=dropped_tokens),
+        difference=difference,
         seconds=SecondsSpent(
             accept=accept_seconds,
             queue=timings.queue_seconds,
@@ -114,10 +114,8 @@ _WORDS = {
 }
 
 
-def _in_words(event: ChoiceFinished, *, dropped_tokens: int) -> str:
-    memory = event.memory
+def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tokens: int) -> str:
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
-    difference = _difference(event)
     if difference is not None:
         said.append(
             f"The prompt differs from what is kept from token {difference.position:,} on, behind {difference.before!r}: "

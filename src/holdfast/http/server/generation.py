@@ -24,24 +24,24 @@ from holdfast.http.server.sse import EventWriter
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.messages.requests import ChatPrompt
-from holdfast.telemetry.request_log import AnswerRecord, RequestRecord
-from holdfast.telemetry.requests import RequestWatch
+from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.requests import AnswerRecord
 
 
 async def generate(request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan]) -> Response:
     """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused."""
-    watch = RequestWatch(services.metrics)
+    answer = AnswerRecord(services.metrics)
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
-    return GenerationResponse(services, plan, watch)
+    return GenerationResponse(services, plan, answer)
 
 
 class GenerationResponse(Response):
     """The answer to one checked request. Nothing has been submitted before it is called."""
 
-    def __init__(self, services: Services, plan: AnswerPlan, watch: RequestWatch) -> None:
+    def __init__(self, services: Services, plan: AnswerPlan, answer: AnswerRecord) -> None:
         super().__init__()
-        self._services, self._plan, self._watch = services, plan, watch
+        self._services, self._plan, self._answer = services, plan, answer
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
 
@@ -57,7 +57,7 @@ class GenerationResponse(Response):
             await send(message)
 
         try:
-            record.is_aborted = not await unless_disconnected(receive, self._answer(watched_send, record))
+            record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
         except asyncio.CancelledError:
             stopped = WorkerUnavailable("the server stopped before the answer was done")
             problem = problem_of(stopped)
@@ -67,10 +67,10 @@ class GenerationResponse(Response):
             if not has_ended:  # so it is a stream
                 await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
 
-    async def _answer(self, send: Send, record: RequestRecord) -> None:
+    async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
             if not self._plan.streams:
-                await self._write_whole(send, await self._opened(record), record)
+                await self._write_whole(send, await self._opened(record))
                 return
             # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
@@ -80,18 +80,20 @@ class GenerationResponse(Response):
         finally:
             if self._stream is not None:
                 await self._stream.aclose()
-            self._watch.close()
+            self._answer.close()
 
     async def _opened(self, record: RequestRecord) -> OutputStream:
         """The events; submits the request the first time, which waits for a model that is being loaded."""
         if self._stream is None:
             self._stream = await open_streams(self._services.generate, self._plan.requests)
-            self._watch.accepted(self._plan.requests[0].model, dropped_tokens=self._stream.dropped_tokens)
-            record.answer = AnswerRecord(
+            self._answer.accepted(
+                self._plan.requests[0].model,
                 prompt_tokens=self._stream.prompt_tokens,
+                dropped_tokens=self._stream.dropped_tokens,
                 choices_per_prompt=self._plan.choices_per_prompt,
                 prompt=_content(self._plan) if self._services.log.content else "",
             )
+            record.answer = self._answer
         return self._stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
@@ -100,49 +102,44 @@ class GenerationResponse(Response):
             stream = await self._opened(record)
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in stream:
-                self._observe(event, record)
+                self._observe(event)
                 yield form.delta(event) if isinstance(event, TextDelta) else form.finish(event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
-        yield form.closing(_counts(record), explanation_of(self._explained))
+        yield form.closing(_counts(self._answer), explanation_of(self._explained))
 
-    async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
+    async def _write_whole(self, send: Send, stream: OutputStream) -> None:
         choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
         async for event in stream:
-            self._observe(event, record)
+            self._observe(event)
             if isinstance(event, TextDelta):
                 choices[event.index].pieces.append(event.text)
                 choices[event.index].logprobs.extend(event.logprobs)
             else:
                 choices[event.index].finish_reason = event.finish_reason
-        body = self._plan.form.whole(choices, _counts(record), explanation_of(self._explained))
+        body = self._plan.form.whole(choices, _counts(self._answer), explanation_of(self._explained))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
+    def _observe(self, event: OutputEvent) -> None:
         """Count one event. Raises for a choice that ended as none should."""
-        self._watch.observe(event)
-        assert record.answer is not None, "only an opened stream has events"
-        record.answer.see(event)
+        self._answer.observe(event)
         if isinstance(event, TextDelta):
             return
         _refuse_broken_end(event)
         if self._plan.explains:
-            assert self._stream is not None
             explained = explain_choice(
                 event,
-                dropped_tokens=self._stream.dropped_tokens,
-                accept_seconds=self._watch.accept_seconds,
-                first_text_seconds=self._watch.first_text_seconds(event.index),
+                dropped_tokens=self._answer.dropped_tokens,
+                accept_seconds=self._answer.accept_seconds,
+                first_text_seconds=self._answer.first_text_seconds(event.index),
             )
             self._explained.append(explained)
 
 
-def _counts(record: RequestRecord) -> TokenCounts:
-    answer = record.answer
-    assert answer is not None, "only an opened stream ends"
+def _counts(answer: AnswerRecord) -> TokenCounts:
     return TokenCounts(
         prompt_tokens=answer.prompt_tokens, completion_tokens=answer.tokens, cached_tokens=answer.cached_tokens or 0
     )
@@ -160,11 +157,6 @@ def _content(plan: AnswerPlan) -> str:
     """What was asked, for the log."""
     asked = []
     for request in plan.requests:
-        match request.prompt:
-            case str(text):
-                asked.append(text)
-            case ChatPrompt(messages=messages):
-                asked.append(msgspec.json.encode(messages).decode())
-            case tokens:
-                asked.append(msgspec.json.encode(tokens).decode())
+        prompt = request.prompt.messages if isinstance(request.prompt, ChatPrompt) else request.prompt
+        asked.append(prompt if isinstance(prompt, str) else msgspec.json.encode(prompt).decode())
     return "\n".join(asked) or "(empty)"

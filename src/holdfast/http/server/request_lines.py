@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import WorkerUnavailable
+from holdfast.http.server.disconnect import disconnected
 from holdfast.http.server.errors import RECORD, answer_of
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, write_line
@@ -42,19 +43,14 @@ def request_lines(app: ASGIApp, *, metrics: Metrics) -> ASGIApp:
             record.is_aborted = True
         except asyncio.CancelledError:  # only the server's stop does that, to requests that know nothing better to do
             response = answer_of(WorkerUnavailable("the server stopped before the request was done"), scope)
-            await (_gone(receive) if record.has_status else response(scope, receive, send_with_id))
+            # Closed it is a moment later, by the server.
+            await (disconnected(receive) if record.has_status else response(scope, receive, send_with_id))
         finally:
             path = getattr(scope.get("endpoint"), "path", "other")
             metrics.http_requests.labels(record.method, path, str(record.status)).inc()
             write_line(record)
 
     return layer
-
-
-async def _gone(receive: Receive) -> None:
-    """Wait until the connection is closed; the server does that a moment after it has cancelled."""
-    while (await receive())["type"] != "http.disconnect":
-        continue
 
 
 def _request_id(scope: Scope) -> bytes:

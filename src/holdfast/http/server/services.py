@@ -21,18 +21,11 @@ SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[Sessio
 class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
+    prompt_tokens: int  # counted once however many choices there are
+    dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
+
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """The events. Raises GenerationFailed when one of the choices cannot be finished."""
-        ...
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, counted once however many choices there are."""
-        ...
-
-    @property
-    def dropped_tokens(self) -> int:
-        """Tokens of earlier answers that the chat template has left out of the prompt."""
         ...
 
     async def aclose(self) -> None:
