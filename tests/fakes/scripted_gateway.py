@@ -15,7 +15,7 @@ from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, Mo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, TokenText
 from holdfast.messages.requests import GenerationRequest
-from holdfast.messages.sessions import PinState, SessionCommand, SessionInfo
+from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 
@@ -145,7 +145,6 @@ def model_status(**facts: Any) -> ModelStatus:
         "id": MODEL,
         "state": "ready",
         "pid": 4711,
-        "layout": "rows",
         "running": 2,
         "queued": 1,
         "info": INFO,
@@ -162,7 +161,7 @@ SESSION = SessionInfo(
     last_used_at=1_700_000_100.5,
     expires_at=None,
     pinned=True,
-    pin_state=PinState.KEPT,
+    pin_state="kept",
     requests=3,
     branches=2,
     tokens=120,

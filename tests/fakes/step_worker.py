@@ -208,7 +208,7 @@ class StepWorker:
 
     def _dispatch(self, plan: StepPlan) -> None:
         assert len({span.request_id for span in plan.spans}) == len(plan.spans), "a sequence twice in a plan"
-        assert plan.tokens <= self.settings.step_tokens
+        assert sum(span.tokens for span in plan.spans) <= self.settings.step_tokens
         self.plans.append(plan)
         served = tuple(self.live[span.request_id] for span in plan.spans)
         chunks = [span for span, each in zip(plan.spans, served, strict=True) if span.start < each.known]

@@ -9,12 +9,13 @@ from contextlib import aclosing
 
 import pytest
 
+from holdfast.intake.prepare import Prepared
 from holdfast.intake.stream import GenerationStream
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Event, FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.messages.requests import GenerationRequest, SamplingParams
-from holdfast.parsing.choice import ChoiceRules, ChoiceText
+from holdfast.parsing.choice import ChoiceRules
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import ScriptedClient, answers
@@ -26,15 +27,14 @@ WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
 
 async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
     rules = ChoiceRules(prompt_token_ids=(1,), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
-    sequences = [
+    sequences = tuple(
         SequenceRequest(request_id=f"{name}/{index}", prompt_token_ids=(1,), max_tokens=1000, sampling=SamplingParams(seed=1))
         for index in range(choices)
-    ]
+    )
     stream = GenerationStream(
         GenerationRequest(request_id=name, model="toy", prompt="x"),
-        choices=[ChoiceText(index=index, pieces=PIECES, rules=rules) for index in range(choices)],
+        Prepared(sequences=sequences, rules=rules, pieces=PIECES),
         sources=[engine.submit(sequence) for sequence in sequences],
-        prompt_tokens=1,
     )
     await stream.accepted()
     return stream

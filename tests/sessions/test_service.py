@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.messages.sessions import PinState, SessionFailure
+from holdfast.messages.sessions import SessionFailure
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
@@ -43,7 +43,7 @@ def test_sessions_are_there_after_a_restart_with_their_pins(tmp_path: Path) -> N
     )
     session = info(serve(worker(folder=tmp_path), ask("get", "a", tenant="t")), "a")
     assert (session.requests, session.kept_tokens, session.disk_tokens) == (1, 305, 305)
-    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (True, PinState.KEPT, {"task": "x"}, None)
+    assert (session.pinned, session.pin_state, session.metadata, session.expires_at) == (True, "kept", {"task": "x"}, None)
 
 
 def test_a_fork_goes_on_alone_and_closing_the_first_takes_nothing_from_it() -> None:

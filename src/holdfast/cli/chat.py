@@ -49,11 +49,8 @@ def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterato
     from holdfast.cli.server_client import ServerClient
 
     if url:
-        client = ServerClient(url=url, api_key=effective.settings.server.api_key)
-        try:
+        with ServerClient(url=url, api_key=effective.settings.server.api_key) as client:
             yield client
-        finally:
-            client.close()
         return
     with contextlib.ExitStack() as stack:
         status = console.status("starting") if console.is_terminal else contextlib.nullcontext()

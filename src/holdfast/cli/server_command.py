@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
@@ -11,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
+from holdfast.cli.signatures import option, own_parameters, with_parameters
 from holdfast.config import default_file, load_settings
 
 _PANEL = "Server"
@@ -35,12 +35,8 @@ _OPTIONS = {"url": Url, "api_key": ApiKey, "model": Model, "tenant": Tenant, "ca
 def server_command(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
     del command.__annotations__["server"]  # so that its type, which brings a web client along, is imported when it runs
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + added
+    own = own_parameters(command)
+    added = [option(name, annotation) for name, annotation in _OPTIONS.items()]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -59,9 +55,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
                     complain(str(error))
                     raise typer.Exit(BAD_INPUT) from None
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return with_parameters(run, [*own, *added])
 
 
 def _address(url: str | None, api_key: str | None) -> tuple[str, str]:

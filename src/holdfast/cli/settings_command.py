@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from holdfast.cli.errors import plain_errors
+from holdfast.cli.signatures import option, own_parameters, with_parameters
 from holdfast.config import EffectiveSettings, all_specs, default_file, load_settings
 from holdfast.config_sources import SettingSpec, describe
 from holdfast.errors import ConfigError
@@ -33,12 +34,10 @@ def settings_command(command: Callable[..., None]) -> Callable[..., None]:
 
     Typer reads the signature that is put together here, so a new setting needs no line in the command line.
     """
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    own = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag]
-    parameters = [_parameter(spec) for spec in specs]
-    parameters.append(inspect.Parameter("config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile))
-    parameters.append(inspect.Parameter("further", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=FurtherSettings))
-    parameters += [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    added = [_parameter(spec) for spec in specs]
+    added += [option("config_file", ConfigFile), option("further", FurtherSettings)]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -49,9 +48,7 @@ def settings_command(command: Callable[..., None]) -> Callable[..., None]:
             with plain_errors(effective.settings.log.format):
                 command(effective, **given)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+    return with_parameters(run, [*added, *own])
 
 
 def _name(spec: SettingSpec) -> str:
@@ -63,17 +60,15 @@ def _parameter(spec: SettingSpec) -> inspect.Parameter:
     default = describe(spec, spec.default) or False  # as help shows it; False: nothing
     if spec.flag.startswith("--"):
         if spec.kind == "switch":
-            option = typer.Option(spec.flag, help=spec.doc, rich_help_panel=_PANEL)
-            return inspect.Parameter(
-                _name(spec), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, option]
-            )
+            switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=_PANEL)
+            return option(_name(spec), Annotated[bool | None, switch])
         metavar = "|".join(spec.choices) if spec.choices else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
         names = (spec.flag, spec.short) if spec.short else (spec.flag,)
-        option = typer.Option(*names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
-        annotation: Any = Annotated[str | None, option]
+        text = typer.Option(*names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
+        annotation: Any = Annotated[str | None, text]
     else:
         annotation = Annotated[str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)]
-    return inspect.Parameter(_name(spec), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return option(_name(spec), annotation)
 
 
 def _effective(file: Path | None, further: list[str], flags: Mapping[str, object]) -> EffectiveSettings:

@@ -31,11 +31,6 @@ class StepPlan:
 
     spans: tuple[Span, ...] = ()
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step reads, over all spans."""
-        return sum(span.tokens for span in self.spans)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanResult:

@@ -73,15 +73,7 @@ class Gateway:
         try:
             for sequence in prepared.sequences:
                 sources.append(client.submit(sequence))  # noqa: PERF401 - those that were made are closed if the next one raises
-            stream = GenerationStream(
-                request,
-                choices=[prepared.choice(index) for index in range(len(sources))],
-                sources=sources,
-                prompt_tokens=prepared.prompt_tokens,
-                intake_seconds=intake_seconds,
-                observe=observe,
-                dropped_tokens=prepared.dropped_tokens,
-            )
+            stream = GenerationStream(request, prepared, sources=sources, intake_seconds=intake_seconds, observe=observe)
             await stream.accepted()
             is_accepted = True
         finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake.known_answers import Observe
+from holdfast.intake.prepare import Prepared
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
 from holdfast.messages.output import OutputEvent
@@ -27,20 +28,19 @@ class GenerationStream:
     def __init__(
         self,
         request: GenerationRequest,
+        prepared: Prepared,
         *,
-        choices: Sequence[ChoiceText],
         sources: Sequence[EventStream],
-        prompt_tokens: int,
         intake_seconds: float = 0.0,
         observe: Observe = lambda event: None,
-        dropped_tokens: int = 0,
     ) -> None:
+        """sources: of the request's sequences, in their order."""
         self.request = request
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
-        self.dropped_tokens = dropped_tokens  # of earlier answers, which the template left out
+        self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the template left out
         self._observe = observe
-        self._choices = tuple(choices)
+        self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
         self._sources = tuple(sources)
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []

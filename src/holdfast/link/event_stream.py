@@ -28,8 +28,10 @@ class EventStream:
     A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them are read; `control` is told.
     """
 
-    def __init__(self, request_id: RequestId, *, control: Control, unread_bytes: float = math.inf) -> None:
-        self.request_id = request_id
+    def __init__(
+        self, request_id: RequestId, *, control: Control, unread_bytes: float = math.inf, prompt_tokens: int = 0
+    ) -> None:
+        self.request_id, self.prompt_tokens = request_id, prompt_tokens
         self.completion_tokens = 0
         self.was_accepted = False
         self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
@@ -111,7 +113,6 @@ class EventRouter:
 
     def __init__(self) -> None:
         self._streams: dict[RequestId, EventStream] = {}
-        self._prompt_tokens: dict[RequestId, int] = {}
         self._death = ""
 
     def __len__(self) -> int:
@@ -128,14 +129,12 @@ class EventRouter:
             raise WorkerUnavailable(self._death)
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        stream = EventStream(request_id, control=control, unread_bytes=unread_bytes)
+        stream = EventStream(request_id, control=control, unread_bytes=unread_bytes, prompt_tokens=prompt_tokens)
         self._streams[request_id] = stream
-        self._prompt_tokens[request_id] = prompt_tokens
         return stream
 
     def detach(self, request_id: RequestId) -> bool:
         """Drop a stream that nobody reads any more. False when it had ended already."""
-        self._prompt_tokens.pop(request_id, None)
         return self._streams.pop(request_id, None) is not None
 
     def route(self, events: Iterable[Event]) -> None:
@@ -154,7 +153,6 @@ class EventRouter:
         """The worker is gone: each open stream ends with one FAILED, and nothing can be opened any more."""
         self._death = message
         for request_id, stream in list(self._streams.items()):
-            prompt_tokens = self._prompt_tokens[request_id]
             if not stream.was_accepted:
                 stream.push(Accepted(request_id=request_id))
             self.detach(request_id)
@@ -162,7 +160,7 @@ class EventRouter:
                 Finished(
                     request_id=request_id,
                     reason=FinishReason.FAILED,
-                    prompt_tokens=prompt_tokens,
+                    prompt_tokens=stream.prompt_tokens,
                     completion_tokens=stream.completion_tokens,
                     error=message,
                 )

@@ -84,12 +84,8 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     limit: int = 1000  # list at most so many
 
 
-class PinState(enum.Enum):
-    """Whether a session's branches are kept from eviction."""
-
-    NONE = "none"
-    KEPT = "kept"
-    OVER_QUOTA = "over_quota"  # it has grown beyond what may be pinned: only its beginning is
+# Whether a session's branches are kept from eviction. over_quota: only its beginning is, it has grown beyond what may be pinned.
+PinState: TypeAlias = Literal["none", "kept", "over_quota"]
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):

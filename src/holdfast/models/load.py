@@ -31,7 +31,6 @@ class LoadedModel:
     """A model that is ready to compute, and what is known of it. Stays on the device thread."""
 
     model: Module
-    config: dict[str, Any]
     model_type: str
     parameters: int
     weight_bytes: int  # in memory, after conversion
@@ -69,7 +68,6 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     progress("reading", 1.0)
     return LoadedModel(
         model=model,
-        config=config,
         model_type=stored_config["model_type"],
         parameters=parameters,
         weight_bytes=weight_format.format_bytes(model, weight_format.AS_IT_IS),

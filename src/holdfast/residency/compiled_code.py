@@ -34,7 +34,7 @@ class WorkerTemporaries:
         self._kept = Path(kept) if kept else None
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
         if self._kept is not None:
-            lend(self._kept, self._folder)
+            _lend(self._kept, self._folder)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -44,14 +44,14 @@ class WorkerTemporaries:
     def keep_compiled(self) -> None:
         """Keep what the worker has compiled. Call only when it compiles nothing: files must be whole."""
         if self._kept is not None:
-            take_back(self._kept, self._folder)
+            _take_back(self._kept, self._folder)
 
     def remove(self) -> None:
         """Delete everything."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def lend(kept: Path, temporary: Path) -> None:
+def _lend(kept: Path, temporary: Path) -> None:
     """Copy what is kept into a worker's new folder for temporary files. Without it the worker compiles, which takes time only."""
     source = _of_this_machine(kept)
     if _is_ours_alone(kept) and source.is_dir():
@@ -59,7 +59,7 @@ def lend(kept: Path, temporary: Path) -> None:
             shutil.copytree(source, temporary / _NAME, symlinks=True)
 
 
-def take_back(kept: Path, temporary: Path) -> None:
+def _take_back(kept: Path, temporary: Path) -> None:
     """Keep what a worker has compiled that was not kept yet."""
     target = _of_this_machine(kept)
     try:

@@ -21,7 +21,6 @@ class ModelStatus:
     id: str
     state: ModelState
     pid: int | None
-    layout: str
     running: int
     queued: int
     info: ModelInfo | None
@@ -78,15 +77,14 @@ class Residency:
 
 
 def _status(supervisor: WorkerSupervisor) -> ModelStatus:
-    info, load = supervisor.info, supervisor.last_statistics
+    load = supervisor.last_statistics
     return ModelStatus(
         id=supervisor.model,
         state=supervisor.state,
         pid=supervisor.pid,
-        layout=info.layout if info is not None else "",
         running=load.running,
         queued=load.queued,
-        info=info,
+        info=supervisor.info,
         memory=load.memory,
         created=supervisor.created,
         restarts=dict(supervisor.restarts),

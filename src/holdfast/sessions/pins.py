@@ -61,8 +61,8 @@ class SessionPins:
     def state_of(self, session: Session) -> PinState:
         """Whether the session is kept."""
         if not session.pinned:
-            return PinState.NONE
-        return PinState.OVER_QUOTA if record_name(session) in self._over else PinState.KEPT
+            return "none"
+        return "over_quota" if record_name(session) in self._over else "kept"
 
     def check_invariants(self) -> None:
         """Assert that the counts agree with who pins what."""
