@@ -12,13 +12,13 @@ from holdfast.engine.keeping import Prefix
 from holdfast.kv.snapshot import SnapshotMismatch
 from holdfast.messages.events import CacheOutcome
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
-from tests.fakes.remembering_worker import RememberingWorker, greedy, one_after_the_other
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def worker(name: str, folder: Path | None = None, **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
+def worker(name: str, folder: Path | None = None, **more: object) -> CachingWorker:
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)  # type: ignore[arg-type]
 
 
 def random_prompt(rng: random.Random, tokens: int) -> tuple[int, ...]:

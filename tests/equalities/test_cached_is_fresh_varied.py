@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob, TokensGenerated
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -131,8 +131,8 @@ class Reference:
         return self._answers[prompt]
 
 
-def worker(name: str, **more: object) -> RememberingWorker:
-    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
+def worker(name: str, **more: object) -> CachingWorker:
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, **more)  # type: ignore[arg-type]
 
 
 def live(name: str, life: Life, requests: list[SequenceRequest], asked: list[Turn], folder: Path) -> list[ScriptInbox]:

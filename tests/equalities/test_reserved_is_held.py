@@ -12,7 +12,7 @@ from holdfast.engine.engine import Engine, PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
-from holdfast.scheduler.decision import Decision, DrawnTokens, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.fakes.architectures import probed
 from tests.fakes.live_state import live_bytes
@@ -61,11 +61,12 @@ class Server:
 
     def end(self, pending: PendingStep, plan: StepPlan) -> None:
         result = self.engine.collect(pending)
-        drawn = []
+        drawn = {}
         for span in result:
             self.drawn[span.request_id].extend(span.token_ids)
-            drawn.append(DrawnTokens(request_id=span.request_id, tokens=len(span.token_ids)))
-        outcome = StepOutcome(plan=plan, drawn=tuple(each for each in drawn if each.tokens), ended=(), seconds=0.001)
+            if span.token_ids:
+                drawn[span.request_id] = len(span.token_ids)
+        outcome = StepOutcome(plan=plan, drawn=drawn, ended=(), seconds=0.001)
         for request_id in self.scheduler.observe(outcome):
             self.engine.close(request_id)
 

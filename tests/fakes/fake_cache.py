@@ -11,8 +11,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
-from holdfast.prefix.keys import pack_tokens, unpack_tokens
+from holdfast.prefix.keys import pack_tokens
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
@@ -73,7 +72,7 @@ class FakeCache:
         keys = tuple(chain[:at] for at in range(4 * BLOCK, end + 1, 4 * BLOCK))
         pieces = tuple(Piece(key, "kv", index * BLOCK, BLOCK) for index, key in enumerate(keys))
         plan = ReusePlan(cursor=Cursor(b""), pieces=pieces, keys=keys, shortfall=Shortfall(CacheOutcome.NEW_TOKENS))
-        lookup = Lookup(chain, tenant, plan, Hold(self.order, keys), asked_at=time.perf_counter())
+        lookup = Lookup(chain, tenant, plan, self.order.held_until_closed(keys), asked_at=time.perf_counter())
         if self.on_disk and keys:
             lookup.awaited = dict.fromkeys(keys)  # type: ignore[arg-type]
         self.lookups.append(lookup)
@@ -90,7 +89,7 @@ class FakeCache:
 
     def prefix(self, lookup: Lookup) -> tuple[int, ...] | None:
         self._called("prefix")
-        return unpack_tokens(lookup.plan.keys[-1]) if lookup.plan.keys else None
+        return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         return Cursor(b"")

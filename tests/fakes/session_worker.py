@@ -10,13 +10,13 @@ from holdfast.messages.commands import Command
 from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionInfo
 from holdfast.sessions.portable import Frame, Header, SessionFile
 from tests.fakes.architectures import probed
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def worker(name: str = "llama", folder: Path | None = None, **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
+def worker(name: str = "llama", folder: Path | None = None, **more: Any) -> CachingWorker:
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ def ask(operation: OperationName, call_id: str = "c", session_id: str = "s", *, 
     return SessionCommand(operation=operation, call_id=call_id, tenant=tenant, session_id=session_id, **more)
 
 
-def serve(subject: RememberingWorker, *commands: Command) -> ScriptInbox:
+def serve(subject: CachingWorker, *commands: Command) -> ScriptInbox:
     """One command after the other, each when the one before it has come to its end."""
     return subject.serve([[command] for command in commands], in_turn=True)
 
@@ -46,7 +46,7 @@ def info(inbox: ScriptInbox, call_id: str) -> SessionInfo:
     return session
 
 
-def ended(subject: RememberingWorker) -> list[SessionAnswer]:
+def ended(subject: CachingWorker) -> list[SessionAnswer]:
     """The answers of all transfers, without a loop around them."""
     answers: list[SessionAnswer] = []
     while subject.sessions.is_busy:

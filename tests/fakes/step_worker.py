@@ -10,7 +10,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.scheduler.chunking import PATIENCE_STEPS
 from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.decision import Decision, DrawnTokens, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 
 SecondsOf = Callable[[StepLoad], float]
@@ -256,7 +256,9 @@ class StepWorker:
 
     def _check_stall(self, load: StepLoad, chunks: list[Span]) -> None:
         if load.decode_rows and load.chunk_tokens > self.settings.min_chunk_tokens:
-            added = sum(self.model.chunk_seconds(span.start, span.tokens) for span in chunks)
+            added = sum(
+                self.model.seconds_per_chunk() + self.model.more_chunk_seconds(span.start, span.tokens) for span in chunks
+            )
             assert added <= self.settings.stall_seconds * (1 + 1e-9), "decoding streams are held up too long"
 
     def _check_memory(self) -> None:
@@ -265,11 +267,11 @@ class StepWorker:
 
     def _observe(self) -> None:
         step = self.under_way.popleft()
-        drawn: list[DrawnTokens] = []
+        drawn: dict[str, int] = {}
         stopped: list[str] = []
         for span, served, life in zip(step.plan.spans, step.served, step.lives, strict=True):
             if span.draws:
-                drawn.append(DrawnTokens(request_id=span.request_id, tokens=1))  # also for those that have ended meanwhile
+                drawn[span.request_id] = 1  # also for those that have ended meanwhile
             if self.live.get(served.request_id) is served and served.lives == life and span.draws:
                 served.drawn += 1
                 if self.stops_at(served.request_id, served.drawn):
@@ -279,7 +281,7 @@ class StepWorker:
         self.model.learn(step.load, seconds)
         for request_id in stopped:
             self._end(self.live[request_id], "stopped")
-        outcome = StepOutcome(plan=step.plan, drawn=tuple(drawn), ended=tuple(stopped), seconds=seconds)
+        outcome = StepOutcome(plan=step.plan, drawn=drawn, ended=tuple(stopped), seconds=seconds)
         for request_id in self.scheduler.observe(outcome):
             served = self.live[request_id]
             assert served.drawn == served.max_tokens

@@ -61,7 +61,7 @@ class Lines(AnswerFormat):
         return b"! %b\n" % problem.code.encode()
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
-        return json.dumps({"spoken": choices[0].text, "why": choices[0].finish_reason, "read": counts.prompt_tokens}).encode()
+        return json.dumps({"spoken": choices[0].text(), "why": choices[0].finish_reason, "read": counts.prompt_tokens}).encode()
 
 
 class Wish(BaseModel):

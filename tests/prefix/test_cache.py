@@ -18,13 +18,13 @@ from holdfast.kv.form import ArrayForm
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch
 from holdfast.prefix.keys import pack_tokens
 from tests.fakes.architectures import KEEPABLE, probed
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.poison import rewrite, with_meta
-from tests.fakes.remembering_worker import RememberingWorker, greedy
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def worker(name: str, folder: Path | None = None, **more: Any) -> RememberingWorker:
-    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
+def worker(name: str, folder: Path | None = None, **more: Any) -> CachingWorker:
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def prompt(tokens: int) -> tuple[int, ...]:

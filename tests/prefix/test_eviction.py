@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
 
 
 def drain(order: EvictionOrder) -> list[bytes]:
@@ -38,7 +37,7 @@ def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> No
     order.add(b"a", parent=None)
     order.add(b"b", parent=b"a")
     order.add(b"c", parent=None)
-    with Hold(order, [b"b", b"comes later"]):
+    with order.held_until_closed([b"b", b"comes later"]):
         order.hold([b"b"])
         assert order.held == 1
         order.add(b"comes later", parent=None)
@@ -50,13 +49,13 @@ def test_a_held_key_stays_with_its_parents_until_it_is_released_as_often() -> No
 
 def test_a_hold_can_be_released_twice_without_harm() -> None:
     order = EvictionOrder()
-    hold = Hold(order, [b"a"])
-    other = Hold(order, [b"a"])
+    hold = order.held_until_closed([b"a"])
+    other = order.held_until_closed([b"a"])
     order.add(b"a", parent=None)
-    hold.release()
-    hold.release()
+    hold.close()
+    hold.close()
     assert order.next_to_leave() is None
-    other.release()
+    other.close()
     assert order.next_to_leave() == b"a"
 
 
@@ -64,7 +63,7 @@ def test_many_holds_of_one_key_do_not_fill_the_order() -> None:
     order = EvictionOrder()
     order.add(b"a", parent=None)
     for _ in range(1000):
-        with Hold(order, [b"a"]):
+        with order.held_until_closed([b"a"]):
             pass
         order.check_invariants()
     assert drain(order) == [b"a"]

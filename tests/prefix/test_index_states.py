@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.messages.events import CacheOutcome
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import child_key, pack_tokens
 from holdfast.prefix.piece import Cursor
@@ -45,7 +45,7 @@ class IndexStates(RuleBasedStateMachine):
         self.disk = FakeDisk() if has_disk else None
         self.given: dict[BlockKey, Given] = {}
         self.cursors: list[tuple[Cursor, list[int], str]] = []
-        self.holds: list[tuple[Hold, dict[BlockKey, bool]]] = []
+        self.holds: list[tuple[ExitStack, dict[BlockKey, bool]]] = []
         self.pinned: list[tuple[tuple[BlockKey, ...], dict[BlockKey, bool]]] = []  # as sessions do, and what was in RAM then
         self.begin()
         for chain in chains:
@@ -191,7 +191,7 @@ class IndexStates(RuleBasedStateMachine):
         for key, was_in_ram in held.items():
             assert self.index.residence(key) is not None
             assert not was_in_ram or self.index.payload(key) is not None
-        hold.release()
+        hold.close()
 
     @precondition(lambda self: self.given)
     @rule(pick=picks, both=st.booleans())

@@ -4,7 +4,6 @@ import pytest
 
 from holdfast.messages.events import CacheOutcome, Divergence
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
@@ -14,7 +13,7 @@ def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Looku
     """Eight tokens are there, five of them on disk."""
     pieces = (Piece(b"a", "kv", 0, 3), Piece(b"b", "kv", 3, 4), Piece(b"c", "kv", 7, 1))
     plan = ReusePlan(cursor=Cursor(b"root"), pieces=pieces, shortfall=shortfall, keys=(b"a", b"b", b"c"), disk_tokens=5)
-    hold = Hold(order or EvictionOrder(), plan.keys)
+    hold = (order or EvictionOrder()).held_until_closed(plan.keys)
     return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
 
 

@@ -134,7 +134,7 @@ def test_chunks_keep_to_tokens_time_and_quanta(
         assert 0 < taken <= sequence.unread_tokens
         assert whole or alone or taken == tokens < QUANTUM
     if sum(taken for _, taken in chunks) > QUANTUM:
-        added = sum(costs.chunk_seconds(sequence.position, taken) for sequence, taken in chunks)
+        added = sum(costs.seconds_per_chunk() + costs.more_chunk_seconds(sequence.position, taken) for sequence, taken in chunks)
         assert added <= seconds * (1 + 1e-9)
 
 

@@ -7,7 +7,7 @@ import pytest
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
-from holdfast.scheduler.decision import Decision, DrawnTokens, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.fakes.step_worker import StepWorker, device_seconds
 
@@ -15,7 +15,7 @@ DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 def outcome(plan: StepPlan, *, ended: tuple[str, ...] = (), seconds: float = 0.01) -> StepOutcome:
-    drawn = tuple(DrawnTokens(request_id=span.request_id, tokens=1) for span in plan.spans if span.draws)
+    drawn = {span.request_id: 1 for span in plan.spans if span.draws}
     return StepOutcome(plan=plan, drawn=drawn, ended=ended, seconds=seconds)
 
 

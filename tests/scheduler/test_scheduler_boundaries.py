@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span
-from holdfast.scheduler.decision import DrawnTokens, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 
 
@@ -28,7 +28,7 @@ def spans_until_the_end(scheduler: Scheduler) -> dict[str, list[Span]]:
             break
         for span in plan.spans:
             spans.setdefault(span.request_id, []).append(span)
-        drawn = tuple(DrawnTokens(request_id=span.request_id, tokens=1) for span in plan.spans if span.draws)
+        drawn = {span.request_id: 1 for span in plan.spans if span.draws}
         scheduler.observe(StepOutcome(plan=plan, drawn=drawn, ended=(), seconds=0.001))
         scheduler.check_invariants()
     return spans

@@ -12,7 +12,7 @@ from holdfast.messages.sessions import SessionFailure
 from holdfast.prefix.keys import pack_tokens
 from holdfast.sessions.pins import SessionPins
 from holdfast.sessions.record import Session
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 COMMON = prompt("common", 256)
@@ -20,27 +20,27 @@ CHAINS = {"a": (*COMMON, *prompt("a", 60)), "b": (*COMMON, *prompt("b", 90)), "c
 
 
 @pytest.fixture(scope="module")
-def reader() -> RememberingWorker:
+def reader() -> CachingWorker:
     subject = worker()
     serve(subject, *[greedy(name, chain, max_tokens=1) for name, chain in CHAINS.items()])
     return subject
 
 
-def session(reader: RememberingWorker, name: str, chains: Iterable[str], *, pinned: bool = True) -> Session:
+def session(reader: CachingWorker, name: str, chains: Iterable[str], *, pinned: bool = True) -> Session:
     branches = tuple(reader.index.branch(pack_tokens(CHAINS[chain])) for chain in chains)
     return Session(session_id=name, tenant="", created_at=0, last_used_at=0, ttl_seconds=None, pinned=pinned, branches=branches)
 
 
-def size(reader: RememberingWorker, *chains: str) -> int:
+def size(reader: CachingWorker, *chains: str) -> int:
     keys = {key for chain in chains for key in reader.index.branch(pack_tokens(CHAINS[chain])).keys}
     return sum(map(reader.index.size_of, keys))
 
 
-def pins_of(reader: RememberingWorker, *, quota_bytes: int) -> SessionPins:
+def pins_of(reader: CachingWorker, *, quota_bytes: int) -> SessionPins:
     return SessionPins(reader.cache, quota_bytes=lambda: quota_bytes)
 
 
-def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(reader: RememberingWorker) -> None:
+def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -54,7 +54,7 @@ def test_what_two_sessions_stand_on_counts_once_and_stays_until_the_last_lets_go
     subject.check_invariants()
 
 
-def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_lets_go(reader: RememberingWorker) -> None:
+def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_lets_go(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a", "b") - 1)
     one, other = session(reader, "one", "a"), session(reader, "other", "b")
     subject.sync(one)
@@ -71,7 +71,7 @@ def test_a_session_that_outgrows_the_quota_is_pinned_in_part_until_another_one_l
     subject.drop(other)
 
 
-def test_what_another_session_has_pinned_already_costs_nothing_more(reader: RememberingWorker) -> None:
+def test_what_another_session_has_pinned_already_costs_nothing_more(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=size(reader, "a"))
     one, twin, third = (session(reader, name, chain) for name, chain in (("one", "a"), ("twin", "a"), ("third", "c")))
     subject.sync(one)
@@ -83,7 +83,7 @@ def test_what_another_session_has_pinned_already_costs_nothing_more(reader: Reme
         subject.drop(each)
 
 
-def test_a_session_that_has_moved_on_lets_go_of_what_it_has_left(reader: RememberingWorker) -> None:
+def test_a_session_that_has_moved_on_lets_go_of_what_it_has_left(reader: CachingWorker) -> None:
     subject = pins_of(reader, quota_bytes=1 << 30)
     moving = session(reader, "s", "ac")
     subject.sync(moving)
@@ -100,7 +100,7 @@ steps = st.lists(
 
 @given(steps=steps, share=st.integers(0, 120))
 def test_whatever_sessions_do_the_quota_holds_and_nothing_stays_pinned(
-    steps: list[tuple[str, set[str], bool]], share: int, reader: RememberingWorker
+    steps: list[tuple[str, set[str], bool]], share: int, reader: CachingWorker
 ) -> None:
     quota_bytes = size(reader, *CHAINS) * share // 100
     subject = pins_of(reader, quota_bytes=quota_bytes)

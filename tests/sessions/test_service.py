@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.messages.sessions import SessionFailure
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
 
@@ -129,7 +129,7 @@ def test_a_session_that_another_worker_has_used_since_does_not_expire(tmp_path: 
     idle.cache.close()
 
 
-def tend(subject: RememberingWorker) -> None:
+def tend(subject: CachingWorker) -> None:
     """Until the store has said what it was asked."""
     for _ in range(20):
         subject.sessions.tend()

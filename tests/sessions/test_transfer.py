@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from holdfast.messages.commands import Command
 from holdfast.messages.sessions import SessionFailure
 from holdfast.sessions.portable import write_session
-from tests.fakes.remembering_worker import greedy
+from tests.fakes.caching_worker import greedy
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
 
 DATA = Path(__file__).parent / "data"

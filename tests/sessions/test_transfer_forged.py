@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.messages.commands import Command
 from holdfast.messages.sessions import SessionAnswer, SessionFailure
 from holdfast.sessions.portable import Frame, Header, Part, PortableBranch, write_session
-from tests.fakes.remembering_worker import CONTEXT_TOKENS, RememberingWorker, greedy
+from tests.fakes.caching_worker import CONTEXT_TOKENS, CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, worker
 
 KINDS = ["llama", "gemma3_text", "qwen3_next", "rwkv7", "falcon_h1", "deepseek_v3"]  # full, window, recurrent, composite, latent
@@ -72,7 +72,7 @@ FORGERIES: dict[str, Forger] = {
 }
 
 
-def refused(subject: RememberingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]) -> list[SessionAnswer]:
+def refused(subject: CachingWorker, folder: Path, files: Sequence[tuple[Header, list[Frame]]]) -> list[SessionAnswer]:
     """Have each of these refused; another tenant's session is whole before and after, and so is who asks meanwhile."""
     commands: list[list[Command]] = [
         [greedy("theirs", prompt("theirs"), session_id="theirs", tenant="t")],
@@ -204,11 +204,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Header, list[Frame]
 
 
 @pytest.fixture(scope="module")
-def target() -> RememberingWorker:
+def target() -> CachingWorker:
     return worker("qwen3_next")
 
 
-def taken_in(subject: RememberingWorker, path: Path) -> SessionAnswer:
+def taken_in(subject: CachingWorker, path: Path) -> SessionAnswer:
     """Import a file without a loop around it."""
     assert subject.sessions.carry_out(ask("import", "i", "", path=str(path))) is None
     answers = ended(subject)
@@ -232,7 +232,7 @@ def test_whatever_a_header_says_a_file_is_taken_in_or_refused(
     meta: dict[str, Any],
     offset: int,
     whole: tuple[Header, list[Frame]],
-    target: RememberingWorker,
+    target: CachingWorker,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     header, frames = whole

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.engine.layouts import RowsRunner
 from holdfast.messages.events import FinishReason
-from tests.fakes.remembering_worker import RememberingWorker, greedy
+from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 DAMAGES = int(os.environ.get("DAMAGES", "1000"))
@@ -89,7 +89,7 @@ def test_damaged_files_are_never_answered_from_and_fail_no_request(tmp_path: Pat
     prompts += [prompt[:300] + prompts[0][:200] for prompt in prompts[:2]]
 
     def answers(folder: Path | None) -> tuple[list[list[int]], int]:
-        worker = RememberingWorker(runner, vocab_size=VOCAB_SIZE, folder=folder)
+        worker = CachingWorker(runner, vocab_size=VOCAB_SIZE, folder=folder)
         inbox = worker.serve([[greedy(str(index), prompt) for index, prompt in enumerate(prompts)]])
         ends = [inbox.finished(str(index)) for index in range(len(prompts))]
         assert [end.reason for end in ends] == [FinishReason.LENGTH] * len(prompts)

@@ -9,12 +9,12 @@ import pytest
 from holdfast.messages.commands import TELL_STATISTICS, Command
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from tests.fakes.remembering_worker import RememberingWorker, greedy, random_prompt, tiny_worker
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def in_turn(subject: RememberingWorker, *commands: Command) -> ScriptInbox:
+def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
     return subject.serve([[command] for command in commands], in_turn=True)
 
 

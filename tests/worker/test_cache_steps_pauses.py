@@ -10,7 +10,7 @@ import pytest
 from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.messages.events import Finished
 from holdfast.messages.requests import SamplingParams
-from tests.fakes.remembering_worker import greedy, random_prompt, tiny_worker
+from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import pause, resume
 
 NOTHING: list[Command] = []

@@ -19,9 +19,9 @@ from holdfast.kv.snapshot import KVBlock
 from holdfast.messages.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
+from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
-from tests.fakes.remembering_worker import RememberingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import ScriptInbox, cancel, pause, resume
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -42,7 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def in_turn(subject: RememberingWorker, *requests: SequenceRequest) -> ScriptInbox:
+def in_turn(subject: CachingWorker, *requests: SequenceRequest) -> ScriptInbox:
     return subject.serve([[request] for request in requests], in_turn=True)
 
 
@@ -122,14 +122,14 @@ def test_all_that_begin_from_poison_at_once_are_answered_right(
     assert 1 <= len(warnings(caplog)) <= 4  # as many as may run at once; who waited has looked again
 
 
-def spoil(subject: RememberingWorker, request_id: str) -> None:
+def spoil(subject: CachingWorker, request_id: str) -> None:
     """What damaged memory does to a running sequence."""
     for leaf in subject.engine._sequences[request_id].layers:
         for array in leaf.arrays():
             array[...] = NAN
 
 
-def fed(subject: RememberingWorker, request_id: str) -> int:
+def fed(subject: CachingWorker, request_id: str) -> int:
     sequence = subject.engine._sequences.get(request_id)
     return 0 if sequence is None else sequence.fed
 
@@ -171,7 +171,7 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
 ) -> None:
     model, runner = untied(name)
     model.model.embed_tokens.weight[BAD] = NAN
-    subject = RememberingWorker(runner, vocab_size=VOCAB_SIZE)
+    subject = CachingWorker(runner, vocab_size=VOCAB_SIZE)
     good = random_prompt(300)
     inbox = in_turn(
         subject, greedy("good", good), greedy("bad", (*good, BAD)), greedy("again", good), greedy("alone", (BAD, 1, 2))
@@ -185,7 +185,7 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
     assert BAD not in tokens_kept(subject)
 
 
-def tokens_kept(subject: RememberingWorker) -> set[int]:
+def tokens_kept(subject: CachingWorker) -> set[int]:
     found: set[int] = set()
     for key in subject.index._tree:
         if subject.index._tree.has_node(key):
@@ -199,7 +199,7 @@ def tokens_kept(subject: RememberingWorker) -> set[int]:
 def test_nothing_of_a_failed_row_is_kept_when_it_is_cancelled_in_that_step(engine: type[Engine], steps: int) -> None:
     model, runner = untied("llama")
     model.lm_head.weight[0] = NAN  # the state is sound, and the row fails all the same
-    subject = RememberingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
+    subject = CachingWorker(runner, vocab_size=VOCAB_SIZE, engine=engine)
     inbox = subject.serve([[greedy("a", (*random_prompt(300), BAD))], *[[]] * steps, [cancel("a")]])
     if inbox.finished("a").reason is FinishReason.FAILED:
         assert tokens_kept(subject) == set()
@@ -244,7 +244,7 @@ def test_who_waits_for_a_reading_that_fails_reads_itself(engine: type[Engine], c
     assert len(warnings(caplog)) == 1
 
 
-def of_another_form(subject: RememberingWorker) -> None:
+def of_another_form(subject: CachingWorker) -> None:
     """Let what RAM keeps have an array less, with as many bytes: as of another model."""
     payloads = subject.index._ram._payloads
     whole = max((len(payload.arrays) for payload in payloads.values() if isinstance(payload, KVBlock)), default=0)

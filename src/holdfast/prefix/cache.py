@@ -252,7 +252,7 @@ class PrefixCache:
         return self._index.plan(chain, tenant=tenant, resumable_anywhere=self._form.resumes_anywhere, limit=limit)
 
     def _plan_again(self, lookup: Lookup) -> None:
-        lookup.hold.release()
+        lookup.hold.close()
         lookup.plan = self._plan(lookup.chain, lookup.tenant)
         lookup.hold = self._index.pinned(lookup.plan)
         self._fetch(lookup)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from holdfast.store.block import BlockKey
 
@@ -76,6 +77,14 @@ class EvictionOrder:
             if not self._holds[key]:
                 del self._holds[key]
                 self._offer(key)
+
+    def held_until_closed(self, keys: Iterable[BlockKey]) -> ExitStack:
+        """Hold keys until what is returned is closed: by hand or at a context's end. To close it again does nothing."""
+        held = tuple(keys)
+        self.hold(held)
+        hold = ExitStack()
+        hold.callback(self.release, held)
+        return hold
 
     def next_to_leave(self) -> BlockKey | None:
         """Who has to leave first; None when nobody may. It stays until it is removed."""

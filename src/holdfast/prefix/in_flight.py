@@ -118,10 +118,6 @@ class InFlightPrefills:
         self._waiting[request_id] = ahead
         self._waits += 1
 
-    def waits_for(self, request_id: RequestId) -> InFlightPrefill | None:
-        """What a request waits for."""
-        return self._waiting.get(request_id)
-
     def _free(self, waiting: list[RequestId]) -> tuple[RequestId, ...]:
         for request_id in waiting:
             del self._waiting[request_id]

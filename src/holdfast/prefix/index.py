@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterable
+from contextlib import ExitStack
 
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.branch import Branch, branch_of
 from holdfast.prefix.disk import DiskIndex, DiskSide
 from holdfast.prefix.evicted import EvictionHistory
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.keys import child_key, root_key
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.pins import Pins
 from holdfast.prefix.planning import Planner
 from holdfast.prefix.ram import Payload, RamTier, Residence
 from holdfast.prefix.reuse import ReusePlan
-from holdfast.prefix.tree import PrefixTree, UnknownParent
+from holdfast.prefix.tree import PrefixTree
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind
 from holdfast.store.budget import by_place
 
@@ -64,7 +64,7 @@ class PrefixIndex:
             key = entry.block.key
             try:
                 self._tree.insert(entry.block)
-            except (UnknownParent, ValueError):
+            except ValueError:
                 continue
             if self._tree.has_node(key):
                 self._book.found(key)
@@ -118,7 +118,11 @@ class PrefixIndex:
 
     def residence(self, key: BlockKey) -> Residence | None:
         """Where a key's payload is; None when it is nowhere."""
-        return self._residence_of(key) if self._tree.has_node(key) else None
+        if not self._tree.has_node(key):
+            return None
+        if key not in self._ram:
+            return Residence.DISK
+        return Residence.BOTH if key in self._book else Residence.RAM
 
     def restored(self, key: BlockKey, payload: Payload) -> bool:
         """A payload was read from disk; whether RAM keeps it too."""
@@ -126,11 +130,11 @@ class PrefixIndex:
             return key in self._ram
         return self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
 
-    def hold(self, keys: Iterable[BlockKey]) -> Hold:
+    def hold(self, keys: Iterable[BlockKey]) -> ExitStack:
         """Keep keys, and all that stands before them, from leaving RAM and the tree for want of room."""
         return self._ram.pinned(self._tree.with_ancestors(keys))
 
-    def pinned(self, plan: ReusePlan) -> Hold:
+    def pinned(self, plan: ReusePlan) -> ExitStack:
         """Keep what a plan needs, which is all that stands before it too."""
         return self._ram.pinned(plan.keys)
 
@@ -264,11 +268,6 @@ class PrefixIndex:
     def _root(self, tenant: str) -> BlockKey:
         return root_key(self._fingerprint, tenant)
 
-    def _residence_of(self, key: BlockKey) -> Residence:
-        if key not in self._ram:
-            return Residence.DISK
-        return Residence.BOTH if key in self._book else Residence.RAM
-
     def _add(self, cursor: Cursor, kind: BlockKind, packed: bytes, payload: Payload) -> Block | None:
         parent_key, parent_tokens, start = cursor.parent_key, cursor.parent_tokens, cursor.position
         has_room = self._make_room(payload.nbytes, before=parent_key)
@@ -303,22 +302,18 @@ class PrefixIndex:
             return True
         if nbytes > self._ram.budget_bytes:
             return False
-        holds = [self._ram.pinned((before,))]
-        try:
+        with self._ram.pinned((before,)) as hold:
             while (victim := self._ram.next_to_leave()) is not None:
                 is_lost = victim not in self._book
                 if is_lost and self._disk is not None and self._tree.stands_before(victim, before):
                     # Without a disk all of a chain is in RAM, and nothing leaves before what follows it.
-                    holds.append(self._ram.pinned((victim,)))
+                    hold.enter_context(self._ram.pinned((victim,)))
                     continue
                 self._ram.evict(victim)
                 if is_lost:
                     self._lose(victim, CacheOutcome.EVICTED)
                 if self._ram.fits(nbytes):
                     return True
-        finally:
-            for hold in holds:
-                hold.release()
         return False
 
     def _lose(self, key: BlockKey, cause: CacheOutcome) -> tuple[BlockKey, ...]:

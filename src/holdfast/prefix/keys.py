@@ -27,15 +27,6 @@ def pack_tokens(token_ids: Iterable[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The token ids of `pack_tokens`. Raises ValueError when the length is not a multiple of 4."""
-    token_ids = array("I")
-    token_ids.frombytes(packed)
-    if sys.byteorder == "big":
-        token_ids.byteswap()
-    return tuple(token_ids)
-
-
 def root_key(fingerprint: str, tenant: str = "") -> BlockKey:
     """The parent of all first blocks of one model (`fingerprint`) for one tenant (`tenant`)."""
     named = fingerprint.encode()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from holdfast.messages.events import CacheReport
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.ram import Payload
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.store.block import BlockKey, StoredBlock
@@ -19,7 +19,7 @@ class Lookup:
     chain: bytes
     tenant: str
     plan: ReusePlan
-    hold: Hold
+    hold: ExitStack  # closed when it is released
     asked_at: float
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
@@ -51,5 +51,5 @@ class Lookup:
 
     def release(self) -> None:
         """Let the memory go; what was fetched stays where the index put it."""
-        self.hold.release()
+        self.hold.close()
         self.fetched.clear()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from holdfast.messages.events import CacheOutcome
-from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan, Shortfall
@@ -32,7 +31,7 @@ class NoCache:
     def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
         """Nothing is found."""
         plan = ReusePlan(cursor=Cursor(b""), shortfall=Shortfall(CacheOutcome.OFF))
-        return Lookup(chain=chain, tenant=tenant, plan=plan, hold=Hold(EvictionOrder(), ()), asked_at=time.perf_counter())
+        return Lookup(chain=chain, tenant=tenant, plan=plan, hold=ExitStack(), asked_at=time.perf_counter())
 
     def advance(self, lookup: Lookup) -> bool:
         """Nothing has to be fetched."""

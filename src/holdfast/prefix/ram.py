@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from enum import Enum
 from typing import Protocol
 
 from holdfast.prefix.eviction import EvictionOrder
-from holdfast.prefix.hold import Hold
 from holdfast.store.block import BlockKey
 
 
@@ -98,9 +98,9 @@ class RamTier:
         """Take holds back."""
         self._order.release(keys)
 
-    def pinned(self, keys: Iterable[BlockKey]) -> Hold:
-        """Hold keys for as long as a context lasts, or until the hold is released."""
-        return Hold(self._order, keys)
+    def pinned(self, keys: Iterable[BlockKey]) -> ExitStack:
+        """Hold keys for as long as a context lasts, or until what is returned is closed."""
+        return self._order.held_until_closed(keys)
 
     def check_invariants(self) -> None:
         """Assert that bytes and keys are counted right and the budget is kept."""

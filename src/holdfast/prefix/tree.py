@@ -18,10 +18,6 @@ from holdfast.prefix.piece import Cursor, Piece
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey
 
 
-class UnknownParent(Exception):
-    """A block or state cannot be placed: what it follows is not in the tree."""
-
-
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A block's own packed tokens, what they stand behind, and how many tokens the whole block has; none for a checkpoint."""
@@ -180,8 +176,8 @@ class PrefixTree:
         """Add a block or a checkpoint wherever it stands; whether it is new.
 
         Not new is what is there under its key, or whose tokens others have all of; its key is good as a parent as long as they
-        stay. Parents go first; the root of a block with 0 parent tokens is made. Raises UnknownParent, and ValueError for a block
-        that is empty or longer than BLOCK_TOKENS.
+        stay. Parents go first; the root of a block with 0 parent tokens is made. Raises ValueError for a block
+        whose parent is not stored, and for one that is empty or longer than BLOCK_TOKENS.
         """
         if block.kind == "state":
             return self._insert_state(block.key, parent_key=block.parent_key, position=block.start)
@@ -207,7 +203,7 @@ class PrefixTree:
             return False
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state:
-            raise UnknownParent(f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored")
+            raise ValueError(f"state {key.hex()[:12]} follows {parent_key.hex()[:12]}, which is not stored")
         node, cut = self._resolve(key, parent_key, position - parent.start)
         self._entries[key] = _Entry(node, position, 0, is_state=True)
         if cut in node.states:
@@ -309,9 +305,7 @@ class PrefixTree:
             return self._root(parent_key), 0
         parent = self._entries.get(parent_key)
         if parent is None or parent.is_state or not 0 < parent_tokens <= parent.tokens:
-            raise UnknownParent(
-                f"{key.hex()[:12]} follows {parent_tokens} tokens of {parent_key.hex()[:12]}, which are not stored"
-            )
+            raise ValueError(f"{key.hex()[:12]} follows {parent_tokens} tokens of {parent_key.hex()[:12]}, which are not stored")
         position = parent.start + parent_tokens
         node = parent.node
         while position <= node.start and node.parent is not None:

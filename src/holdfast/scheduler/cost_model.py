@@ -96,11 +96,6 @@ class CostModel:
         self._scores = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
 
     @property
-    def decode_step_seconds(self) -> float:
-        """A decode step of as many rows as seen lately."""
-        return self._decode.mean
-
-    @property
     def prompt_token_seconds(self) -> float:
         """A prompt token at the positions seen lately."""
         return self._prompt.mean
@@ -122,10 +117,6 @@ class CostModel:
     def seconds_per_chunk(self) -> float:
         """What a chunk costs beside decoding rows before its first token is counted."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
-
-    def chunk_seconds(self, position: int, tokens: int) -> float:
-        """What a chunk from `position` on adds to a step."""
-        return self.seconds_per_chunk() + self.more_chunk_seconds(position, tokens)
 
     def more_chunk_seconds(self, position: int, tokens: int, *, score_seconds: float = 0.0) -> float:
         """What further tokens add to a chunk that is in the step already. score_seconds: what each costs beside being read."""

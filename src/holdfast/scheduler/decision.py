@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.engine.plan import StepPlan
@@ -41,14 +42,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnTokens:
-    """How many tokens a step drew for one sequence."""
-
-    request_id: RequestId
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """What became of one plan. Every plan with spans is reported exactly once, in the order they were given out.
 
@@ -57,7 +50,7 @@ class StepOutcome:
     """
 
     plan: StepPlan
-    drawn: tuple[DrawnTokens, ...]
+    drawn: Mapping[RequestId, int]  # tokens of each sequence that has drawn any
     ended: tuple[RequestId, ...]  # by a stop token or a failure
     seconds: float
 

@@ -231,13 +231,13 @@ class Scheduler:
         assert step.plan is outcome.plan or step.plan == outcome.plan, "steps are to be reported in the order they were given out"
         self._observed_steps = step.number
         finished: list[RequestId] = []
-        for drawn in outcome.drawn:
-            sequence = self._known.get(drawn.request_id)
+        for request_id, tokens in outcome.drawn.items():
+            sequence = self._known.get(request_id)
             if sequence is None or sequence.submitted_after_step >= step.number:
                 continue
-            sequence.drawn += drawn.tokens
+            sequence.drawn += tokens
             if sequence.drawn >= sequence.max_tokens:
-                finished.append(drawn.request_id)
+                finished.append(request_id)
         ends = self._end_all(step, outcome, finished) if outcome.ended or finished or step.drawless else ()
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)

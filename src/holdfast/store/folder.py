@@ -245,7 +245,12 @@ def is_plain_file(path: Path) -> bool:
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_by_name(path, flags=os.O_DIRECTORY)
+
+
+def sync_by_name(path: Path, *, flags: int) -> None:
+    """fsync by name: files that wait for it need not be kept open, there may be thousands. `flags`: more of them for the open."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(file)
     finally:

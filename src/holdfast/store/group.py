@@ -15,7 +15,7 @@ from pathlib import Path
 from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import Block, BlockKey, Entry, Part
 from holdfast.store.block_file import write_buffers
-from holdfast.store.folder import StoreFolder, sync_folder
+from holdfast.store.folder import StoreFolder, sync_by_name, sync_folder
 
 
 class WriteAhead:
@@ -71,7 +71,7 @@ class WriteAhead:
     def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
         """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError."""
         for entry in group:
-            _sync_file(self._path(entry.block.key))
+            sync_by_name(self._path(entry.block.key), flags=os.O_NOFOLLOW)
             between()
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for entry in group:
@@ -99,12 +99,3 @@ class WriteAhead:
 
     def _path(self, key: BlockKey) -> Path:
         return self._incoming / f"{key.hex()}.part"
-
-
-def _sync_file(path: Path) -> None:
-    """fsync by name: files that wait for it need not be kept open, there may be thousands."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.config import StoreSettings
@@ -20,39 +19,35 @@ from holdfast.sessions.service import SessionService
 from holdfast.store.block import StoreRefused
 from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
+from holdfast.worker.assignment import WorkerSettings
 
 RAM_SHARE = 4  # the automatic budget is this part of the KV budget
 
 logger = logging.getLogger("holdfast.cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelIdentity:
-    """What was loaded: the folder, its name for people, and the hashes of all that counts (`fingerprint.files_of_identity`)."""
-
-    folder: Path
-    served_as: str
-    hashes: Mapping[str, str]
-
-
 def open_cache(
-    loaded: LoadedModel, costs: KVCosts, *, identity: ModelIdentity, store: StoreSettings, kv_budget_bytes: int
+    loaded: LoadedModel, costs: KVCosts, *, hashes: Mapping[str, str], settings: WorkerSettings, kv_budget_bytes: int
 ) -> PrefixCache | None:
-    """The cache of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store."""
+    """The cache of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store.
+
+    hashes: of all files that count (`fingerprint.files_of_identity`).
+    """
     if costs.form is None:
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
         return None
+    store = settings.store
     codec = store.codec
     if not can_keep(costs.form, codec):
         logger.warning("store.codec = %s needs head dimensions that are multiples of 64; this model's KV is kept as it is", codec)
         codec = "native"
     fingerprint = model_fingerprint(
-        identity.folder,
-        identity.hashes,
+        Path(settings.folder),
+        hashes,
         computed_as=f"{loaded.compute_dtype} {loaded.note} {codec}",
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
-    blocks = _open_store(store, fingerprint, served_as=identity.served_as) if store.folder else None
+    blocks = _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
     return PrefixCache(index, store=blocks, form=costs.form, codec=codec)

@@ -6,7 +6,7 @@ Whatever fails here costs a request its shortcut, never its answer: that promise
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from holdfast.worker.commits import Commits
 from holdfast.worker.counters import Counters
 from holdfast.worker.failures import costing_no_answer
 from holdfast.worker.lookups import Lookups
-from holdfast.worker.parts import Cache, SequenceEngine
+from holdfast.worker.parts import Cache, StepEngine
 from holdfast.worker.sequences import LiveSequence
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class CacheSteps:
         self,
         cache: Cache,
         *,
-        engine: SequenceEngine,
+        engine: StepEngine[Any],
         scheduler: Scheduler,
         counters: Counters,
         on_end: Callable[[LiveSequence], None],

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from holdfast.worker.parts import Cache, SequenceEngine
+from holdfast.worker.parts import Cache, StepEngine
 from holdfast.worker.sequences import LiveSequence
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Commits:
     def __init__(
         self,
         cache: Cache,
-        engine: SequenceEngine,
+        engine: StepEngine[Any],
         *,
         on_progress: Callable[[LiveSequence, int], None],
         on_end: Callable[[LiveSequence], None],
@@ -75,8 +75,7 @@ class Commits:
 
     def flush(self) -> None:
         """Commit everything that was copied out; waits for the device."""
-        self._commit_computed()
-        self._computed, self._computing = self._computing, []
+        self.commit_step((), ())
         self._commit_computed()
 
     def _commit_computed(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import (
@@ -58,28 +60,15 @@ class Ledger:
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
         """Turn a request away; nothing more will be said about it."""
         self.counters.rejected += 1
-        kind, message, request_id = _kind(refusal), str(refusal), request.request_id
+        rejected = Rejected(request_id=request.request_id, kind=_kind(refusal), message=str(refusal))
         if isinstance(refusal, QueueFull):
-            rejected = Rejected(
-                request_id=request_id,
-                kind=kind,
-                message=message,
-                retry_after_seconds=refusal.retry_after_seconds,
-                queued=refusal.queued,
-                queue_limit=refusal.limit,
+            rejected = msgspec.structs.replace(
+                rejected, retry_after_seconds=refusal.retry_after_seconds, queued=refusal.queued, queue_limit=refusal.limit
             )
-        elif isinstance(refusal, TooLargeForMemory):
-            rejected = Rejected(
-                request_id=request_id,
-                kind=kind,
-                message=message,
-                field=refusal.field,
-                needed_bytes=refusal.needed_bytes,
-                budget_bytes=refusal.budget_bytes,
-            )
-        else:
-            field = refusal.field if isinstance(refusal, InvalidRequest) else ""
-            rejected = Rejected(request_id=request_id, kind=kind, message=message, field=field)
+        elif isinstance(refusal, InvalidRequest):
+            rejected = msgspec.structs.replace(rejected, field=refusal.field)
+        if isinstance(refusal, TooLargeForMemory):
+            rejected = msgspec.structs.replace(rejected, needed_bytes=refusal.needed_bytes, budget_bytes=refusal.budget_bytes)
         self.emit(rejected)
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:

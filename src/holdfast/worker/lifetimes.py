@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from holdfast.messages.events import FinishReason
 from holdfast.scheduler.decision import Reservation
@@ -11,7 +12,7 @@ from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.cache_steps import CacheSteps
 from holdfast.worker.failures import DeviceFailed, device_call
 from holdfast.worker.ledger import Ledger
-from holdfast.worker.parts import SequenceEngine
+from holdfast.worker.parts import StepEngine
 from holdfast.worker.sequences import LiveSequence
 
 logger = logging.getLogger("holdfast.worker")
@@ -23,7 +24,7 @@ class Lifetimes:
     def __init__(
         self,
         *,
-        engine: SequenceEngine,
+        engine: StepEngine[Any],
         scheduler: Scheduler,
         ledger: Ledger,
         cache: CacheSteps,

@@ -24,7 +24,7 @@ from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
 from holdfast.prefix.no_cache import NoCache
-from holdfast.scheduler.decision import Decision, DrawnTokens, StepOutcome
+from holdfast.scheduler.decision import Decision, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.cache_steps import CacheSteps
 from holdfast.worker.device_steps import DeviceSteps
@@ -34,7 +34,7 @@ from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.lifetimes import Lifetimes
 from holdfast.worker.no_sessions import NoSessions
-from holdfast.worker.parts import Cache, SequenceEngine, Step, StepEngine, WorkerSessions
+from holdfast.worker.parts import Cache, Step, StepEngine, WorkerSessions
 from holdfast.worker.pulse import Pulse
 from holdfast.worker.sequences import LiveSequence
 
@@ -65,7 +65,7 @@ class WorkerLoop:
         self._pulse = pulse or Pulse()
         self._scheduler, self._inbox, self._clock, self._on_rest = scheduler, inbox, clock, on_rest
         self._sessions = sessions or NoSessions()
-        self._engine: SequenceEngine = engine
+        self._engine = engine
         self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens)
         self._ledger = ledger = Ledger(clock=clock)
         self._cache = CacheSteps(
@@ -307,7 +307,7 @@ class WorkerLoop:
     def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
         ledger = self._ledger
         ledger.counters.count_step(seconds)
-        drawn: list[DrawnTokens] = []
+        drawn: dict[RequestId, int] = {}
         ended: list[tuple[LiveSequence, FinishReason, str]] = []
         failed: list[tuple[LiveSequence, str]] = []
         for span, sequence, given in flight.wanted(results):
@@ -323,13 +323,13 @@ class WorkerLoop:
             if given.token_ids:
                 end = sequence.ending(given.token_ids)
                 ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
-                drawn.append(DrawnTokens(request_id=span.request_id, tokens=end.counted_tokens))
+                drawn[span.request_id] = end.counted_tokens
                 if sequence.is_cold and sequence.began_from:
                     self._cache.blame(sequence, live=ledger.live())
                 if end.reason is FinishReason.STOP:
                     ended.append((sequence, FinishReason.STOP, ""))
         ids = tuple(sequence.request.request_id for sequence, _, _ in ended)
-        by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=tuple(drawn), ended=ids, seconds=seconds))
+        by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=drawn, ended=ids, seconds=seconds))
         for sequence, failure in failed:
             self._lifetimes.give_up_state(sequence, failure)
         for sequence, reason, error in ended:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # at run time they bring MLX with them
 Step = TypeVar("Step")  # a step under way; only the engine knows what is in it
 
 
-class SequenceEngine(Protocol):
-    """Holds the state of open sequences. Device thread only.
+class StepEngine(Protocol[Step]):
+    """Holds the state of open sequences and executes plans over them. Device thread only.
 
     Any method may raise; the loop then builds the sequences concerned anew and runs each alone.
     """
@@ -55,10 +55,6 @@ class SequenceEngine(Protocol):
 
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
-
-
-class StepEngine(SequenceEngine, Protocol[Step]):
-    """Executes plans over the open sequences."""
 
     def dispatch(self, plan: StepPlan) -> Step:
         """Start one step, without waiting for the device."""

@@ -25,7 +25,7 @@ from holdfast.models.weight_format import give_back_freed_memory
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
-from holdfast.worker.cache_setup import ModelIdentity, open_cache, open_sessions
+from holdfast.worker.cache_setup import open_cache, open_sessions
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
@@ -63,9 +63,9 @@ def _loop_over(
     inbox: Inbox, progress: Progress, hashing: FileHashing, *, settings: WorkerSettings, pulse: Pulse
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
-    folder, model, store = Path(settings.folder), settings.model, settings.store
+    model = settings.model
     platform.prepare_device()
-    loaded = load_model(folder, model, progress=progress)
+    loaded = load_model(Path(settings.folder), model, progress=progress)
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
     engine = Engine(runner, vocab_size=loaded.vocab_size)
@@ -80,15 +80,14 @@ def _loop_over(
     )
     progress("probing", 1.0)
     progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
-    identity = ModelIdentity(folder=folder, served_as=model.name, hashes=hashing.result())
-    kept = open_cache(loaded, measured, identity=identity, store=store, kv_budget_bytes=budget_bytes)
+    kept = open_cache(loaded, measured, hashes=hashing.result(), settings=settings, kv_budget_bytes=budget_bytes)
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,
         inbox=inbox,
         retry_chunk_tokens=step_tokens,
         cache=kept,
-        sessions=None if kept is None else open_sessions(kept, store, context_tokens=loaded.context_tokens),
+        sessions=None if kept is None else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
         pulse=pulse,
     )

@@ -42,7 +42,7 @@ def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **mor
     )
 
 
-class RememberingWorker:
+class CachingWorker:
     """One life of a worker. `folder`: of its store, if it has one; a second worker on it is a restart."""
 
     def __init__(
@@ -107,9 +107,9 @@ def one_after_the_other(*requests: Command) -> list[Sequence[Command]]:
     return script
 
 
-def tiny_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) -> RememberingWorker:
+def tiny_worker(folder: Path | None = None, *, name: str = "llama", **more: Any) -> CachingWorker:
     """A worker with one of the tiny models."""
-    return RememberingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
 
 
 def random_prompt(tokens: int, seed: str = "a") -> tuple[int, ...]:
