@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from holdfast.messages.commands import Command
 from holdfast.messages.sessions import SessionFailure
+from holdfast.prefix.keys import pack_tokens
 from holdfast.sessions.portable import write_session
 from tests.fakes.caching_worker import greedy
+from tests.fakes.payloads import Weight
 from tests.fakes.session_worker import answer, ask, ended, exported, info, prompt, serve, taken_apart, worker
 
 DATA = Path(__file__).parent / "data"
@@ -230,3 +232,25 @@ def test_a_folder_that_is_not_there_costs_the_export_only(tmp_path: Path) -> Non
     assert answer(inbox, "e").failure is SessionFailure.FAILED
     assert "No such file" in answer(inbox, "e").message
     assert info(inbox, "g").kept_tokens == 305
+
+
+def test_what_comes_into_memory_right_after_an_exports_beginning_takes_nothing_from_it(tmp_path: Path) -> None:
+    subject = worker(ram_bytes=1 << 18)
+    serve(subject, greedy("1", prompt("first"), session_id="s"))
+    path = tmp_path / "out"
+    assert subject.sessions.carry_out(ask("export", "e", path=str(path))) is None
+    index = subject.index
+    assert index.insert(index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)) is None
+    (ending,) = ended(subject)
+    assert ending.failure is None, ending.message
+    assert path.is_file()
+    index.check_invariants()
+    assert index.insert(index.cursor(), pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)) is not None
+
+
+def test_a_file_of_an_earlier_version_is_refused_in_words_that_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    serve(worker(fingerprint="2-" + "0" * 32), greedy("1", prompt("first"), session_id="s"), ask("export", "e", path=str(path)))
+    imported = serve(worker(), ask("import", "i", "", path=str(path)))
+    assert answer(imported, "i").failure is SessionFailure.OTHER_MODEL
+    assert "written by an earlier version of Holdfast" in answer(imported, "i").message

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import random
 import sqlite3
 from pathlib import Path
@@ -150,3 +151,19 @@ def test_an_index_in_memory_is_filled_from_the_files(tmp_path: Path) -> None:
     lost.open_in_memory()
     assert listed(lost) == set()
     lost.close()
+
+
+def test_an_index_that_could_not_be_brought_in_line_with_the_files_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, supervisor = supervisor_of(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.store.index_supervisor.reconcile", fails)
+        with pytest.raises(OSError, match="too many"):
+            listed(supervisor)
+    assert listed(supervisor) == KEYS
+    supervisor.close()

@@ -52,7 +52,7 @@ def damage(folder: Path, dice: random.Random) -> str:
     elif what == "folder":
         shutil.rmtree(dice.choice([path for path in folder.iterdir() if path.is_dir()]))
     elif what == "foreign":
-        (file.parent / dice.choice(["note.txt", "0" * 64 + ".block", "x.sqlite", "9" * 20 + ".sqlite"])).write_bytes(data)
+        (file.parent / dice.choice(["note.txt", "0" * 64 + ".block", "x.sqlite", "9" * 20 + "-2.sqlite"])).write_bytes(data)
     return what
 
 

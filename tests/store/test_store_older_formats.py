@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_store_with_an_older_index_is_read_with_one_line_in_the_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_with_an_older_index_is_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (beside := folder.parent / "beside").write_text("mine")
     with caplog.at_level(logging.INFO), BlockStore(folder, fingerprint=FINGERPRINT) as store:
         assert {entry.block for entry in store.entries()} == {block.block for block in BLOCKS}
@@ -35,14 +35,39 @@ def test_a_store_with_an_older_index_is_read_with_one_line_in_the_log(folder: Pa
         assert store.flush()
         store.check_invariants()
         assert store.statistics().bad_blocks == 0
-    (line,) = caplog.messages
-    assert f"it has format 1, not {INDEX_FORMAT}" in line
+    assert caplog.messages == []
+    (index,) = (folder / "index").glob("*.sqlite")
+    assert index.stem.endswith(f"-{INDEX_FORMAT}")
     assert [path.name for path in sorted(folder.parent.iterdir())] == ["beside", "store"]
     assert beside.read_text() == "mine"
 
 
-def test_the_index_is_made_anew_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(2):
-        with BlockStore(folder, fingerprint=FINGERPRINT) as store:
-            assert len(store.entries()) == len(BLOCKS)
-    assert len(caplog.messages) == 1
+def test_two_versions_on_one_folder_keep_to_the_indexes_of_their_own_formats(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (old,) = (folder / "index").glob("*.sqlite")
+    of_format_1 = old.read_bytes()
+    with BlockStore(folder, fingerprint=FINGERPRINT) as store:
+        store.pin([CHAIN[0].key], holder="a")
+        assert store.flush()
+        old.write_bytes(of_format_1)  # as the other version does when it finds its own gone
+        store.put(make_block([77]))
+        assert store.flush()
+    with BlockStore(folder, fingerprint=FINGERPRINT) as store:
+        assert len(store.entries()) == len(BLOCKS) + 1
+        assert [entry.block.key for entry in store.entries() if entry.pinned] == [CHAIN[0].key]
+    assert old.read_bytes() == of_format_1
+    assert caplog.messages == []
+
+
+def test_a_store_of_an_earlier_kind_of_fingerprint_is_begun_anew_with_one_line_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (beside := folder.parent / "beside").write_text("mine")
+    with BlockStore(folder, fingerprint="new", is_outdated=lambda fingerprint: fingerprint == FINGERPRINT) as store:
+        assert store.entries() == ()
+        assert store.records() == {}
+    (line,) = caplog.messages
+    assert "the store begins anew: 4 blocks" in line
+    assert "and 1 session" in line
+    assert beside.read_text() == "mine"

@@ -297,7 +297,7 @@ class PrefixIndex:
         self._book.begin(block)
 
     def _make_room(self, nbytes: int, *, before: BlockKey) -> bool:
-        """Evict until so many bytes fit. Nothing gives way to what stands behind it."""
+        """Evict until so many bytes fit. Nothing that the disk has not got gives way to what stands behind it."""
         if self._ram.fits(nbytes):
             return True
         if nbytes > self._ram.budget_bytes:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from holdfast.errors import SessionRefused
 from holdfast.kv.codec import Content, check_values, to_bytes
 from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint
 from holdfast.messages.sessions import SessionCommand, SessionFailure
+from holdfast.models.fingerprint import is_outdated
 from holdfast.prefix.branch import Branch
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.piece import Cursor
@@ -46,6 +47,7 @@ class Transfer:
 
     command: SessionCommand
     session: Session | None = None  # of an import: when all of it is in
+    hold: ExitStack = field(default_factory=ExitStack)  # of an export: on its blocks, from its first moment on
     failure: SessionRefused | None = None
     stop: threading.Event = field(default_factory=threading.Event)  # asks the thread to end
     ended: threading.Event = field(default_factory=threading.Event)  # the thread puts nothing into the queue any more
@@ -101,7 +103,8 @@ class Transfers:
         sources = self._sources(branches)
         numbers = {key: number for number, key in enumerate(sources)}
         header = _header(session, branches, numbers, fingerprint=index.fingerprint)
-        transfer, contents = Transfer(command, session), queue.Queue[Content | None](QUEUED_FRAMES)
+        transfer = Transfer(command, session, hold=index.hold(sources))
+        contents = queue.Queue[Content | None](QUEUED_FRAMES)
         self._start(
             transfer, self._give(transfer, sources, contents), partial(self._write, transfer, header, sources.items(), contents)
         )
@@ -148,6 +151,7 @@ class Transfers:
         transfer.stop.set()
         thread.join()
         steps.close()
+        transfer.hold.close()
 
     # -- out
 
@@ -167,15 +171,14 @@ class Transfers:
 
     def _give(self, transfer: Transfer, keys: Iterable[BlockKey], contents: queue.Queue[Content | None]) -> Steps:
         """Put contents into the queue; None where the store has it."""
-        with self._cache.index.hold(keys):
-            for key in keys:
-                while contents.full():
-                    yield True
-                payload = self._cache.index.payload(key)
-                contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
-                yield False
-            while not transfer.ended.is_set():
+        for key in keys:
+            while contents.full():
                 yield True
+            payload = self._cache.index.payload(key)
+            contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
+            yield False
+        while not transfer.ended.is_set():
+            yield True
 
     def _write(
         self,
@@ -208,6 +211,8 @@ class Transfers:
         try:
             if file.header.fingerprint != self._cache.index.fingerprint:
                 message = "the file is of another model, or of other weights or settings of it"
+                if is_outdated(file.header.fingerprint):
+                    message = "the file was written by an earlier version of Holdfast, whose memory this one cannot use"
                 raise SessionRefused(SessionFailure.OTHER_MODEL, message)
             for number in range(file.header.frames):
                 self._check_frame(file, number)

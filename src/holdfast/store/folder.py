@@ -5,7 +5,7 @@
     blocks/<model>/<key>.block  one file per block, never changed; <model> is the short name of the fingerprint
     blocks/<model>/name         what the model was last served as, for people
     incoming/<writer>/          files that are being written, and a lock that says whether the writer is alive
-    index/<time>.sqlite         see index.py
+    index/<time>-<format>.sqlite  see index.py
     quarantine/                 damaged files
     sessions/<model>/           records of sessions, see records.py
 

@@ -1,7 +1,8 @@
 """Keeps an index open, whatever happens to its files: deleted, damaged, replaced by another process.
 
-An index file's name is never used twice (`<time>.sqlite`, the newest counts): SQLite removes the log of a database by name when
-it closes it, so a new file of an old name would lose its log to a process that still has the old one open.
+An index file's name is never used twice (`<time>-<format>.sqlite`, the newest counts): SQLite removes the log of a database by
+name when it closes it, so a new file of an old name would lose its log to a process that still has the old one open. Files of
+another format are another version's, which may be running: each keeps to its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import DAMAGE_SIGNS, BlockIndex
+from holdfast.store.index import DAMAGE_SIGNS, INDEX_FORMAT, BlockIndex
 from holdfast.store.reconcile import Gone, reconcile
 
 _LOG = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ _ATTEMPTS = 4
 _NOT_DAMAGE = {3, 5, 6, 7, 8, 9, 10, 13, 14}
 _FULL = 13
 _IN_MEMORY = Path(":memory:")
+_SUFFIX = f"-{INDEX_FORMAT}.sqlite"
 
 Result = TypeVar("Result")
 
@@ -52,7 +54,9 @@ class IndexSupervisor:
                 _raise_if_no_damage(error)
                 _LOG.warning("the index of the store cannot be used (%s); it is made anew from the files", error)
                 self.close()
-                remove_index(self._path)
+                if self._path != _IN_MEMORY:
+                    with self._folder.exclusive():
+                        remove_index(self._path)
         raise OSError(errno.EIO, "the index is damaged again and again")
 
     def open_in_memory(self) -> None:
@@ -78,18 +82,24 @@ class IndexSupervisor:
             self.close()
         with self._folder.exclusive():
             self._folder.index_folder.mkdir(mode=0o700, exist_ok=True)
-            *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}.sqlite"]
+            *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"]
+            if not self._path.exists():  # the first of this format
+                older += [path for path in self._folder.index_folder.glob("*.sqlite") if path.stem.isdigit()]  # of format 1
             for path in older:
                 remove_index(path)
             self._index = BlockIndex(self._path)
-            self._file = _identity(self._path)
-            self.gone |= reconcile(self._index, self._folder)
+            try:
+                self._file = _identity(self._path)
+                self.gone |= reconcile(self._index, self._folder)
+            except BaseException:
+                self.close()  # what does not agree with the files yet is not to be used
+                raise
         return self._index
 
 
 def index_files(folder: StoreFolder) -> list[Path]:
-    """The index files of a store, oldest first."""
-    return sorted(path for path in folder.index_folder.glob("*.sqlite") if path.stem.isdigit())
+    """The index files of a store that are of this version's format, oldest first."""
+    return sorted(path for path in folder.index_folder.glob(f"*{_SUFFIX}") if path.name.removesuffix(_SUFFIX).isdigit())
 
 
 def remove_index(path: Path) -> None:

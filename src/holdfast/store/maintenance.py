@@ -92,14 +92,16 @@ class StoreMaintenance:
             files = [found for model in models for found in self.folder.block_files(model=model)]
             for found in files:
                 found.path.unlink(missing_ok=True)
-            for path in (path for model in models for path in record_files(self.folder.path / "sessions" / model)):
+            sessions = [path for model in models for path in record_files(self.folder.path / "sessions" / model)]
+            for path in sessions:
                 path.unlink(missing_ok=True)
             self.supervisor.use(lambda index: index.remove([found.key for found in files]))
             self.supervisor.use(lambda index: index.remove_models(models))
-        if files:
+        if files or sessions:
             _LOG.warning(
-                "the store begins anew: %d blocks (%.1f MB) under an earlier, weaker kind of fingerprint are deleted: %s",
-                len(files), sum(found.file_bytes for found in files) / 1e6, self.folder.path,
+                "the store begins anew: %d block%s (%.1f MB) and %d session%s of earlier versions are deleted: %s",
+                len(files), "" if len(files) == 1 else "s", sum(found.file_bytes for found in files) / 1e6,
+                len(sessions), "" if len(sessions) == 1 else "s", self.folder.path,
             )  # fmt: skip
 
     def condemn(self, path: Path, bad: BadBlock) -> bool:

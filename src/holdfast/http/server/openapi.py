@@ -118,7 +118,7 @@ def _title(name: str) -> str:
 def _referring(node: Any, types: dict[str, type]) -> Any:
     """A description in which references stand for types, which are collected."""
     if isinstance(node, type):
-        types[node.__name__] = node
+        assert types.setdefault(node.__name__, node) is node, f"two types of one name: {node.__name__}"
         return {"$ref": _COMPONENTS.format(name=node.__name__)}
     if isinstance(node, Mapping):
         return {key: _referring(value, types) for key, value in node.items()}
