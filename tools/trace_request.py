@@ -5,8 +5,9 @@ a step's results to bytes in a file.
 
 A real server is started on the bundled model, with a profile hook in the front and in its worker (a `sitecustomize.py` on their
 path; the product knows nothing of it). A chain is what stands on the stack when its end is called, functions of Holdfast only,
-outermost first: what had returned by then is not a call on the way. The request is
-not streamed; of what a worker keeps, the calls count from the prefix cache on, and in the writing thread from where it takes a block.
+outermost first: what had returned by then is not a call on the way. The request
+is not streamed; of what a worker keeps, the calls count from the prefix cache on, in the writing thread from where it takes a
+block.
 """
 
 from __future__ import annotations
