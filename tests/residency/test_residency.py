@@ -37,7 +37,7 @@ async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
         assert loading.pid is not None
         await made.wait_ready()
         (ready,) = made.statuses()
-        assert (ready.state, ready.layout, ready.created) == ("ready", "rows", loading.created)
+        assert (ready.state, ready.created) == ("ready", loading.created)
         events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert (await made.statistics())["m"].finished == 1
