@@ -117,3 +117,4 @@ def test_a_place_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     worker = Worker(tmp_path / "file" / "compiled")
     worker.compile()
     worker.end()
+    assert (tmp_path / "file").read_text() == ""

@@ -314,6 +314,7 @@ def test_with_one_token_to_a_step_all_prompts_move() -> None:
     run.submit("b", prompt_tokens=90, max_tokens=0)
     run.submit("c", prompt_tokens=1, max_tokens=200)
     run.run_to_end()
+    assert {served.request_id for served in run.ended} == {"a", "b", "c"}
 
 
 def test_who_failed_and_who_drew_its_last_token_ends_once() -> None:

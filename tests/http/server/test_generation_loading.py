@@ -110,6 +110,7 @@ async def test_a_session_command_whose_client_leaves_while_the_model_is_being_lo
         await asyncio.sleep(0)
     exchange.gone.set()
     await running
+    assert exchange.text == ""
 
 
 async def test_a_session_command_waits_for_the_model() -> None:
