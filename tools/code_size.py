@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 18_870
-MOST_CLASSES = 360
+MOST_CODE_LINES = 26_000
+MOST_CLASSES = 480
 
 _NO_CODE = {
     tokenize.COMMENT,

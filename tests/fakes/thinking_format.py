@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.messages.output import SegmentKind
+from holdfast.messages.output import TextKind
 from holdfast.parsing.segments import Segment
 
 _MARKS = {"text": "<think>", "reasoning": "</think>"}
@@ -14,8 +14,12 @@ class ThinkingFormat:
     """The marks belong to the reasoning, so that the segments joined are the text."""
 
     def __init__(self) -> None:
-        self._kind: SegmentKind = "text"
+        self._kind: TextKind = "text"
         self._held = ""
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
 
     def push(self, text: str) -> Sequence[Segment]:
         found: list[Segment] = []
@@ -29,6 +33,6 @@ class ThinkingFormat:
         certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return [segment for segment in [*found, Segment(self._kind, certain)] if segment.text]
 
-    def flush(self) -> Sequence[Segment]:
+    def flush(self, *, cut: bool = False) -> Sequence[Segment]:
         rest, self._held = self._held, ""
         return [Segment(self._kind, rest)] if rest else []

@@ -10,7 +10,7 @@ from holdfast.intake.known_answers import Observe
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
-from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText
 from holdfast.parsing.choice import ChoiceText
 
 
@@ -38,7 +38,7 @@ class TextStream:
     def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, observe: Observe) -> None:
         self._events, self._choice, self._observe = events, choice, observe
         self._prompt_tokens = prompt_tokens
-        self._deltas: list[TextDelta] = []
+        self._deltas: list[OutputDelta] = []
         self._finished: ChoiceFinished | None = None
         self._pieces = self._read()
 
@@ -66,7 +66,7 @@ class TextStream:
             memory=self._choice.memory,
         )
         return Completion(
-            text="".join(delta.text for delta in self._deltas),
+            text="".join(delta.text for delta in self._deltas if isinstance(delta, TextDelta)),
             token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
             finish_reason=finished.reason.value,
             prompt_tokens=finished.prompt_tokens,
@@ -98,7 +98,7 @@ class TextStream:
                     self._finished = output
                     continue
                 self._deltas.append(output)
-                if output.text:
+                if isinstance(output, TextDelta) and output.text:
                     yield output.text
             if self._choice.done:
                 self.close()

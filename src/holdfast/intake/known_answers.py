@@ -18,7 +18,7 @@ from tokenizers import Encoding
 
 from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.output import OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
 
@@ -122,9 +122,10 @@ def answer_observer(known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -
     tokens: defaultdict[int, list[int]] = defaultdict(list)
 
     def observe(event: OutputEvent) -> None:
-        if isinstance(event, TextDelta):
-            texts[event.index].append(event.text)
+        if not isinstance(event, ChoiceFinished):
             tokens[event.index] += event.token_ids
+            if isinstance(event, TextDelta):
+                texts[event.index].append(event.text)
         elif event.index in texts:
             text, token_ids = "".join(texts.pop(event.index)), tokens.pop(event.index)
             if tokenizer.decode(token_ids, skip_special_tokens=False) != text:

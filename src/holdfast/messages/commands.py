@@ -10,6 +10,14 @@ from holdfast.messages.requests import RequestId, SamplingParams
 from holdfast.messages.sessions import SessionCommand
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say."""
+
+    tokens: int
+    start_token_ids: tuple[int, ...] = ()  # behind which the thought begins; empty: with the first token
+    end_token_ids: tuple[int, ...] = ()  # that end it
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
@@ -21,6 +29,8 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     want_logprobs: bool = False
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
+    grammar: str = ""  # of llguidance, in its JSON form: the tokens that may be drawn; empty: all
+    thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way

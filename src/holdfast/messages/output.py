@@ -8,18 +8,48 @@ import msgspec
 
 from holdfast.messages.events import CacheReport, FinishReason, Timings
 
-SegmentKind: TypeAlias = Literal["text", "reasoning", "call"]
-EndWord: TypeAlias = Literal["stop", "length"]  # why an answer ended, as protocols name it
+TextKind: TypeAlias = Literal["text", "reasoning"]
+EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]  # why an answer ended, as protocols name it
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """New text of one choice, all of one kind. UTF-8 is never split and no part of a stop string is ever in it."""
+class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What all news of one choice have in common: which choice, and the tokens that became certain with it.
+
+    The token ids of all deltas of a choice, joined, are the tokens that were generated, up to its end; those of markers too.
+    """
 
     index: int
-    text: str
-    kind: SegmentKind = "text"  # as yet models' reasoning and calls are text, too
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenText, ...] = ()
+
+
+class TextDelta(AnswerDelta, frozen=True, kw_only=True):
+    """New text, all of one kind. UTF-8 is never split and no part of a stop string is ever in visible text."""
+
+    text: str
+    kind: TextKind = "text"
+
+
+class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
+    """The model calls a tool. Calls of a choice come one after the other, numbered from 0."""
+
+    call: int
+    id: str
+    name: str
+
+
+class ToolArgumentsDelta(AnswerDelta, frozen=True, kw_only=True):
+    """More of a call's arguments, as JSON text. The fragments of a call that ends join to one JSON object."""
+
+    call: int
+    text: str
+
+
+class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
+    """A call is complete. One without this event was cut by the answer's end and must not be run."""
+
+    call: int
+    repairs: tuple[str, ...] = ()  # what was mended to read it, by the names that the metric has
 
 
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +80,15 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     divergent: DivergentTexts | None = None  # for memory.divergence
+    reasoning_tokens: int = 0  # part of completion_tokens, up to and including the marker that ends the thought
+    calls: int = 0  # complete calls of tools
 
     @property
     def finish_reason(self) -> EndWord:
         """Why the answer ended; of one that ended by itself."""
-        return "length" if self.reason is FinishReason.LENGTH else "stop"
+        if self.reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.calls else "stop"
 
     @property
     def cached_tokens(self) -> int:
@@ -62,4 +96,5 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory.cached_tokens
 
 
-OutputEvent: TypeAlias = TextDelta | ChoiceFinished
+OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
+OutputEvent: TypeAlias = OutputDelta | ChoiceFinished

@@ -6,7 +6,7 @@ Leaf module: no MLX, no web framework.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -57,6 +57,37 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     continue_last: bool = False  # the last assistant message is to be continued, not answered
 
 
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the answer is to call tools. With names, only these may be called."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] = ()
+    parallel: bool = True  # several calls in one answer are allowed
+
+
+ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether and how much the model is to think first; its chat template decides how that is said."""
+
+    effort: ThinkingEffort | None = None  # None: as the template has it
+    budget_tokens: int | None = None  # so many tokens of thought, then it is closed; None: no bound
+
+
+FormatKind: TypeAlias = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+
+
+class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A form that the visible answer must have. `field` is the request's field to name in errors about it."""
+
+    kind: FormatKind
+    schema: dict[str, Any] | bool | None = None  # of json_schema
+    pattern: str = ""  # of regex and lark
+    choices: tuple[str, ...] = ()  # of choice
+    field: str = "response_format"
+
+
 # A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used as they are.
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
@@ -76,6 +107,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     echo: bool = False  # the prompt is part of the answer (with its logprobs if wanted)
     ignore_eos: bool = False
+    tool_choice: ToolChoice = ToolChoice()  # the tools themselves are a part of the chat prompt
+    thinking: Thinking = Thinking()
+    output_format: OutputFormat | None = None
     tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
     session_id: str = ""  # the session whose branch this goes on; empty: none
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt

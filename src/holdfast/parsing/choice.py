@@ -24,7 +24,7 @@ from holdfast.parsing.detokenize import detokenizer
 from holdfast.parsing.formats.families import segment_format
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.places import PlacedToken, spread
-from holdfast.parsing.segments import Segment
+from holdfast.parsing.segments import AnswerPart, Segment
 from holdfast.parsing.stops import StopScanner
 
 _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
@@ -103,7 +103,7 @@ class ChoiceText:
         text = self._detokenizer.push(token_ids)
         if self._held_ids:
             token_ids = (*self._held_ids, *token_ids)
-        segments = self._format.push(text)
+        segments = _segments(self._format.push(text))
         self._held_ids = () if segments else token_ids
         return self._deltas(segments, token_ids) if segments else ()
 
@@ -115,7 +115,7 @@ class ChoiceText:
                 break
             text = self._detokenizer.push((token_id,))
             self._expect(token_id, text, event.logprobs[place] if event.logprobs else None)
-            segments += self._before_stop(self._format.push(text))
+            segments += self._before_stop(_segments(self._format.push(text)))
             if self.done:
                 break
         return self._show(segments)
@@ -164,7 +164,7 @@ class ChoiceText:
 
     def _flush(self) -> tuple[TextDelta, ...]:
         text = self._detokenizer.flush()
-        segments = [*self._format.push(text), *self._format.flush()]
+        segments = _segments([*self._format.push(text), *self._format.flush()])
         if not self._tracks:
             return self._deltas(segments, self._held_ids)
         if text and self._uncertain:
@@ -269,6 +269,10 @@ class ChoiceText:
             stored=self._shown(found.stored_token_id)[0],
             prompt=self._shown(found.prompt_token_id)[0],
         )
+
+
+def _segments(parts: Iterable[AnswerPart]) -> list[Segment]:
+    return [part for part in parts if isinstance(part, Segment)]
 
 
 def _runs(segments: Iterable[Segment]) -> list[Segment]:

@@ -1,30 +1,62 @@
-"""What an answer's text is made of: parts that a client sees as text, as reasoning or as calls of tools. Pure."""
+"""What an answer is made of: text, reasoning and calls of tools, as a format reads them out of what a model writes. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
-from holdfast.messages.output import SegmentKind
+from holdfast.messages.output import TextKind
 
 
 class Segment(NamedTuple):
-    """A part of an answer that is of one kind; not empty."""
+    """A part of an answer's text that is of one kind; not empty."""
 
-    kind: SegmentKind
+    kind: TextKind
     text: str
+
+
+class CallBegun(NamedTuple):
+    """A call of a tool, once its name is certain."""
+
+    name: str
+    id: str = ""  # as the model wrote it; empty: it writes none
+
+
+class CallArguments(NamedTuple):
+    """More of the open call's arguments: JSON text, whose fragments join to one object; not empty."""
+
+    text: str
+
+
+class CallEnded(NamedTuple):
+    """The open call is complete."""
+
+    repairs: tuple[str, ...] = ()  # names of what was mended
+
+
+AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
 
 
 class SegmentFormat(Protocol):
     """How the models of a family write reasoning and calls into their text. One object per sequence, since it has state.
 
-    The joined texts of all segments are the text that came in, however it was cut; equal kinds may follow each other.
+    However the text was cut, the parts are the same (adjacent segments of a kind and adjacent arguments joined). What is not a
+    complete call, and no marker, comes out as a segment: no text is dropped. Markers that are single tokens come in as one
+    character each (`parsing.markers`), which no text has.
     """
 
-    def push(self, text: str) -> Sequence[Segment]:
-        """Add text; returns the segments that are certain now."""
+    @property
+    def held(self) -> int:
+        """Characters that came in and about which nothing is certain yet."""
         ...
 
-    def flush(self) -> Sequence[Segment]:
-        """What was held back, when no text follows."""
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Add text; returns the parts that are certain now."""
+        ...
+
+    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
+        """What was held back, when no text follows.
+
+        cut: the answer was ended by its length. A call that is open then stays as it is, without `CallEnded`.
+        """
         ...

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from prometheus_client import Histogram
 
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.printable import LONGEST_CONTENT
 
@@ -52,10 +52,10 @@ class AnswerRecord:
     def observe(self, event: OutputEvent) -> None:
         """Book one event."""
         now = self._clock()
-        if isinstance(event, TextDelta):
-            self._observe_text(event, now)
-        else:
+        if isinstance(event, ChoiceFinished):
             self._observe_end(event, now)
+        else:
+            self._observe_news(event, now)
 
     def close(self) -> None:
         """The answer is over, whole or not."""
@@ -91,7 +91,7 @@ class AnswerRecord:
         at = self._first_text.get(index)
         return None if at is None else at - self._began
 
-    def _observe_text(self, event: TextDelta, now: float) -> None:
+    def _observe_news(self, event: OutputDelta, now: float) -> None:
         index = event.index
         latest = self._latest_text.get(index)
         if latest is None:
@@ -101,7 +101,7 @@ class AnswerRecord:
             self._gaps.observe(now - latest)
         self._latest_text[index] = now
         self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
-        if self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
+        if isinstance(event, TextDelta) and self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
             self.texts[index] = self.texts.get(index, "") + event.text
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:

@@ -11,7 +11,7 @@ from holdfast.http.openai.answers import OpenAIAnswer, shown_logprob
 from holdfast.http.openai.shapes import AnswerMessage, ChatChoice, ChatCompletion, ChatLogprobs, ContentLogprob
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
-from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText
 
 _encode = msgspec.json.encode
 
@@ -32,8 +32,10 @@ class ChatAnswer(OpenAIAnswer):
         said = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' + self._chunk_end()
         return b"".join(choice + said for choice in self._choices)
 
-    def delta(self, event: TextDelta) -> bytes:
+    def delta(self, event: OutputDelta) -> bytes:
         """New text of a choice."""
+        if not isinstance(event, TextDelta):
+            return b""
         logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
         parts = (self._texts[event.index], _encode(event.text), logprobs, self._chunk_end(len(event.token_ids)))
         return b'%b%b},"logprobs":%b,"finish_reason":null}%b' % parts

@@ -11,7 +11,7 @@ from holdfast.http.openai.answers import OpenAIAnswer, shown_logprob
 from holdfast.http.openai.shapes import CompletionChoice, CompletionLogprobs, TextCompletion
 from holdfast.http.server.answers import TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
-from holdfast.messages.output import ChoiceFinished, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText
 
 _encode = msgspec.json.encode
 
@@ -21,8 +21,10 @@ class CompletionAnswer(OpenAIAnswer):
 
     id_prefix, chunk_object = "cmpl", "text_completion"
 
-    def delta(self, event: TextDelta) -> bytes:
+    def delta(self, event: OutputDelta) -> bytes:
         """New text of a choice."""
+        if not isinstance(event, TextDelta):
+            return b""
         logprobs = _encode(completion_logprobs(event.logprobs)) if event.logprobs else b"null"
         parts = (self._chunk_begin, event.index, _encode(event.text), logprobs, self._chunk_end(len(event.token_ids)))
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % parts

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.output import ChoiceFinished, EndWord, SegmentKind, TextDelta, TokenText
+from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextDelta, TextKind, TokenText
 from holdfast.messages.requests import GenerationRequest
 
 
@@ -26,12 +26,12 @@ class TokenCounts:
 class WholeChoice:
     """One choice of an answer that is sent in one piece."""
 
-    deltas: list[TextDelta] = field(default_factory=list)
+    deltas: list[OutputDelta] = field(default_factory=list)
     finish_reason: EndWord = "stop"
 
-    def text(self, kind: SegmentKind = "text") -> str:
+    def text(self, kind: TextKind = "text") -> str:
         """All of its text of one kind."""
-        return "".join(delta.text for delta in self.deltas if delta.kind == kind)
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta) and delta.kind == kind)
 
     @property
     def logprobs(self) -> list[TokenText]:
@@ -52,8 +52,8 @@ class AnswerFormat(abc.ABC):
         return b""
 
     @abc.abstractmethod
-    def delta(self, event: TextDelta) -> bytes:
-        """New text of a choice."""
+    def delta(self, event: OutputDelta) -> bytes:
+        """News of a choice: text, reasoning, calls. Empty where the protocol says nothing of it."""
 
     @abc.abstractmethod
     def finish(self, event: ChoiceFinished) -> bytes:

@@ -22,7 +22,7 @@ from holdfast.http.server.problem import problem_of, record_problem
 from holdfast.http.server.services import OutputStream, Services, is_loading
 from holdfast.http.server.sse import EventWriter
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputEvent
 from holdfast.messages.requests import ChatPrompt
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
@@ -103,7 +103,7 @@ class GenerationResponse(Response):
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in stream:
                 self._observe(event)
-                yield form.delta(event) if isinstance(event, TextDelta) else form.finish(event)
+                yield form.finish(event) if isinstance(event, ChoiceFinished) else form.delta(event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
@@ -113,10 +113,10 @@ class GenerationResponse(Response):
         choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
         async for event in stream:
             self._observe(event)
-            if isinstance(event, TextDelta):
-                choices[event.index].deltas.append(event)
-            else:
+            if isinstance(event, ChoiceFinished):
                 choices[event.index].finish_reason = event.finish_reason
+            else:
+                choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, _counts(self._answer), explanation_of(self._explained))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -125,7 +125,7 @@ class GenerationResponse(Response):
     def _observe(self, event: OutputEvent) -> None:
         """Count one event. Raises for a choice that ended as none should."""
         self._answer.observe(event)
-        if isinstance(event, TextDelta):
+        if not isinstance(event, ChoiceFinished):
             return
         _refuse_broken_end(event)
         if self._plan.explains:
