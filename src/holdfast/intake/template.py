@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.conversation import template_messages
+from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.tokenize import named_special_tokens, read_json
 from holdfast.messages.requests import ChatPrompt
 
@@ -32,7 +29,7 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         """sources: the templates by name, "default" among them and "tool_use" if there is one. Raises ModelLoadError."""
-        environment = _environment()
+        environment = jinja_environment()
         self._special_tokens = dict(special_tokens)
         self._templates: dict[str, Template] = {}
         for name, source in sources.items():
@@ -184,41 +181,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-
-
-class _GenerationBlock(Extension):
-    """{% generation %}…{% endgeneration %} marks answers for training; here it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept. Templates pass these names."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
