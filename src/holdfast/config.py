@@ -165,6 +165,7 @@ class LimitsSettings:
         512, "Most subschemas and listed values in a JSON schema that an answer or a call is held to.", limits=Limits(at_least=1)
     )
     max_schema_depth: int = _setting(32, "How deep such a schema may be nested.", limits=Limits(at_least=1, at_most=50))
+    max_tools: int = _setting(512, "Most tools in one request.", limits=Limits(at_least=0))
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
 
 

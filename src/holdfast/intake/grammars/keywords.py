@@ -39,10 +39,10 @@ def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
         case "minContains" | "maxContains":
             return "contains" not in node
         case "propertyNames":
-            return value is True or isinstance(value, dict) and value in ({}, {"type": "string"})
+            return value is True or (isinstance(value, dict) and value in ({}, {"type": "string"}))
         case "dependentRequired" | "dependentSchemas" | "dependencies":
-            return value == {}
+            return bool(value == {})
         case "unevaluatedProperties" | "unevaluatedItems":
-            return value is True or value == {}
+            return bool(value is True or value == {})
         case _:
             return False
