@@ -161,6 +161,7 @@ class LimitsSettings:
     max_import_bytes: int = _setting(
         64 * 1024 * _MIB, "Largest file of a session that is taken in.", limits=Limits(at_least=1024)
     )
+    max_tools: int = _setting(512, "Most tools in one request.", limits=Limits(at_least=0))
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
 
 

@@ -13,7 +13,15 @@ from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, TokenText
+from holdfast.messages.output import (
+    ChoiceFinished,
+    OutputEvent,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from holdfast.messages.requests import GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
@@ -41,6 +49,38 @@ def answer(
         memory=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
     )
     return [*deltas, end]
+
+
+def calling(*calls: tuple[str, str], thought: str = "", said: str = "", reason: FinishReason = FinishReason.STOP) -> Script:
+    """An answer that thinks, speaks and calls tools: (name, arguments) each, whose arguments come in two parts.
+
+    One that is ended by its length lacks the end of its last call.
+    """
+    parts = [
+        *([TextDelta(index=0, text=thought, kind="reasoning", token_ids=(1, 2))] if thought else []),
+        *([TextDelta(index=0, text=said, token_ids=(3,))] if said else []),
+    ]
+    events: list[OutputEvent] = [*parts]
+    for place, (name, arguments) in enumerate(calls):
+        half = len(arguments) // 2
+        events += [
+            ToolCallStarted(index=0, call=place, id=f"call_{place}", name=name, token_ids=(4,)),
+            ToolArgumentsDelta(index=0, call=place, text=arguments[:half], token_ids=(5,)),
+            ToolArgumentsDelta(index=0, call=place, text=arguments[half:], token_ids=(6,)),
+            ToolCallFinished(index=0, call=place, token_ids=(7,)),
+        ]
+    is_cut = bool(calls) and reason is FinishReason.LENGTH
+    if is_cut:
+        events.pop()
+    end = ChoiceFinished(
+        index=0,
+        reason=reason,
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=sum(len(event.token_ids) for event in events if not isinstance(event, ChoiceFinished)),
+        reasoning_tokens=2 if thought else 0,
+        calls=len(calls) - is_cut,
+    )
+    return [*events, end]
 
 
 class ScriptedStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -52,6 +53,15 @@ class ToolCallFinished(AnswerDelta, frozen=True, kw_only=True):
     repairs: tuple[str, ...] = ()  # what was mended to read it, by the names that the metric has
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool, whole: what the events of one call come to."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text
+    is_complete: bool = True  # else it was cut by the answer's end, and must not be run
+
+
 class TokenText(msgspec.Struct, frozen=True, kw_only=True):
     """A token as shown to a client: text, raw bytes, log-probability, rivals."""
 
@@ -98,3 +108,26 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
 
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
 OutputEvent: TypeAlias = OutputDelta | ChoiceFinished
+
+
+def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
+    """All text of one kind of a choice."""
+    return "".join([delta.text for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind])
+
+
+def tool_calls_of(deltas: Iterable[OutputDelta]) -> tuple[ToolCall, ...]:
+    """The calls of a choice, in order; one that was cut is the last."""
+    heads: dict[int, ToolCallStarted] = {}
+    arguments: dict[int, list[str]] = {}
+    complete: set[int] = set()
+    for delta in deltas:
+        if isinstance(delta, ToolCallStarted):
+            heads[delta.call], arguments[delta.call] = delta, []
+        elif isinstance(delta, ToolArgumentsDelta):
+            arguments[delta.call].append(delta.text)
+        elif isinstance(delta, ToolCallFinished):
+            complete.add(delta.call)
+    return tuple(
+        ToolCall(id=head.id, name=head.name, arguments="".join(arguments[call]), is_complete=call in complete)
+        for call, head in heads.items()
+    )

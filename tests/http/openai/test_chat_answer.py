@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.http.openai.shapes import ChatCompletion
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import TextDelta, TokenText
+from holdfast.messages.output import TextDelta, TokenText, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, token
+from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling, token
 
 
 async def whole(gateway: ScriptedGateway, **fields: Any) -> Any:
@@ -59,6 +59,7 @@ async def test_a_whole_answer_has_the_golden_shape() -> None:
             "completion_tokens": 2,
             "total_tokens": PROMPT_TOKENS + 2,
             "prompt_tokens_details": {"cached_tokens": 3},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -94,6 +95,7 @@ async def test_the_counts_come_last_and_only_when_asked_for() -> None:
         "completion_tokens": 1,
         "total_tokens": PROMPT_TOKENS + 1,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -154,3 +156,86 @@ async def test_logprobs_have_the_chat_shape() -> None:
 async def test_an_answer_without_text_is_an_empty_string() -> None:
     got = await whole(ScriptedGateway(script=answer()))
     assert got["choices"][0]["message"]["content"] == ""
+
+
+CALLS = (("look_up", '{"word": "☃"}'), ("add", '{"a": 1, "b": 2}'))
+
+
+async def test_a_whole_answer_has_its_thought_under_both_names_and_its_calls() -> None:
+    got = await whole(ScriptedGateway(script=calling(*CALLS, thought="hm")))
+    (choice,) = got["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "hm",
+        "reasoning": "hm",
+        "tool_calls": [
+            {"id": f"call_{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for place, (name, arguments) in enumerate(CALLS)
+        ],
+    }
+    assert choice["finish_reason"] == "tool_calls"
+    assert got["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+async def test_a_stream_names_a_call_first_and_then_gives_its_arguments() -> None:
+    events = await streamed(ScriptedGateway(script=calling(CALLS[0], thought="hm", said="well")))
+    assert [event["choices"][0]["delta"] for event in events] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "hm", "reasoning": "hm"},
+        {"content": "well"},
+        {"tool_calls": [{"index": 0, "id": "call_0", "type": "function", "function": {"name": "look_up", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"word'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '": "☃"}'}}]},
+        {},
+    ]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None] * 6 + ["tool_calls"]
+
+
+async def test_a_call_that_is_cut_is_shown_as_far_as_it_came_and_ends_with_length() -> None:
+    got = await whole(ScriptedGateway(script=calling(CALLS[0], reason=FinishReason.LENGTH)))
+    (choice,) = got["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["look_up"]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_a_thought_that_is_cut_leaves_no_content() -> None:
+    got = await whole(ScriptedGateway(script=calling(thought="hm", reason=FinishReason.LENGTH)))
+    assert (got["choices"][0]["message"]["content"], got["choices"][0]["finish_reason"]) == (None, "length")
+
+
+async def test_who_asked_with_functions_is_answered_in_that_form() -> None:
+    fields: dict[str, Any] = {"functions": [{"name": "look_up"}]}
+    got = await whole(ScriptedGateway(script=calling(CALLS[0])), **fields)
+    (choice,) = got["choices"]
+    assert choice["message"]["function_call"] == {"name": "look_up", "arguments": CALLS[0][1]}
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "function_call"
+    events = await streamed(ScriptedGateway(script=calling(CALLS[0])), **fields)
+    parts = [event["choices"][0]["delta"].get("function_call") for event in events[1:-1]]
+    assert parts[0] == {"name": "look_up", "arguments": ""}
+    assert "".join(part["arguments"] for part in parts) == CALLS[0][1]
+    assert events[-1]["choices"][0]["finish_reason"] == "function_call"
+
+
+async def test_the_tokens_of_a_call_have_their_logprobs_and_count_as_they_come() -> None:
+    scored = [
+        ToolCallStarted(index=0, call=0, id="call_0", name="f", token_ids=(1,), logprobs=(token("<"),)),
+        ToolArgumentsDelta(index=0, call=0, text="{}", token_ids=(2,), logprobs=(token("{}"),)),
+        ToolCallFinished(index=0, call=0, token_ids=(3,), logprobs=(token(">"),)),
+        calling(("f", "{}"))[-1],
+    ]
+    got = await whole(ScriptedGateway(script=scored), logprobs=True)
+    assert [each["token"] for each in got["choices"][0]["logprobs"]["content"]] == ["<", "{}", ">"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await streamed(ScriptedGateway(script=scored), logprobs=True, stream_options=options)
+    shown = [event["choices"][0]["logprobs"] for event in events if event["choices"]]
+    assert [each and each["content"][0]["token"] for each in shown] == [None, "<", "{}", ">", None]
+    assert [event["usage"]["completion_tokens"] for event in events][1:4] == [1, 2, 3]
+
+
+async def test_tokens_that_say_nothing_count_with_what_comes_next() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await streamed(ScriptedGateway(script=calling(("f", "{}"), ("g", "{}"))), stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 2, 3, 5, 6, 7, 8, 8]

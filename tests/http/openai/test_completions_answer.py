@@ -42,6 +42,7 @@ async def test_a_whole_completion_has_the_golden_shape() -> None:
             "completion_tokens": 2,
             "total_tokens": PROMPT_TOKENS + 2,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

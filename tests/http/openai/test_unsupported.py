@@ -13,24 +13,34 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 REFUSED: list[tuple[str, Any]] = [
-    ("tools", [TOOL]),
-    ("tool_choice", "auto"),
-    ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),
-    ("functions", [{"name": "look_up"}]),
-    ("function_call", "auto"),
-    ("response_format", {"type": "json_object"}),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("modalities", ["text", "audio"]),
     ("web_search_options", {}),
     ("prediction", {"type": "content", "content": "x"}),
-    ("guided_json", {"type": "object"}),
+    ("grammar", 'root ::= "x"'),
+    ("guided_whitespace_pattern", " "),
     ("use_beam_search", True),
     ("min_tokens", 5),
     ("min_tokens", False),
     ("stop_token_ids", [1]),
     ("repeat_penalty", 1.1),
 ]
+OF_CHATS: list[tuple[str, Any]] = [
+    ("tools", [TOOL]),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function", "function": {"name": "look_up"}}),
+    ("functions", [{"name": "look_up"}]),
+    ("function_call", {"name": "look_up"}),
+    ("messages", [{"role": "user", "content": "x"}]),
+    ("enable_thinking", True),
+    ("reasoning_effort", "low"),
+    ("thinking", {"type": "enabled"}),
+    ("think", True),
+    ("thinking_budget", 5),
+    ("parallel_tool_calls", False),
+    ("chat_template_kwargs", {"x": 1}),
+]
+OF_TEXTS: list[tuple[str, Any]] = [("prompt", "x"), ("echo", True), ("suffix", "x"), ("best_of", 2)]
 HARMLESS: list[tuple[str, Any]] = [
     ("tools", []),
     ("tools", None),
@@ -72,6 +82,26 @@ async def test_a_known_field_that_asks_for_nothing_is_accepted(field: str, value
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize(("field", "value"), OF_CHATS)
+async def test_what_is_for_conversations_is_refused_by_name_where_text_is_completed(field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(COMPLETIONS, json=completion_body(**{field: value}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(("field", "value"), OF_TEXTS)
+async def test_what_is_for_raw_text_is_refused_by_name_in_a_chat(field: str, value: Any) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(**{field: value}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, field, "unsupported_parameter")
+    assert gateway.requests == []
+
+
 async def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with client_of(ScriptedGateway()) as client:
@@ -81,6 +111,6 @@ async def test_an_unknown_field_is_ignored_and_logged_once(caplog: pytest.LogCap
     assert caplog.text.count("frobnicate_this_test") == 1
 
 
-def test_no_field_is_both_served_and_refused() -> None:
-    served = set(ChatCompletionRequest.model_fields) | set(CompletionRequest.model_fields)
+def test_no_field_that_both_routes_serve_stands_among_the_refused() -> None:
+    served = set(ChatCompletionRequest.model_fields) & set(CompletionRequest.model_fields)
     assert served & set(KNOWN) == set()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.http.openai.errors import openai_error
-from holdfast.http.openai.shapes import PromptTokensDetails, Usage
+from holdfast.http.openai.shapes import CompletionTokensDetails, PromptTokensDetails, Usage
 from holdfast.http.server.answers import AnswerFormat, TokenCounts
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
@@ -75,6 +75,7 @@ def usage_of(counts: TokenCounts) -> Usage:
         completion_tokens=counts.completion_tokens,
         total_tokens=counts.prompt_tokens + counts.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=counts.reasoning_tokens),
     )
 
 

@@ -11,8 +11,20 @@ from starlette.responses import Response
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.chat_answer import ChatAnswer
 from holdfast.http.openai.fields import GenerationFields, MaxTokens, refuse_above
-from holdfast.http.openai.messages import ChatMessage, refuse_what_is_not_text
+from holdfast.http.openai.formats import FormatFields
+from holdfast.http.openai.messages import ChatMessage, history, refuse_what_is_not_text
 from holdfast.http.openai.shapes import ChatCompletion
+from holdfast.http.openai.thinking import SPOKEN, Budget, EffortWord, ReasoningOptions, Switch, thinking_of
+from holdfast.http.openai.tools import (
+    ChoiceField,
+    FunctionCallField,
+    Functions,
+    Tools,
+    checked_functions,
+    checked_tools,
+    function_call_of,
+    tool_choice_of,
+)
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
@@ -20,12 +32,12 @@ from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, ToolChoice
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
 
 
-class ChatCompletionRequest(GenerationFields):
+class ChatCompletionRequest(GenerationFields, FormatFields):
     """A conversation to be answered."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] = Field(
@@ -35,11 +47,21 @@ class ChatCompletionRequest(GenerationFields):
     logprobs: bool | None = Field(None, description="Give the log-probability of each token of the answer.")
     top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="And of so many of the likeliest at its place.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the model's chat template.")
-    enable_thinking: bool | None = Field(None, description="Whether the model is to think first; the template decides how.")
-    reasoning_effort: str | None = Field(None, description="Given to the chat template, which may know it or not.")
+    tools: Tools | None = Field(None, description="What the model may call.")
+    tool_choice: ChoiceField | None = Field(None, description="Whether it may, must or must not, and which of them.")
+    parallel_tool_calls: bool | None = Field(None, description="False: one call in an answer at most.")
+    functions: Functions | None = Field(None, description="Older form of tools.")
+    function_call: FunctionCallField | None = Field(None, description="Older form of tool_choice.")
+    reasoning_effort: EffortWord | None = Field(None, description="How much the model is to think first.")
+    enable_thinking: bool | None = Field(None, description="Whether it is to think first; its chat template decides how.")
+    thinking: Switch | None = Field(None, description="The same, as DeepSeek's and Anthropic's clients say it.")
+    think: Switch | None = Field(None, description="The same, as Ollama's clients say it.")
+    reasoning: ReasoningOptions | None = Field(None, description="The same, as OpenRouter's clients say it.")
+    thinking_budget: Budget | None = Field(None, description="Most tokens of thought; then it is ended. -1: no bound.")
+    thinking_token_budget: Budget | None = Field(None, description="Another name of thinking_budget.")
+    thinking_budget_tokens: Budget | None = Field(None, description="Another name of thinking_budget.")
     add_generation_prompt: bool | None = Field(None, description="False only together with continue_final_message.")
     continue_final_message: bool | None = Field(None, description="Continue the last assistant message instead of answering it.")
-    parallel_tool_calls: bool | None = Field(None, description="Accepted, without effect.")
     verbosity: str | None = Field(None, description="Accepted, without effect.")
 
     def plan(self, services: Services) -> AnswerPlan:
@@ -47,9 +69,17 @@ class ChatCompletionRequest(GenerationFields):
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
         refuse_what_is_not_text(self.messages)
-        form = ChatAnswer(choices=self.choices, shows_logprobs=bool(self.logprobs), **self.answer_options(services))
+        tools, choice = self._tools(services.limits)
+        asks_by_functions = bool(self.functions)
+        form = ChatAnswer(
+            choices=self.choices,
+            calls_functions=asks_by_functions,
+            shows_logprobs=bool(self.logprobs),
+            **self.answer_options(services),
+        )
         prompt = ChatPrompt(
-            messages=tuple(dict(message) for message in self.messages),
+            messages=history(self.messages),
+            tools=tools,
             template_options=self._template_options(),
             continue_last=bool(self.continue_final_message),
         )
@@ -60,6 +90,9 @@ class ChatCompletionRequest(GenerationFields):
             max_tokens=self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens,
             want_logprobs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
+            tool_choice=choice,
+            thinking=thinking_of(said=self._said_of_thinking()),
+            output_format=self.output_format(),
             prompt_field="messages",
             **self.request_options(),
         )
@@ -79,10 +112,27 @@ class ChatCompletionRequest(GenerationFields):
                 field = f"chat_template_kwargs.{name}"
                 raise RequestRefused(f"`{field}`: this variable is set by the server", field=field)
 
+    def _tools(self, limits: LimitsSettings) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
+        """The tools of either form, and what is asked of them."""
+        if self.functions or isinstance(self.function_call, dict):
+            if self.tools and self.functions:
+                raise RequestRefused("`functions`: there are `tools` already", field="functions")
+            tools = checked_functions(self.functions or (), most=limits.max_tools)
+            return tools, function_call_of(self.function_call, tools=tools)
+        tools = checked_tools(self.tools or (), most=limits.max_tools)
+        parallel = self.parallel_tool_calls is not False
+        return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
+
     def _template_options(self) -> dict[str, Any]:
         options = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
         given = {name: value for name, value in options.items() if value is not None}
         return {**given, **(self.chat_template_kwargs or {})}
+
+    def _said_of_thinking(self) -> dict[str, Any]:
+        """By name; what the variables of the template say goes before the fields."""
+        options = self.chat_template_kwargs or {}
+        said = {name: getattr(self, name) for name in (*SPOKEN, "reasoning")}
+        return said | {name: options[name] for name in SPOKEN if options.get(name) is not None}
 
 
 @operation(

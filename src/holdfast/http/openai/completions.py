@@ -11,6 +11,7 @@ from starlette.responses import Response
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.completions_answer import CompletionAnswer
 from holdfast.http.openai.fields import GenerationFields, refuse_above
+from holdfast.http.openai.formats import FormatFields
 from holdfast.http.openai.shapes import TextCompletion
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import TAG_MARK, parse
@@ -45,7 +46,7 @@ PromptField = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, FormatFields):
     """Text or token ids to be continued."""
 
     prompt: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
@@ -100,6 +101,7 @@ class CompletionRequest(GenerationFields):
             want_logprobs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
             echo=bool(self.echo),
+            output_format=self.output_format(),
             prompt_field="prompt" + place,
             **self.request_options(),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Discriminator, Field, Tag, with_config
@@ -20,7 +20,9 @@ _TEXT_PARTS = {
     "output_text": "text",
     "refusal": "refusal",
 }  # type of a part → key of its text
-_MAY_BE_EMPTY = "assistant"
+_THOUGHTS = ("thinking", "reasoning")  # types of parts
+_MAY_BE_EMPTY = _MAY_THINK = "assistant"
+_OLD_RESULT = "function"
 
 
 def _object_or_text(value: Any) -> str:
@@ -29,11 +31,12 @@ def _object_or_text(value: Any) -> str:
 
 @with_config(STRICT)
 class ContentPart(TypedDict):
-    """A part of a message's content. Only text is served by this version."""
+    """A part of a message's content: text, or an earlier thought of the assistant's."""
 
     type: str
     text: NotRequired[str | None]
     refusal: NotRequired[str | None]
+    thinking: NotRequired[Any]
 
 
 Content = Annotated[
@@ -51,7 +54,7 @@ class FunctionCall(TypedDict):
 
 
 @with_config(STRICT)
-class ToolCall(TypedDict):
+class EarlierCall(TypedDict):
     """One entry of an earlier assistant message's `tool_calls`."""
 
     id: NotRequired[str | None]
@@ -66,8 +69,47 @@ class ChatMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: NotRequired[Annotated[Content | None, Field(description="Text, or text parts. May be null for the assistant.")]]
     name: NotRequired[str | None]
-    tool_calls: NotRequired[Annotated[list[ToolCall], Field(fail_fast=True)] | None]
+    tool_calls: NotRequired[Annotated[list[EarlierCall], Field(fail_fast=True)] | None]
     tool_call_id: NotRequired[str | None]
+    function_call: NotRequired[Annotated[FunctionCall | None, Field(description="An earlier call in the form of `functions`.")]]
+    reasoning_content: NotRequired[Annotated[str | None, Field(description="What the assistant thought before it answered.")]]
+    reasoning: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
+    thinking: NotRequired[Annotated[str | None, Field(description="The same under another name.")]]
+
+
+def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
+    """The messages as a prompt has them: calls and results of the older form (`functions`) in the newer one, thoughts apart."""
+    ready: list[dict[str, Any]] = []
+    latest: dict[str, str] = {}  # name of a function of the older form → id of its latest call
+    for place, message in enumerate(messages):
+        turn: dict[str, Any] = dict(message)
+        if call := turn.pop("function_call", None):
+            name = call["name"]
+            latest[name] = f"call_{place}"
+            turn["tool_calls"] = [{"id": latest[name], "type": "function", "function": call}]
+        if turn["role"] == _OLD_RESULT:
+            name = turn.get("name") or ""
+            turn |= {"role": "tool", "tool_call_id": latest.get(name, f"call_{name}")}
+        ready.append(_with_thoughts_apart(turn))
+    return tuple(ready)
+
+
+def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
+    """Mistral's clients send a thought as a part of the content: what the other fields for it say goes before that."""
+    content = turn.get("content")
+    if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
+        return turn
+    thoughts = "\n".join(_thought(part) for part in content if part["type"] in _THOUGHTS)
+    said = any(turn.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    rest = [part for part in content if part["type"] not in _THOUGHTS]
+    return {**turn, "content": rest or None, **({} if said else {"reasoning_content": thoughts})}
+
+
+def _thought(part: Mapping[str, Any]) -> str:
+    given = part.get("thinking") or part.get("text") or ""
+    pieces = given if isinstance(given, list) else [given]
+    texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
@@ -80,7 +122,8 @@ def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
             raise RequestRefused(reason, code="invalid_type", field=field)
         if isinstance(content, list):
             for place, part in enumerate(content):
-                _refuse_unless_text(part, f"{field}.{place}")
+                if part["type"] not in _THOUGHTS or message["role"] != _MAY_THINK:
+                    _refuse_unless_text(part, f"{field}.{place}")
 
 
 def _refuse_unless_text(part: ContentPart, field: str) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.messages.output import EndWord
 
+ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]  # the last: of requests with `functions`
+
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     """What the prompt's tokens were."""
 
     cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer's tokens were."""
+
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +31,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # a stream's counts so far lack it
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # and this
 
 
 class ContentLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +50,32 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a call calls, and with what: JSON text. An event of a stream has the name once, and then parts of the arguments."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class AnswerToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of a tool, or what an event of a stream adds to it: then `index` says to which."""
+
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: CalledFunction
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The assistant's turn, or what an event of a stream adds to it."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
     refusal: msgspec.UnsetType | None = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET  # the same under its other name
+    tool_calls: list[AnswerToolCall] | msgspec.UnsetType = msgspec.UNSET
+    function_call: CalledFunction | msgspec.UnsetType = msgspec.UNSET  # where the request had `functions`
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +85,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
     delta: AnswerMessage | msgspec.UnsetType = msgspec.UNSET
     logprobs: ChatLogprobs | None
-    finish_reason: EndWord | None
+    finish_reason: ChatEndWord | None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Fields that clients send and whose meaning is known, but which this version does not act on: they are refused, not ignored."""
+"""Fields that clients send and whose meaning is known, but which are not served, or not on this route: refused, not ignored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NOT_YET = "this version does not support it yet"
 _MOST_REMEMBERED = 1000
 _already_logged: set[str] = set()
 _EMPTY = (
-    "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema mm_processor_kwargs "
-    "media_io_kwargs stop_token_ids bad_words logits_processors logit_processors documents role_mapping adapters draft_model"
+    "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs media_io_kwargs stop_token_ids bad_words "
+    "logits_processors logit_processors documents role_mapping adapters draft_model"
 )
 _OFF = "use_beam_search early_stopping include_stop_str_in_output return_token_ids return_tokens_as_token_ids"
 _NEVER = (
@@ -26,15 +26,29 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {  # field → the values with which it a
     **dict.fromkeys(_EMPTY.split(), ([], {}, "")),
     **dict.fromkeys(_OFF.split(), (False,)),
     **dict.fromkeys(("tools", "functions"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none",)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("parallel_tool_calls", "include_reasoning", "separate_reasoning", "parse_tool_calls"), (True,)),
+    **dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "think", "reasoning"), (False, "none", "off", {})),
+    **dict.fromkeys(("thinking_budget", "thinking_token_budget", "thinking_budget_tokens"), (0, -1)),
+    **dict.fromkeys(("messages", "chat_template_kwargs"), ([], {})),
+    **dict.fromkeys(("continue_final_message", "add_generation_prompt"), (False,)),
+    **dict.fromkeys(("prompt", "suffix"), ("", [])),
+    "echo": (False,),
+    "best_of": (1,),
+    "reasoning_format": ("auto", "deepseek"),
     **dict.fromkeys(("min_tokens", "mirostat"), (0,)),
     **dict.fromkeys(("xtc_probability", "dry_multiplier", "top_a"), (0, 0.0)),
     **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1, 1.0)),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
 }
+_CHATS = (
+    "tools functions tool_choice function_call messages chat_template_kwargs continue_final_message add_generation_prompt "
+    "reasoning_effort enable_thinking thinking think reasoning thinking_budget thinking_token_budget thinking_budget_tokens"
+)
 _REASONS = {
+    **dict.fromkeys(_CHATS.split(), "this is for conversations, see /v1/chat/completions"),
+    **dict.fromkeys(("prompt", "suffix", "echo", "best_of"), "this is for raw text, see /v1/completions"),
     "prompt_logprobs": "use `echo` with `logprobs` on /v1/completions",
     "repetition_context_size": "`repetition_penalty` here looks at the whole prompt and answer",
     "repeat_penalty": "the field is called `repetition_penalty` here",

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextDelta, TextKind, TokenText
+from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextKind, TokenText, ToolCall, text_of, tool_calls_of
 from holdfast.messages.requests import GenerationRequest
 
 
@@ -20,6 +20,7 @@ class TokenCounts:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not read again
+    reasoning_tokens: int = 0  # part of completion_tokens
 
 
 @dataclass(slots=True)
@@ -31,7 +32,12 @@ class WholeChoice:
 
     def text(self, kind: TextKind = "text") -> str:
         """All of its text of one kind."""
-        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta) and delta.kind == kind)
+        return text_of(self.deltas, kind)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Its calls of tools, in order."""
+        return tool_calls_of(self.deltas)
 
     @property
     def logprobs(self) -> list[TokenText]:

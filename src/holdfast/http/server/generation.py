@@ -44,6 +44,7 @@ class GenerationResponse(Response):
         self._services, self._plan, self._answer = services, plan, answer
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
+        self._reasoning_tokens = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
@@ -107,7 +108,7 @@ class GenerationResponse(Response):
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
-        yield form.closing(_counts(self._answer), explanation_of(self._explained))
+        yield form.closing(self._counts(), explanation_of(self._explained))
 
     async def _write_whole(self, send: Send, stream: OutputStream) -> None:
         choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
@@ -117,7 +118,7 @@ class GenerationResponse(Response):
                 choices[event.index].finish_reason = event.finish_reason
             else:
                 choices[event.index].deltas.append(event)
-        body = self._plan.form.whole(choices, _counts(self._answer), explanation_of(self._explained))
+        body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -128,6 +129,7 @@ class GenerationResponse(Response):
         if not isinstance(event, ChoiceFinished):
             return
         _refuse_broken_end(event)
+        self._reasoning_tokens += event.reasoning_tokens
         if self._plan.explains:
             explained = explain_choice(
                 event,
@@ -137,11 +139,14 @@ class GenerationResponse(Response):
             )
             self._explained.append(explained)
 
-
-def _counts(answer: AnswerRecord) -> TokenCounts:
-    return TokenCounts(
-        prompt_tokens=answer.prompt_tokens, completion_tokens=answer.tokens, cached_tokens=answer.cached_tokens or 0
-    )
+    def _counts(self) -> TokenCounts:
+        answer = self._answer
+        return TokenCounts(
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.tokens,
+            cached_tokens=answer.cached_tokens or 0,
+            reasoning_tokens=self._reasoning_tokens,
+        )
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
