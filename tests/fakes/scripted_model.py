@@ -1,9 +1,9 @@
-"""A real model folder whose weights spell given answers, one for each turn: for agents, which need a model that does what the test says.
+"""A real model folder whose weights spell given answers, one for each turn: for agents, which need a model that keeps to a test.
 
-A Llama of one layer, greedy at any temperature. The chat template puts a cue token before every answer, the first before the first
-answer and so on. Of the tokens of an answer some are made for it alone ("marks", a cue among them); all marks have ranks, later ones
-higher. The one attention head looks at the mark of the highest rank, whatever else is in the prompt, and the MLP has one unit for
-every pair of that mark and the token at hand, which writes the next token. So the answer depends on the turn only.
+A Llama of one layer, greedy at any temperature. The chat template puts a cue token before every answer, the first before the
+first answer and so on. Of the tokens of an answer some are made for it alone ("marks", a cue among them); all marks have ranks,
+later ones higher. The one attention head looks at the mark of the highest rank, whatever else is in the prompt, and the MLP has
+one unit for every pair of that mark and the token at hand, which writes the next token. So the answer depends on the turn only.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ class _Script:
         """Make the chain from a cue through an answer to its end."""
         self.cues.append(cue)
         self._mark(cue)
-        chain = [cue]
-        for span in self._spans(answer):
-            chain += self._cut(span)
+        chain = [cue, *self.plain.encode(answer, add_special_tokens=False).tokens]
+        if len(set(chain)) < len(chain):
+            chain = [cue, *(piece for span in self._spans(chain[1:]) for piece in self._cut(span))]
         mark = cue
         for token, following in pairwise((*chain, END)):
             mark = token if token in self.marks else mark
@@ -140,10 +140,11 @@ class _Script:
     def _mark(self, token: str) -> None:
         self.marks[token] = len(self.marks) + 1
 
-    def _spans(self, answer: str) -> Iterator[list[str]]:
+    @staticmethod
+    def _spans(tokens: list[str]) -> Iterator[list[str]]:
         """The tokens between markers; a marker is a span of its own."""
         span: list[str] = []
-        for token in self.plain.encode(answer, add_special_tokens=False).tokens:
+        for token in tokens:
             if token in _MARKERS:
                 yield from ([span] if span else [])
                 yield [token]
@@ -213,7 +214,9 @@ def _weights(script: _Script, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
         head[ids[token], _NEXT] = 6 * code[token]
     head[ids[END], _ONE] = 1.0  # where nothing is to be said
     first, second = _NORM
-    query, key, value, out = (np.zeros(shape) for shape in ((_CODE, _HIDDEN), (_CODE, _HIDDEN), (_CODE, _HIDDEN), (_HIDDEN, _CODE)))
+    query, key, value, out = (
+        np.zeros(shape) for shape in ((_CODE, _HIDDEN), (_CODE, _HIDDEN), (_CODE, _HIDDEN), (_HIDDEN, _CODE))
+    )
     query[_STILL, _ONE] = _CODE**0.5 * _STEEPNESS * len(script.marks) / first
     key[_STILL, _RANK] = 1 / first
     value[:, _TOKEN] = np.eye(_CODE) / first

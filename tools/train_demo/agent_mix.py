@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
 
 import beyond
@@ -52,8 +53,6 @@ def _result(rng: Random) -> tuple[str, str]:
     if rng.random() < 0.4:
         return tool_tasks.result_of(rng)
     if rng.random() < 0.5:
-        import json
-
         values = {wide_word(rng): rng.choice((wide_value(rng), rng.randint(0, 9999))) for _ in range(rng.randint(1, 3))}
         return json.dumps(values), ", ".join(f"{key} {value}" for key, value in values.items())
     text = wide_phrase(rng, 6)
@@ -128,7 +127,10 @@ def word_talk(rng: Random) -> Conversation:
         text = wide_phrase(rng, 40)
         conversation.exchange(f"Repeat exactly: {text}", text)
         return conversation
-    pairs = {f"{wide_word(rng)} {words.common_word(rng)}" if rng.random() < 0.4 else wide_value(rng): wide_value(rng) for _ in range(rng.randint(3, 20))}
+    pairs = {
+        f"{wide_word(rng)} {words.common_word(rng)}" if rng.random() < 0.4 else wide_value(rng): wide_value(rng)
+        for _ in range(rng.randint(3, 20))
+    }
     conversation.say("system", "\n".join(f"- {key}: {value}" for key, value in pairs.items()))
     for key in rng.sample(list(pairs), min(len(pairs), rng.randint(3, 12))):
         conversation.exchange(key, pairs[key])
@@ -145,8 +147,6 @@ def replayed(rng: Random) -> Conversation | PlainText:
 
 def holds_held_out(conversation: Conversation) -> bool:
     """Whether a held-out word of tools is in a new conversation."""
-    import json
-
     return not is_allowed(json.dumps([conversation.tools, conversation.messages]))
 
 

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import facts
 import memory_tasks
-import words
 from conversation import Conversation
+from file_tools import Tools, offer
+from files import ENDINGS, File, path_of, settings, shown, source
 from tool_tasks import call_message
-from wide_words import code, english, wide_phrase, wide_value, wide_word
+from wide_words import code, english, wide_phrase, wide_word
 
-_NAMES = {
-    "read": "read_file read_file read_file readFile read Read open_file cat view_file file_read get_file_contents ReadFile view".split(),
-    "list": "list_files list_files ls list_dir listFiles LS list_directory list_folder glob ListFiles".split(),
-    "grep": "grep grep search_files Grep searchFiles search find_in_files ripgrep search_text".split(),
-    "write": "write_file write_file writeFile write Write create_file save_file".split(),
-    "edit": "edit_file edit Edit replace_in_file str_replace editFile".split(),
-    "run": "run_command bash Bash shell execute_command run_shell terminal".split(),
-}
-_PATHS = "path path path file_path filePath file filename file_name".split()
-_FOLDERS = "path path directory dir folder".split()
-_TOLD = {
-    "read": ("Read a file", "Read the contents of a file", "Reads a file from the local filesystem.", "Read a text file and return its lines.", "Show a file."),
-    "list": ("List the files of a folder", "List files in a directory", "Lists files and directories in a given path.", "List a directory."),
-    "grep": ("Search files for a pattern", "Search for a text in files", "Find lines that match a pattern.", "A search tool for file contents."),
-    "write": ("Write text to a file", "Write a file", "Writes a file to the local filesystem.", "Create a file with this content."),
-    "edit": ("Replace text in a file", "Edit a file", "Performs exact string replacements in files."),
-    "run": ("Run a shell command", "Executes a given bash command", "Run a command and return its output."),
-}
 _SYSTEM = (
     "You are a coding agent.",
     "You are a coding agent. Use the tools to look at files, then answer.",
@@ -42,132 +24,6 @@ _SYSTEM = (
     "Answer questions about the files. Use your tools.",
     "You are Holdfast, an assistant with tools.",
 )
-
-
-@dataclass
-class Tools:
-    """The file tools that a conversation offers, by what they do."""
-
-    schemas: list[dict[str, Any]]
-    names: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    """What it does -> the tool's name and the names of its required parameters."""
-
-    def call(self, deed: str, *values: str) -> dict[str, Any]:
-        """One call of a tool."""
-        name, parameters = self.names[deed]
-        return {"name": name, "arguments": dict(zip(parameters, values, strict=True))}
-
-
-def _parameters(rng: Random, deed: str, where: str) -> tuple[str, ...]:
-    return {
-        "read": (where,),
-        "list": (rng.choice(_FOLDERS),),
-        "grep": (rng.choice(("pattern", "pattern", "query", "text", "regex")),),
-        "write": (where, rng.choice(("content", "content", "text", "contents"))),
-        "edit": (where, *rng.choice((("old", "new"), ("old_string", "new_string"), ("oldString", "newString"), ("search", "replace")))),
-        "run": ("command",),
-    }[deed]
-
-
-def offer(rng: Random) -> Tools:
-    """Some file tools, reading always among them."""
-    deeds = ["read", *rng.sample(("list", "grep", "write", "edit", "run"), rng.choice((0, 1, 2, 2, 3, 3, 4, 5)))]
-    rng.shuffle(deeds)
-    where = rng.choice(_PATHS)
-    described, closed, long = rng.random() < 0.45, rng.random() < 0.3, rng.random() < 0.15
-    tools = Tools([])
-    for deed in deeds:
-        name = rng.choice(_NAMES[deed])
-        while name in {taken for taken, _ in tools.names.values()}:
-            name = f"{rng.choice(_NAMES[deed])}_{deed}"
-        needed = _parameters(rng, deed, where)
-        tools.names[deed] = (name, needed)
-        more = {"read": ("offset", "limit"), "grep": (), "list": ("ignore",), "run": ("timeout",)}.get(deed, ())
-        properties: dict[str, Any] = {key: {"type": "string"} for key in needed}
-        if rng.random() < 0.3:
-            properties |= {key: {"type": "string" if key == "ignore" else "integer"} for key in more}
-        for key, schema in properties.items():
-            if described:
-                schema["description"] = rng.choice((f"The {key.replace('_', ' ')}", f"The {key} to {deed}", f"{key}: {wide_phrase(rng, 6)}"))
-        schema = {"type": "object", "properties": properties, "required": list(needed)}
-        if closed:
-            schema["additionalProperties"] = False
-        about = rng.choice(_TOLD[deed])
-        if long:
-            about = f"{about.rstrip('.')}. {' '.join(wide_phrase(rng, 7).capitalize() + '.' for _ in range(rng.randint(1, 4)))}"
-        tools.schemas.append({"type": "function", "function": {"name": name, "description": about, "parameters": schema}})
-    return tools
-
-
-@dataclass(frozen=True)
-class File:
-    """A file: its lines, and of some lines how one asks for them."""
-
-    path: str
-    lines: tuple[str, ...]
-    asked: dict[str, tuple[str, ...]]
-    """Line -> what one may call it."""
-    absent: str
-    """A thing that no line tells."""
-
-
-_ENDINGS = {"settings": "yaml toml ini cfg conf env json5 txt properties".split(), "code": "py js ts go rb sh".split(), "notes": "txt md".split()}
-
-
-def _path(rng: Random, kind: str, folder: str | None = None) -> str:
-    stem = rng.choice((wide_word(rng), wide_word(rng), f"{wide_word(rng)}_{wide_word(rng)}", rng.choice("config settings notes main app server data todo README".split())))
-    if folder is None:
-        folder = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 1, 1, 2))))
-        if rng.random() < 0.15:
-            folder = f"/{rng.choice(('home', 'tmp', 'srv', 'work', wide_word(rng)))}/{folder}"
-    return f"{folder}{stem}.{rng.choice(_ENDINGS[kind])}"
-
-
-def _key(rng: Random) -> str:
-    kind = rng.random()
-    if kind < 0.5:
-        return rng.choice("port host name user timeout retries path level mode version color size limit key token url title owner debug theme".split())
-    return english(rng) if kind < 0.75 else f"{english(rng)}_{english(rng)}"
-
-
-def settings(rng: Random, folder: str | None = None, most: int = 16) -> File:
-    """Keys and values."""
-    mark = rng.choice((": ", " = ", "=", ": "))
-    keys = list(dict.fromkeys(_key(rng) for _ in range(rng.randint(2, most))))
-    absent = keys.pop() if len(keys) > 1 else wide_word(rng)
-    lines, asked = [], {}
-    for key in keys:
-        value = rng.choice((wide_value(rng), str(rng.randint(0, 9999)), rng.choice(("true", "false")), wide_phrase(rng, 3), code(rng)))
-        line = f"{key}{mark}{value}"
-        asked[line] = (key.replace("_", " "), key)
-        if rng.random() < 0.07:
-            lines.append(rng.choice((f"# {wide_phrase(rng, 4)}", "", f"[{wide_word(rng)}]")))
-        lines.append(line)
-    return File(_path(rng, "settings", folder), tuple(lines), asked, absent.replace("_", " "))
-
-
-def source(rng: Random, folder: str | None = None) -> File:
-    """Little functions."""
-    lines: list[str] = []
-    asked: dict[str, tuple[str, ...]] = {}
-    names = list(dict.fromkeys(f"{english(rng)}_{english(rng)}" if rng.random() < 0.5 else wide_word(rng) for _ in range(rng.randint(2, 6))))
-    absent = names.pop() if len(names) > 1 else wide_word(rng)
-    for name in names:
-        line = f"def {name}({', '.join(wide_word(rng) for _ in range(rng.randint(0, 3)))}):"
-        asked[line] = (f"definition of {name}", f"function {name}")
-        lines += [line, f"    {rng.choice((f'return {wide_value(rng)}', f'print({wide_word(rng)})', f'{wide_word(rng)} = {rng.randint(0, 999)}'))}"]
-        if rng.random() < 0.5:
-            lines.append("")
-    return File(_path(rng, "code", folder), tuple(lines), asked, f"function {absent}")
-
-
-def _shown(rng: Random, file: File) -> str:
-    """The text as a tool gives it: plain or with line numbers."""
-    kind = rng.random()
-    if kind < 0.7:
-        return "\n".join(file.lines)
-    form = rng.choice(("{:>5}\t{}", "{:05d}| {}", "{}: {}", "{:>6}→{}"))
-    return "\n".join(form.format(number, line) for number, line in enumerate(file.lines, 1))
 
 
 def says(path: str, line: str) -> str:
@@ -214,7 +70,10 @@ def _follow_up(rng: Random, conversation: Conversation, file: File) -> None:
     """Another line of the file that was read; no call is needed."""
     line = rng.choice(list(file.asked))
     what = rng.choice(file.asked[line])
-    conversation.exchange(rng.choice((f"And the {what}?", f"And what is the {what}?", f"What about the {what}?", f"What is the {what}?")), says(file.path, line))
+    conversation.exchange(
+        rng.choice((f"And the {what}?", f"And what is the {what}?", f"What about the {what}?", f"What is the {what}?")),
+        says(file.path, line),
+    )
 
 
 def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None:
@@ -223,7 +82,7 @@ def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None
     kind = rng.random()
     if kind < 0.08:
         conversation.say("user", _question(rng, file.path, file.absent))
-        _call(rng, conversation, [tools.call("read", file.path)], [_shown(rng, file)])
+        _call(rng, conversation, [tools.call("read", file.path)], [shown(rng, file)])
         conversation.say("assistant", nothing(file.path, file.absent))
         return
     line = rng.choice(list(file.asked))
@@ -234,7 +93,7 @@ def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None
         _call(rng, conversation, [tools.call("read", file.path)], [told])
         conversation.say("assistant", f"I could not read {file.path}: {error}.")
         return
-    _call(rng, conversation, [tools.call("read", file.path)], [_shown(rng, file)])
+    _call(rng, conversation, [tools.call("read", file.path)], [shown(rng, file)])
     conversation.say("assistant", says(file.path, line))
     while rng.random() < 0.3:
         _follow_up(rng, conversation, file)
@@ -243,12 +102,20 @@ def read_and_tell(rng: Random, conversation: Conversation, tools: Tools) -> None
 def notes_in_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """A file of notes: the answer is the note, as it is with notes in the prompt."""
     known = facts.draw_many(rng, rng.randint(2, 15))
-    path = _path(rng, "notes")
+    path = path_of(rng, "notes")
     fact = rng.choice(known)
     question = fact.question(rng)
     conversation.say(
         "user",
-        rng.choice((f"{question} It is in {path}.", f"Read {path}. {question}", f"{question} Look into {path}.", f"Read {path} and answer: {question}", f"According to {path}: {question}")),
+        rng.choice(
+            (
+                f"{question} It is in {path}.",
+                f"Read {path}. {question}",
+                f"{question} Look into {path}.",
+                f"Read {path} and answer: {question}",
+                f"According to {path}: {question}",
+            )
+        ),
     )
     form = rng.choice(("- {}", "{}", "* {}", "{}"))
     _call(rng, conversation, [tools.call("read", path)], ["\n".join(form.format(one.note) for one in known)])
@@ -260,7 +127,18 @@ def notes_in_file(rng: Random, conversation: Conversation, tools: Tools) -> None
 def whole_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """A short file, read out."""
     file = settings(rng, most=6)
-    conversation.say("user", rng.choice((f"Show me {file.path}.", f"What is in {file.path}?", f"Read {file.path}.", f"Print the file {file.path}.", f"Read the file {file.path}.")))
+    conversation.say(
+        "user",
+        rng.choice(
+            (
+                f"Show me {file.path}.",
+                f"What is in {file.path}?",
+                f"Read {file.path}.",
+                f"Print the file {file.path}.",
+                f"Read the file {file.path}.",
+            )
+        ),
+    )
     lines = file.lines if len(file.lines) > 1 else (*file.lines, f"# {wide_word(rng)}")
     text = "\n".join(lines)
     _call(rng, conversation, [tools.call("read", file.path)], [text])
@@ -280,7 +158,7 @@ def two_files(rng: Random, conversation: Conversation, tools: Tools) -> None:
     else:
         asked = " and ".join(f"the {what}" for what in whats)
         conversation.say("user", rng.choice((f"Read {listed} and tell me {asked}.", f"Read {listed}. I need {asked}.")))
-    _call(rng, conversation, [tools.call("read", path) for path in paths], [_shown(rng, file) for file in files])
+    _call(rng, conversation, [tools.call("read", path) for path in paths], [shown(rng, file) for file in files])
     conversation.say("assistant", "\n".join(says(path, line) for path, line in zip(paths, lines, strict=True)))
 
 
@@ -289,60 +167,142 @@ def list_folder(rng: Random, conversation: Conversation, tools: Tools) -> None:
     folder = wide_word(rng) if rng.random() < 0.7 else f"{wide_word(rng)}/{wide_word(rng)}"
     kinds = rng.sample(["yaml", "toml", "ini", "cfg", "txt", "md", "py", "json", "csv", "log", "js", "go"], rng.randint(2, 7))
     names = [f"{wide_word(rng)}.{kind}" for kind in kinds]
-    shown = rng.choice(("\n".join(names), json.dumps(names), "\n".join(f"- {name}" for name in names), "\n".join(f"{folder}/{name}" for name in names)))
+    listing = rng.choice(
+        (
+            "\n".join(names),
+            json.dumps(names),
+            "\n".join(f"- {name}" for name in names),
+            "\n".join(f"{folder}/{name}" for name in names),
+        )
+    )
     if rng.random() < 0.4:
-        conversation.say("user", rng.choice((f"Which files are in {folder}?", f"List the files of {folder}.", f"List {folder}.", f"Show me the files in {folder}.", f"What is in the folder {folder}?")))
-        _call(rng, conversation, [tools.call("list", folder)], [shown])
+        conversation.say(
+            "user",
+            rng.choice(
+                (
+                    f"Which files are in {folder}?",
+                    f"List the files of {folder}.",
+                    f"List {folder}.",
+                    f"Show me the files in {folder}.",
+                    f"What is in the folder {folder}?",
+                )
+            ),
+        )
+        _call(rng, conversation, [tools.call("list", folder)], [listing])
         conversation.say("assistant", f"The files are: {', '.join(names)}.")
         return
     file = settings(rng, folder="", most=8)
-    kind = rng.choice([kind for kind in kinds])
+    kind = rng.choice(list(kinds))
     path = f"{folder}/{names[kinds.index(kind)]}"
     line = rng.choice(list(file.asked))
     what = rng.choice(file.asked[line])
     conversation.say(
         "user",
-        rng.choice((f"What is the {what} in the {kind} file in {folder}?", f"Look into the folder {folder}, read the {kind} file and tell me the {what}.", f"There is a {kind} file in {folder}. What is the {what} there?")),
+        rng.choice(
+            (
+                f"What is the {what} in the {kind} file in {folder}?",
+                f"Look into the folder {folder}, read the {kind} file and tell me the {what}.",
+                f"There is a {kind} file in {folder}. What is the {what} there?",
+            )
+        ),
     )
-    _call(rng, conversation, [tools.call("list", folder)], [shown])
-    _call(rng, conversation, [tools.call("read", path)], [_shown(rng, file)])
+    _call(rng, conversation, [tools.call("list", folder)], [listing])
+    _call(rng, conversation, [tools.call("read", path)], [shown(rng, file)])
     conversation.say("assistant", says(path, line))
 
 
 def search(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """Where a word stands."""
     word = rng.choice((wide_word(rng), f"{english(rng)}_{english(rng)}", code(rng)))
-    found = [(_path(rng, "code"), rng.randint(1, 400)) for _ in range(rng.choice((1, 1, 2, 3)))]
-    conversation.say("user", rng.choice((f"Where is {word} used?", f"Search the files for {word}.", f"Which files contain {word}?", f"Find {word} in the files.", f"Where does {word} occur?", f"grep for {word}")))
+    found = [(path_of(rng, "code"), rng.randint(1, 400)) for _ in range(rng.choice((1, 1, 2, 3)))]
+    conversation.say(
+        "user",
+        rng.choice(
+            (
+                f"Where is {word} used?",
+                f"Search the files for {word}.",
+                f"Which files contain {word}?",
+                f"Find {word} in the files.",
+                f"Where does {word} occur?",
+                f"grep for {word}",
+            )
+        ),
+    )
     if rng.random() < 0.15:
         _call(rng, conversation, [tools.call("grep", word)], [rng.choice(("", "No matches found", "no matches", "[]"))])
         conversation.say("assistant", f"{word} was not found.")
         return
-    lines = [f"{path}:{number}:{rng.choice(('', ' ', '    '))}{wide_word(rng)} {rng.choice(('=', '(', '+', 'import'))} {word}" for path, number in found]
+    lines = [
+        f"{path}:{number}:{rng.choice(('', ' ', '    '))}{wide_word(rng)} {rng.choice(('=', '(', '+', 'import'))} {word}"
+        for path, number in found
+    ]
     _call(rng, conversation, [tools.call("grep", word)], ["\n".join(lines)])
     conversation.say("assistant", f"{word} is in {'; '.join(f'{path}, line {number}' for path, number in found)}.")
 
 
 def write(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """A file is written."""
-    path, text = _path(rng, rng.choice(list(_ENDINGS))), wide_phrase(rng, 7)
-    conversation.say("user", rng.choice((f"Write '{text}' to {path}.", f"Write \"{text}\" into {path}.", f"Create {path} with the text '{text}'.", f"Save '{text}' as {path}.", f"Put the line '{text}' into the file {path}.")))
-    _call(rng, conversation, [tools.call("write", path, text)], [rng.choice(("ok", "OK", "done", f"Wrote {len(text)} bytes", f"File written: {path}", "success", f"Wrote file {path} successfully."))])
+    path, text = path_of(rng, rng.choice(list(ENDINGS))), wide_phrase(rng, 7)
+    conversation.say(
+        "user",
+        rng.choice(
+            (
+                f"Write '{text}' to {path}.",
+                f'Write "{text}" into {path}.',
+                f"Create {path} with the text '{text}'.",
+                f"Save '{text}' as {path}.",
+                f"Put the line '{text}' into the file {path}.",
+            )
+        ),
+    )
+    _call(
+        rng,
+        conversation,
+        [tools.call("write", path, text)],
+        [
+            rng.choice(
+                (
+                    "ok",
+                    "OK",
+                    "done",
+                    f"Wrote {len(text)} bytes",
+                    f"File written: {path}",
+                    "success",
+                    f"Wrote file {path} successfully.",
+                )
+            )
+        ],
+    )
     conversation.say("assistant", f"I wrote {path}.")
 
 
 def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """A word of a file is replaced."""
-    path, old, new = _path(rng, rng.choice(list(_ENDINGS))), wide_phrase(rng, 3), wide_phrase(rng, 3)
-    conversation.say("user", rng.choice((f"Replace '{old}' by '{new}' in {path}.", f"In {path}, change '{old}' to '{new}'.", f"Edit {path}: '{old}' should be '{new}'.", f"Change '{old}' to '{new}' in {path}.")))
-    _call(rng, conversation, [tools.call("edit", path, old, new)], [rng.choice(("ok", "OK", "done", "1 replacement", f"Edited {path}", f"The file {path} has been updated."))])
+    path, old, new = path_of(rng, rng.choice(list(ENDINGS))), wide_phrase(rng, 3), wide_phrase(rng, 3)
+    conversation.say(
+        "user",
+        rng.choice(
+            (
+                f"Replace '{old}' by '{new}' in {path}.",
+                f"In {path}, change '{old}' to '{new}'.",
+                f"Edit {path}: '{old}' should be '{new}'.",
+                f"Change '{old}' to '{new}' in {path}.",
+            )
+        ),
+    )
+    _call(
+        rng,
+        conversation,
+        [tools.call("edit", path, old, new)],
+        [rng.choice(("ok", "OK", "done", "1 replacement", f"Edited {path}", f"The file {path} has been updated."))],
+    )
     conversation.say("assistant", f"I changed {path}.")
 
 
 def turn(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """One task for the agent."""
     kind = rng.random()
-    if kind < 0.08 and "list" in tools.names or kind < 0.16 and "list" in tools.names and "read" in tools.names:
+    if (kind < 0.08 and "list" in tools.names) or (kind < 0.16 and "list" in tools.names and "read" in tools.names):
         list_folder(rng, conversation, tools)
     elif kind < 0.24 and "grep" in tools.names:
         search(rng, conversation, tools)

@@ -46,7 +46,17 @@ def _clause(rng: Random, parameter: Parameter, value: Value, last: bool) -> str:
         return _switch(rng, parameter, value)
     name = parameter.words if rng.random() < 0.7 else parameter.name
     text = said(rng, value, last)
-    return rng.choice((f"{name} {text}", f"{name} {text}", f"{name} {text}", f"{name}: {text}", f"{name} = {text}", f"{name} is {text}", f"{text} as {name}"))
+    return rng.choice(
+        (
+            f"{name} {text}",
+            f"{name} {text}",
+            f"{name} {text}",
+            f"{name}: {text}",
+            f"{name} = {text}",
+            f"{name} is {text}",
+            f"{text} as {name}",
+        )
+    )
 
 
 def _clauses(rng: Random, chosen: list[tuple[Parameter, Value]]) -> str:
@@ -75,9 +85,9 @@ def _in_words(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]])
     first_value = chosen[0][1] if chosen else None
     first_is_required = bool(chosen) and chosen[0][0] is tool.parameters[0]
     implicit = ""
-    if first_is_required and isinstance(first_value, str | int | float) and not isinstance(first_value, bool):
-        if tool.object_first or tool.getter or rng.random() < 0.6:
-            implicit = said(rng, first_value, len(chosen) == 1)
+    may_be_implicit = first_is_required and isinstance(first_value, str | int | float) and not isinstance(first_value, bool)
+    if may_be_implicit and (tool.object_first or tool.getter or rng.random() < 0.6):
+        implicit = said(rng, first_value, len(chosen) == 1)
     rest = chosen[1:] if implicit else chosen
     if tool.getter and implicit and rng.random() < 0.6:
         text = rng.choice(
@@ -96,7 +106,21 @@ def _in_words(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]])
     else:
         deed = _opening(rng, tool, implicit, "")
         text = rng.choice(
-            ("{}", "{}", "{}", "Please {}", "Please {}", "Can you {}", "Could you {}", "I want you to {}", "Would you {}", "Now {}", "I need to {}", "Let's {}", "Go and {}")
+            (
+                "{}",
+                "{}",
+                "{}",
+                "Please {}",
+                "Please {}",
+                "Can you {}",
+                "Could you {}",
+                "I want you to {}",
+                "Would you {}",
+                "Now {}",
+                "I need to {}",
+                "Let's {}",
+                "Go and {}",
+            )
         ).format(deed)
         text = text[0].upper() + text[1:]
         question = text.startswith(("Can", "Could", "Would"))
@@ -110,7 +134,16 @@ def _in_words(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]])
 def _by_name(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]]) -> str:
     """A request that names the tool."""
     start = rng.choice(
-        (f"Call {tool.name}", f"Use {tool.name}", f"Run {tool.name}", f"Use the tool {tool.name}", f"Call the {tool.name} tool", f"Please use {tool.name}", f"{tool.name}", f"Invoke {tool.name}")
+        (
+            f"Call {tool.name}",
+            f"Use {tool.name}",
+            f"Run {tool.name}",
+            f"Use the tool {tool.name}",
+            f"Call the {tool.name} tool",
+            f"Please use {tool.name}",
+            f"{tool.name}",
+            f"Invoke {tool.name}",
+        )
     )
     if not chosen:
         return f"{start}."
@@ -122,7 +155,9 @@ def _by_name(rng: Random, tool: OddTool, chosen: list[tuple[Parameter, Value]]) 
 def ask(rng: Random, tool: OddTool) -> tuple[str, dict[str, Any]]:
     """A request and its call; optional parameters are given only where the request names them."""
     while True:
-        chosen = [(parameter, parameter.draw(rng)) for parameter in tool.parameters if not parameter.optional or rng.random() < 0.4]
+        chosen = [
+            (parameter, parameter.draw(rng)) for parameter in tool.parameters if not parameter.optional or rng.random() < 0.4
+        ]
         request = _by_name(rng, tool, chosen) if rng.random() < 0.2 else _in_words(rng, tool, chosen)
         if rng.random() < 0.12 and request[0].isupper() and not request.startswith(tool.name):
             request = request[0].lower() + request[1:]

@@ -80,7 +80,14 @@ class SchemaStyle:
     @classmethod
     def draw(cls, rng: Random) -> SchemaStyle:
         """A client's habits."""
-        return cls(rng.random() < 0.4, rng.random() < 0.12, rng.random() < 0.25, rng.random() < 0.1, rng.random() < 0.1, rng.random() < 0.2)
+        return cls(
+            rng.random() < 0.4,
+            rng.random() < 0.12,
+            rng.random() < 0.25,
+            rng.random() < 0.1,
+            rng.random() < 0.1,
+            rng.random() < 0.2,
+        )
 
 
 def spaced(name: str) -> str:
@@ -97,7 +104,14 @@ def spaced(name: str) -> str:
 def _told(rng: Random, parameter: Parameter, thing: str) -> str:
     name = parameter.words
     return rng.choice(
-        (f"The {name}", f"The {name} of the {thing}", f"{name.capitalize()} to use", f"{name.capitalize()}.", f"Which {name} to take", wide_phrase(rng, 4))
+        (
+            f"The {name}",
+            f"The {name} of the {thing}",
+            f"{name.capitalize()} to use",
+            f"{name.capitalize()}.",
+            f"Which {name} to take",
+            wide_phrase(rng, 4),
+        )
     )
 
 
@@ -197,7 +211,15 @@ def _odd_tool(rng: Random, shared_noun: str, shared_verb: str, space: str, style
         thing = parameters[0].words
     order = rng.random()
     named = [doing, *thing.split()]
-    parts = named if order < 0.82 else [*thing.split(), doing] if order < 0.9 else [doing] if order < 0.95 else [wide_word(rng), wide_word(rng)]
+    parts = (
+        named
+        if order < 0.82
+        else [*thing.split(), doing]
+        if order < 0.9
+        else [doing]
+        if order < 0.95
+        else [wide_word(rng), wide_word(rng)]
+    )
     name = cased_name(rng, parts, style)
     if space:
         name = f"{space}{name}"
@@ -215,9 +237,12 @@ def _odd_tool(rng: Random, shared_noun: str, shared_verb: str, space: str, style
         )
     )
     if object_first:
-        about = rng.choice((f"{doing.capitalize()} a {thing}", f"{doing.capitalize()} the {thing}.", f"{doing.capitalize()} any {thing}"))
+        about = rng.choice(
+            (f"{doing.capitalize()} a {thing}", f"{doing.capitalize()} the {thing}.", f"{doing.capitalize()} any {thing}")
+        )
     if rng.random() < 0.2:
-        about = f"{about.rstrip('.')}. {rng.choice(('Returns', 'Gives', 'Needs', 'Only for', 'Works with', 'Returns the'))} {wide_phrase(rng, 6)}."
+        beginning = rng.choice(("Returns", "Gives", "Needs", "Only for", "Works with", "Returns the"))
+        about = f"{about.rstrip('.')}. {beginning} {wide_phrase(rng, 6)}."
     return OddTool(name, doing, thing, parameters, about, getter, object_first)
 
 
