@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from holdfast.messages.output import TextKind
 from holdfast.parsing.formats.declared import DeclaredTools, ToolName
 from holdfast.parsing.formats.typed_values import ParameterTypes
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
 
 
 class CallParts:
@@ -26,6 +27,11 @@ class CallParts:
         self._repairs = []
         self.repair(repair, "name" if tool.repaired else "")
         self.done.append(CallBegun(tool.name, call_id))
+
+    def say(self, kind: TextKind, text: str) -> None:
+        """Text that is no call."""
+        if text:
+            self.done.append(Segment(kind, text))
 
     def repair(self, *names: str) -> None:
         """Something was mended; empty names are nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.parsing.dialect import Call, IdForm
+from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_json_body, read_json_call, read_value
@@ -33,6 +33,7 @@ class TaggedParameters:
     between: str = "\n"  # two calls
     padding: str = ""  # stands once at either side of a value and belongs to the markup
     types: tuple[str, str] = ("", "")  # how a parameter's tag says that the value is a string, and that it is JSON
+    tokens: tuple[str, ...] = ()  # parts of the tags that may be tokens by themselves
     cdata: bool = False  # a value may stand in a CDATA section
     id_form: IdForm = "random"
 
@@ -41,7 +42,7 @@ class TaggedParameters:
         """All markers."""
         pairs = (self.section, *self.sections_too, self.wrapper)
         words = [word.strip() for pair in pairs for word in pair] + [self._open_call, self._close_call]
-        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value) if word))
+        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value, *self.tokens) if word))
 
     @property
     def openers(self) -> Sequence[str]:
@@ -156,7 +157,8 @@ class TaggedParameters:
         outer = tuple(mark for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too)) if mark)
         again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
         ends = [
-            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call, *outer)),
+            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
+            ValueEnd(self._close_value, outer, last=(*outer, *again)),
             ValueEnd(self._close_call, (*outer, *again), closes=False, repair="unclosed_value"),
             ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
         ]
