@@ -107,7 +107,7 @@ class Channels:
 
     def _read_content(self, source: Incoming, parts: CallParts, header: Header) -> Waiting[None]:
         name = header.recipient
-        if name in _NOBODY and header.role.removeprefix(self.prefix) not in _NOBODY:
+        if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
             name = header.role  # some put the tool's name in the role's place
         tool = parts.tools.named(name.removeprefix(self.prefix)) if name not in _NOBODY and parts.reads_calls else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
