@@ -39,6 +39,7 @@ class Prepared:
     rules: ChoiceRules
     pieces: TokenPieces
     dropped_tokens: int = 0  # of earlier answers, which the template left out
+    unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
     def prompt_tokens(self) -> int:
