@@ -1,4 +1,4 @@
-"""Proof at load that a model's calls are understood: its own template writes a conversation with calls, and they are read back."""
+"""Proof at load that a model's calls are understood: its template writes a conversation with calls, and they are read back."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
-from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class TokenizerBundle:
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
-    dialect: ModelDialect = PLAIN
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
     template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
     dialect_report: DialectReport = DialectReport()
