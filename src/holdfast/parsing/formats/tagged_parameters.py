@@ -60,7 +60,9 @@ class TaggedParameters:
         bare = opener == self._open_call
         if bare:
             source.place -= len(opener)
-        closers = [pair[1].strip() for pair in (self.section, *self.sections_too) if opener and pair[0].strip() == opener]
+        closers = [
+            pair[1].strip() for pair in (self.section, *self.sections_too) if pair[0] and (bare or pair[0].strip() == opener)
+        ]
         begun = False
         while True:
             yield from source.skip_space()
@@ -121,7 +123,7 @@ class TaggedParameters:
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        parts.begin(tool, repair="missing_open" if bare and self.wrapper[0] else "")
+        parts.begin(tool, repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "")
         yield from self._read_values(source, parts)
         return True
 
@@ -159,7 +161,7 @@ class TaggedParameters:
         ends = [
             ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
             ValueEnd(self._close_value, outer, last=(*outer, *again)),
-            ValueEnd(self._close_call, (*outer, *again), closes=False, repair="unclosed_value"),
+            ValueEnd(self._close_call, outer or again, last=(*outer, *again), closes=False, repair="unclosed_value"),
             ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
         ]
         return (*ends, *(ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value") for mark in outer[:1]))
