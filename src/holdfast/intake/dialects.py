@@ -187,7 +187,7 @@ def _thinking_report(
         end=reasoning.end.strip(),
         opened_by_prompt=prompt_opens_thought(template, dialect, prompt, _rendered(template, {})),
         switch=switch.names,
-        efforts={**switch.options},
+        efforts={str(effort): options for effort, options in switch.options.items()},
     )
 
 
