@@ -41,11 +41,6 @@ class CallParts:
         self.repair(repair, "name" if tool.repaired else "")
         self.done.append(CallBegun(tool.name, call_id))
 
-    def say(self, kind: TextKind, text: str) -> None:
-        """Text that is no call."""
-        if text:
-            self.done.append(Segment(kind, text))
-
     def repair(self, *names: str) -> None:
         """Something was mended; empty names are nothing."""
         self._repairs += [name for name in names if name and name not in self._repairs]

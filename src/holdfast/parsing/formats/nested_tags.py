@@ -17,6 +17,7 @@ from holdfast.parsing.formats.typed_values import json_text, typed
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
 _TAG_LENGTH = 300
 _MAX_DEPTH = 32
+_GUESSED: Final = frozenset({"number", "boolean"})  # types of members of which the schema says nothing
 
 
 class Tag(NamedTuple):
@@ -128,7 +129,7 @@ class NestedTags:
             return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in zip(names, values, strict=True)) + "}"
         if not text and types and "string" not in types:
             return "[]" if "array" in types else "{}"
-        value = typed(text, types)
+        value = typed(text, types or (_GUESSED if depth else types))
         parts.repair(value.repair)
         return value.json
 

@@ -34,7 +34,7 @@ def read_response_template(template: Any) -> TemplateSays:
     fields = template.get("fields") if isinstance(template, Mapping) and template.get("version", 1) == 1 else None
     if not isinstance(fields, Mapping):
         return TemplateSays(None, None)
-    thought = next((fields[name] for name in _REASONING if isinstance(fields.get(name), Mapping)), {})
+    thought: Mapping[str, Any] = next((fields[name] for name in _REASONING if isinstance(fields.get(name), Mapping)), {})
     opener, closer = _mark(thought, "open"), _mark(thought, "close")
     both = opener and closer and len(opener) == len(closer) == 1
     reasoning = (opener[0].text, closer[0].text) if both and opener and closer else None
