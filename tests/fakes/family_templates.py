@@ -1,5 +1,8 @@
 """Small chat templates in the shapes of the families of models, and tokenizers with their markers."""
 
+# Whole turns stand in one line each.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import re
@@ -52,12 +55,21 @@ class FamilyTemplate:
         return (
             self.before
             + ("" if self.kept else re.sub(r"[{}]{2}", "", named))
-            + "{% if tools %}" + turn("system", self.tools) + "{% endif %}"
-            + "{% for m in messages %}{% if m.role == 'tool' %}" + turn(self.results_in, self.result)
-            + "{% elif m.role == 'assistant' %}" + answer
-            + "{% else %}" + turn("{{ m.role }}", "{{ m.content }}") + "{% endif %}{% endfor %}"
-            + "{% if add_generation_prompt %}" + first.format(role=self.assistant).rstrip(" ") + self.opening + "{% endif %}"
-        )  # fmt: skip
+            + "{% if tools %}"
+            + turn("system", self.tools)
+            + "{% endif %}"
+            + "{% for m in messages %}{% if m.role == 'tool' %}"
+            + turn(self.results_in, self.result)
+            + "{% elif m.role == 'assistant' %}"
+            + answer
+            + "{% else %}"
+            + turn("{{ m.role }}", "{{ m.content }}")
+            + "{% endif %}{% endfor %}"
+            + "{% if add_generation_prompt %}"
+            + first.format(role=self.assistant).rstrip(" ")
+            + self.opening
+            + "{% endif %}"
+        )
 
     def template(self) -> ChatTemplate:
         """Compiled."""
@@ -101,8 +113,20 @@ def _refuse(condition: str, why: str) -> str:
     return f"{{% for m in messages %}}{{% if {condition} %}}{{{{ raise_exception('{why}') }}}}{{% endif %}}{{% endfor %}}"
 
 
-_FUNCTION = "<tool_call>\n<function={{ c.name }}>\n" + _parameters("<parameter={{ k }}>\nVALUE\n</parameter>\n") + "</function>\n</tool_call>" + _NEWLINE  # fmt: skip
-_DSML = '<｜DSML｜invoke name="{{ c.name }}">\n' + _parameters('<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">VALUE</｜DSML｜parameter>\n') + "</｜DSML｜invoke>" + _NEWLINE  # fmt: skip
+_FUNCTION = (
+    "<tool_call>\n<function={{ c.name }}>\n"
+    + _parameters("<parameter={{ k }}>\nVALUE\n</parameter>\n")
+    + "</function>\n</tool_call>"
+    + _NEWLINE
+)
+_DSML = (
+    '<｜DSML｜invoke name="{{ c.name }}">\n'
+    + _parameters(
+        '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">VALUE</｜DSML｜parameter>\n'
+    )
+    + "</｜DSML｜invoke>"
+    + _NEWLINE
+)
 _PYTHON = "{% macro py(v) %}{{ v | tojson }}{% endmacro %}"
 _IDS_OF_NINE = _refuse("m.tool_call_id is defined and m.tool_call_id | length != 9", "ids have 9 letters")
 _BRACES = (
@@ -270,7 +294,7 @@ FAMILY_TEMPLATES = {
         turn=("<beginning_of_sentence>{role}\n", "<end_of_sentence>\n"),
         calls=("\n<tool_calls>\n", "\n</tool_calls>"),
         call=_JSON + _NEWLINE,
-    ),  # fmt: skip
+    ),
     "minimax_m2": FamilyTemplate(
         family="minimax_m2",
         turn=("]~b]{role}\n", "[e~[\n"),
@@ -338,7 +362,7 @@ FAMILY_TEMPLATES = {
         calls=("<TOOLCALL>[", "]</TOOLCALL>"),
         call=_JSON + _COMMA,
         result="<TOOL_RESPONSE>[{{ m.content }}]</TOOL_RESPONSE>",
-    ),  # fmt: skip
+    ),
     "granite3_drops": FamilyTemplate(
         family="granite3",
         turn=("<|start_of_role|>{role}<|end_of_role|>", "<|end_of_text|>\n"),
@@ -348,19 +372,19 @@ FAMILY_TEMPLATES = {
         opening="",
         before="{% if thinking %}think{% endif %}",
         kept=False,
-    ),  # fmt: skip
+    ),
     "hunyuan": FamilyTemplate(
         family="hunyuan",
         calls=("<tool_calls>[", "]</tool_calls>"),
         call=_JSON + _COMMA,
         thought=("<think>\n", "\n</think>\n"),
-    ),  # fmt: skip
+    ),
     "apriel": FamilyTemplate(
         family="apriel",
         turn=("<|begin_{role}|>\n", "\n<|end|>\n"),
         calls=("\n<tool_calls>[", "]</tool_calls>"),
         call='{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}, "id": "{{ call.id }}"}' + _COMMA,
-    ),  # fmt: skip
+    ),
     "phi4": FamilyTemplate(
         family="phi4", turn=("<|{role}|>", "<|end|>"), calls=("<|tool_call|>[", "]<|/tool_call|>"), call=_JSON + _COMMA
     ),
@@ -375,7 +399,7 @@ FAMILY_TEMPLATES = {
     "internlm": FamilyTemplate(
         family="internlm",
         call='<|action_start|><|plugin|>\n{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}<|action_end|>\n',
-    ),  # fmt: skip
+    ),
     "cohere": FamilyTemplate(
         family="cohere",
         turn=("<|START_OF_TURN_TOKEN|><|{role}|>", "<|END_OF_TURN_TOKEN|>"),
@@ -388,21 +412,21 @@ FAMILY_TEMPLATES = {
     "minicpm5": FamilyTemplate(
         family="minicpm5",
         call='<function name="{{ c.name }}">' + _parameters('<param name="{{ k }}"><![CDATA[VALUE]]></param>') + "</function>\n",
-    ),  # fmt: skip
+    ),
     "apertus": FamilyTemplate(
         family="apertus",
         turn=("<|{role}_start|>", "<|{role}_end|>"),
         calls=("<|tools_prefix|>[", "]<|tools_suffix|>"),
         call='{"{{ c.name }}": {{ c.arguments | tojson }}}' + _COMMA,
         thought=("<|inner_prefix|>", "<|inner_suffix|>"),
-    ),  # fmt: skip
+    ),
     "gigachat": FamilyTemplate(
         family="gigachat",
         turn=("{role}<|role_sep|>\n", "<|message_sep|>\n"),
         call='<|function_call|>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}',
         before=_refuse("m.tool_calls is defined and m.tool_calls | length > 1", "one call at a time"),
         parallel=False,
-    ),  # fmt: skip
+    ),
     "solar": FamilyTemplate(
         family="solar",
         turn=("<|begin|>{role}<|content|>", "<|end|>"),
