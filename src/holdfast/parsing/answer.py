@@ -81,6 +81,9 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
+        elif self._channel_openers():
+            self._parts.cut()
+            next(self._steps, None)
         elif not self._parts.is_open:
             self._steps.close()
             source.take_back()
