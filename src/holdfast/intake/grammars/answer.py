@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.checked import checked_schema
-from holdfast.intake.grammars.lark import grammar_text, json_value, literal, pattern
+from holdfast.intake.grammars.lark import Rules, grammar_text, json_value, literal, one_of, pattern
 from holdfast.intake.grammars.schema import Schema, SchemaBounds, SchemaFault
-from holdfast.intake.grammars.thought import thought_rules, thought_state
+from holdfast.intake.grammars.thought import thought, thought_state
 from holdfast.intake.grammars.trial import fault_of
 from holdfast.messages.requests import GenerationRequest, OutputFormat
 from holdfast.parsing.dialect import ModelDialect
@@ -41,8 +41,9 @@ def answer_grammar(
     if request.output_format is None:
         return UNCONSTRAINED
     body, others = _form(request.output_format, limits=limits)
-    lark = [*thought_rules(dialect, thought_state(prompt_text, dialect)), f"start: thought {body}"]
-    return AnswerGrammar(text=grammar_text("\n".join(lark) + "\n", **others))
+    rules = Rules(dialect.marker_ids)
+    start = f"{thought(rules, dialect, thought_state(prompt_text, dialect))} {body}"
+    return AnswerGrammar(text=grammar_text(rules.lark(start), **others))
 
 
 def _form(form: OutputFormat, *, limits: LimitsSettings) -> tuple[str, dict[str, str]]:
@@ -53,7 +54,7 @@ def _form(form: OutputFormat, *, limits: LimitsSettings) -> tuple[str, dict[str,
         case "json_schema":
             return json_value(_schema(form, limits=limits)), {}
         case "choice":
-            return _tried(form, "(" + " | ".join(literal(choice) for choice in form.choices) + ")"), {}
+            return _tried(form, one_of(map(literal, form.choices))), {}
         case "regex":
             return _tried(form, pattern(form.pattern)), {}
         case "lark":
