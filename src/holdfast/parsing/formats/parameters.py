@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.formats.literals import Literals
 from holdfast.parsing.formats.typed_values import typed
 
+_JSON: Final = Literals()
 _STRING = frozenset({"string"})
 _NULLABLE = frozenset({"string", "null"})
 _NULLS = ("null", "None")
@@ -78,6 +81,32 @@ def read_value(
     value = typed("".join(pieces), types)
     parts.repair(value.repair)
     parts.json(value.json)
+
+
+def read_json_body(source: Incoming, parts: CallParts) -> Waiting[bool]:
+    """Read the arguments of an open call where they stand as one object in place of tags. False: they do not."""
+    if parts.given or not source.text.startswith("{", source.place):
+        return False
+    repairs = ["json_body"]
+    parts.json((yield from _JSON.value(source, repairs, ends="")))
+    parts.repair(*repairs)
+    return True
+
+
+def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call") -> Waiting[bool]:
+    """Read a call that stands as one object with name and arguments in place of tags. False: none does."""
+    if not source.text.startswith("{", source.place):
+        return False
+    repairs = [repair]
+    found = json.loads((yield from _JSON.value(source, repairs, ends="")))
+    name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+    tool = parts.tools.named(name) if isinstance(name, str) else None
+    if tool is None or not isinstance(arguments, dict):
+        return False
+    parts.begin(tool)
+    parts.json(json.dumps(arguments, ensure_ascii=False))
+    parts.end(*repairs, complete=True)
+    return True
 
 
 def _raw(

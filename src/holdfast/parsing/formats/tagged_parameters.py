@@ -9,13 +9,10 @@ from typing import Any, Final
 
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
-from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.literals import Literals
-from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_value
+from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_json_body, read_json_call, read_value
 from holdfast.parsing.formats.typed_values import JSON_TYPES
 
-_JSON: Final = Literals()
 _STRING: Final = frozenset({"string"})
 _CDATA: Final = ("<![CDATA[", "]]>")
 
@@ -115,7 +112,10 @@ class TaggedParameters:
 
     def _read_call(self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool) -> Waiting[bool]:
         if not (yield from source.taken(*_forms(self._open_call))):
-            return wrapped and (yield from self._read_json_call(source, parts))
+            read = wrapped and (yield from read_json_call(source, parts))
+            if read:
+                yield from self._close_wrapper(source)
+            return read
         tag = yield from header(source)
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
@@ -126,28 +126,16 @@ class TaggedParameters:
 
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         """The parameters of an open call, and its end."""
-        closing = (
-            self._close_call,
-            self.wrapper[1].strip(),
-            self.section[1].strip(),
-            *(pair[1].strip() for pair in self.sections_too),
-        )
-        closing = tuple(mark for mark in closing if mark)
         while True:
             yield from source.skip_space()
             form = yield from source.taken(*_forms(self._open_value))
             tag = (yield from header(source)) if form else None
             if tag is not None:
-                parts.repair("" if form == self._open_value or form == _forms(self._open_value)[-1] else "parameter_form")
+                parts.repair("" if form == self._open_value else "parameter_form")
                 yield from self._read_value(source, parts, tag)
                 continue
-            if not parts.given and source.text.startswith("{", source.place):
-                repairs = ["json_body"]
-                parts.json((yield from _JSON.value(source, repairs, ends="")))
-                parts.repair(*repairs)
-                yield from self._read_end(source, parts, complete=True)
-                return
-            yield from self._read_end(source, parts)
+            complete = yield from read_json_body(source, parts)
+            yield from self._read_end(source, parts, complete=complete)
             return
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: Header) -> Waiting[None]:
@@ -180,26 +168,12 @@ class TaggedParameters:
         closed = yield from source.taken(self._close_call)
         parts.end("" if closed else "unclosed_call", complete=complete)
         source.drop_read()
+        yield from self._close_wrapper(source)
+
+    def _close_wrapper(self, source: Incoming) -> Waiting[None]:
         if self.wrapper[1]:
             yield from source.skip_space()
             yield from source.taken(self.wrapper[1].strip())
-
-    def _read_json_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """A call that stands in the wrapper as one JSON object."""
-        if not source.text.startswith("{", source.place):
-            return False
-        repairs = ["json_call"]
-        found = json.loads((yield from _JSON.value(source, repairs, ends="")))
-        name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
-        tool = parts.tools.named(name) if isinstance(name, str) else None
-        if tool is None or not isinstance(arguments, dict):
-            return False
-        parts.begin(ToolName(*tool), repair="")
-        parts.json(json.dumps(arguments, ensure_ascii=False))
-        parts.end(*repairs, complete=True)
-        yield from source.skip_space()
-        yield from source.taken(self.wrapper[1].strip())
-        return True
 
 
 def _forms(mark: str) -> tuple[str, ...]:
