@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import LimitsSettings
+from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, OutputFormat
@@ -23,7 +23,7 @@ def _dialect() -> ModelDialect:
 
 def _grammar(form: OutputFormat, *, dialect: ModelDialect = PLAIN, prompt_text: str = "") -> str:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()), output_format=form)
-    return answer_grammar(request, dialect, prompt_text=prompt_text, limits=LimitsSettings()).text
+    return answer_grammar(request, dialect, prompt_text=prompt_text, limits=LimitsSettings(), tools=ToolsSettings()).text
 
 
 def _schema(schema: Any) -> OutputFormat:
@@ -32,7 +32,7 @@ def _schema(schema: Any) -> OutputFormat:
 
 def test_an_answer_without_a_form_has_no_grammar() -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()))
-    assert answer_grammar(request, PLAIN, prompt_text="", limits=LimitsSettings()) is UNCONSTRAINED
+    assert answer_grammar(request, PLAIN, prompt_text="", limits=LimitsSettings(), tools=ToolsSettings()) is UNCONSTRAINED
 
 
 def test_a_json_object_is_an_object_of_anything() -> None:

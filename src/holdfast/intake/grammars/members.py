@@ -15,7 +15,7 @@ def members(rules: Rules, given: Mapping[str, str], *, required: frozenset[str],
     between = f"{separator} " if separator else ""
     tail = f"({between}{others})*" if others else ""  # once something stands before
     head = f"({others} {tail})?" if others else ""  # while nothing does
-    for name, member in reversed(given.items()):
+    for name, member in reversed([*given.items()]):
         if name in required:
             tail, head = f"{between}{member} {tail}", f"{member} {tail}"
         else:

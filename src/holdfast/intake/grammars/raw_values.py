@@ -146,4 +146,3 @@ def _first_characters(others: Iterable[Schema]) -> str:
 
 def _without(node: Schema, keyword: str) -> Schema:
     return {name: value for name, value in node.items() if name != keyword}
-

@@ -42,7 +42,9 @@ class CallableTool:
 
     def members(self, node: Schema, *, depth: int = 0) -> Members:
         """The members of an object of its schema, wherever they are declared."""
-        left_out = [word for word in ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties") if word in node]
+        left_out: list[str] = [
+            word for word in ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties") if word in node
+        ]
         found = dict[str, Any](node.get("properties", {}))
         required, others = {*node.get("required", ())}, node.get("additionalProperties", True)
         parts = [*node.get("allOf", ()), *((self.definition(node["$ref"]),) if "$ref" in node else ())]
@@ -54,7 +56,7 @@ class CallableTool:
                 others = others if more.others is True else more.others
                 left_out += more.left_out
         declared = {name: schema for name, schema in found.items() if schema is not False}
-        declared.update({name: others for name in sorted(required - declared.keys())})
+        declared.update(dict.fromkeys(sorted(required - declared.keys()), others))
         return Members(properties=declared, required=frozenset(required), others=others, left_out=tuple(left_out))
 
 
@@ -81,7 +83,7 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 def callable_tools(
     tools: Sequence[Mapping[str, Any]], choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
 ) -> tuple[CallableTool, ...]:
-    """The tools that a request allows to be called, their schemas checked. Raises InvalidRequest for what is strict and cannot be.
+    """The tools that may be called, their schemas checked. Raises InvalidRequest for what is strict and cannot be enforced.
 
     enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them.
     """

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
 
-
 class _Bytes:
     """A tokenizer of bytes: what a grammar allows does not depend on how a model cuts its text into tokens."""
 
@@ -51,3 +50,11 @@ def fault_of(grammar: str) -> str:
         if not matcher.is_error() and not any(mask):
             return "it allows nothing"
     return matcher.get_error()
+
+
+def fault_of_composed(grammar: str) -> str:
+    """What is wrong with a grammar that names tokens of a model, as far as it can be said without its tokenizer."""
+    from llguidance import LLMatcher
+
+    is_error, said = LLMatcher.validate_grammar_with_warnings(grammar, limits=_trial()[1])
+    return said[0] if is_error else ""
