@@ -124,4 +124,4 @@ class _Body:
         if calls is None:
             return ""
         self.banned, words = tokens_of_openers(self.rules, calls)
-        return text_without_calls(self.rules, calls) if words else ""
+        return "" if self.banned else text_without_calls(self.rules, calls) if words else ""

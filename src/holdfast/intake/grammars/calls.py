@@ -92,4 +92,4 @@ def _behind_opening(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 def _no_call(opening: str, names: Sequence[str]) -> str:
     """Text that does not begin as a call without a marker does."""
     any_name = "|".join(map(escaped, names))
-    return rf"/(.|\n)*/ & ~/\s*{escaped(opening)}({any_name})(.|\n)*/"
+    return rf"/(.|\n)*/ & ~/((.|\n)*\n)?\s*{escaped(opening)}({any_name})(.|\n)*/"
