@@ -176,7 +176,7 @@ class ToolsSettings:
 
     constrain: ConstrainChoice = _setting(
         "strict",
-        "Whose calls are held to names and schemas where a model may call or not: `strict`: of tools that ask for it, `auto`: of all.",
+        "Whose calls are held to names and schemas where a model may call: `strict`: those that ask for it, `auto`: of all.",
     )
 
 

@@ -115,8 +115,7 @@ class _Body:
             return only_calls(self.rules, block, parallel=choice.parallel)
         if said:
             return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
-        names = [tool.name for tool in tools]
-        return text_or_calls(self.rules, form, block, names, parallel=choice.parallel)
+        return text_or_calls(self.rules, form, block, parallel=choice.parallel)
 
     def _no_calls(self) -> str:
         """Tools are in the prompt, so that it stays the same, but none may be called: what opens a call is not drawn."""

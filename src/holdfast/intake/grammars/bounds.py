@@ -1,4 +1,4 @@
-"""What a schema may cost: sums over it that are known before a grammar is built, so that one which explodes is refused at once."""
+"""What a schema may cost: sums that are known before a grammar is built, so that one which explodes is refused at once."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.calls_literal import braced_calls, python_calls
 from holdfast.intake.grammars.calls_tagged import key_value_tags, tagged_parameters
-from holdfast.intake.grammars.lark import Rules, escaped
+from holdfast.intake.grammars.lark import ANY, Rules, escaped, one_of
 from holdfast.intake.grammars.tools import CallableTool, CallBlock, in_tool
 from holdfast.parsing.dialect import CallFormat
 from holdfast.parsing.formats.braced_calls import BracedCalls
@@ -56,13 +56,14 @@ def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     return f"{lead} {rules.literal(block.opening.lstrip())} {_behind_opening(rules, block, parallel=parallel)}"
 
 
-def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, names: Sequence[str], *, parallel: bool) -> str:
-    """Free text, which calls may follow; nothing follows these."""
+def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
+    """Free text, behind which calls may follow, and nothing behind these."""
     opening = block.opening.lstrip()
     mark = max((mark for mark in form.openers if mark in form.marks and opening.startswith(mark)), key=len, default="")
-    if not mark:
-        bare = f"({only_calls(rules, block, parallel=parallel)})"
-        return f"({rules.terminal(_no_call(opening, names))} | {bare})"
+    if not mark:  # a call's beginning is one lexeme with the name: so it is told from a text that begins alike
+        first = one_of(f"{rules.literal(opening + head)} {rest}" for head, rest in block.calls)
+        text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*{_beginning(block)}{ANY}/")
+        return f"({text} | {rules.rule(first)} {_behind_call(rules, block, parallel=parallel)})"
     others = [other for other in form.openers if other in form.marks]
     rest = opening.removeprefix(mark)
     behind = f"{rules.literal(rest) if rest else ''} {_behind_opening(rules, block, parallel=parallel)}"
@@ -83,13 +84,19 @@ def tokens_of_openers(rules: Rules, form: CallFormat) -> tuple[tuple[int, ...], 
 
 
 def _behind_opening(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
-    call = rules.rule(block.call)
-    more = f"({rules.literal(block.again)} {call})*" if parallel else ""
+    call = rules.rule(one_of(f"{rules.literal(head)} {rest}" for head, rest in block.calls))
+    return f"{call} {_behind_call(rules, block, parallel=parallel)}"
+
+
+def _behind_call(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     closing = rules.literal(block.closing) if block.closing else ""
-    return f"{call} {more} {closing}"
+    if not parallel:
+        return closing
+    call = rules.rule(one_of(f"{rules.literal(head)} {rest}" for head, rest in block.calls))
+    return f"({rules.literal(block.again)} {call})* {closing}"
 
 
-def _no_call(opening: str, names: Sequence[str]) -> str:
-    """Text that does not begin as a call without a marker does."""
-    any_name = "|".join(map(escaped, names))
-    return rf"/(.|\n)*/ & ~/((.|\n)*\n)?\s*{escaped(opening)}({any_name})(.|\n)*/"
+def _beginning(block: CallBlock) -> str:
+    """A regular expression of what a call without a marker begins with, white space in it as it may be."""
+    heads = "|".join(escaped(block.opening.lstrip() + head) for head, _ in block.calls)
+    return "(" + heads.replace(" ", r"\s*") + ")"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.intake.grammars.lark import Rules, escaped, one_of
+from holdfast.intake.grammars.lark import Rules, escaped
 from holdfast.intake.grammars.raw_values import ArgumentTags, RawArguments
 from holdfast.intake.grammars.tools import CallableTool, CallBlock
 from holdfast.parsing.formats.key_value_tags import KeyValueTags
@@ -57,9 +57,9 @@ def _block(
     calls, left_out = [], {}
     for tool in tools:
         arguments = RawArguments(rules, tool, tags)
-        calls.append(rules.rule(f"{rules.literal(tool.name + ends[0])} {arguments.expression()} {rules.literal(ends[1])}"))
+        calls.append((tool.name + ends[0], f"{arguments.expression()} {rules.literal(ends[1])}"))
         left_out[tool.name] = tuple(arguments.left_out)
-    return CallBlock(opening=texts[0], call=one_of(calls), again=texts[1], closing=texts[2], left_out=left_out)
+    return CallBlock(opening=texts[0], calls=calls, again=texts[1], closing=texts[2], left_out=left_out)
 
 
 def _never(rules: Rules, *pairs: tuple[str, Sequence[str]]) -> list[str]:

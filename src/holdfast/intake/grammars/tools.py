@@ -64,12 +64,12 @@ class CallableTool:
 class CallBlock:
     """All calls of an answer as a family writes them: `opening`, a call, more of them each behind `again`, `closing`.
 
-    call: an expression for one call, of any of the tools. The others are texts with markers in them.
+    calls: of each tool, the text up to its arguments, and an expression for the rest. In all texts there may be markers.
     left_out: keywords that it does not enforce, by the name of the tool; such a family has no way to.
     """
 
     opening: str
-    call: str
+    calls: Sequence[tuple[str, str]]
     again: str
     closing: str = ""
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
