@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.parsing.dialect import Call, IdForm
+from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.parameters import ValueEnd, read_json_body, read_json_call, read_value
@@ -80,7 +80,7 @@ class KeyValueTags:
             return True
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
         ends = tuple(mark for mark in ("\n", "{", *_SPACES, name_end, key, close) if mark)
-        at, mark = yield from source.find(ends, source.place, limit=_NAME_LENGTH)
+        at, _ = yield from source.find(ends, source.place, limit=_NAME_LENGTH)
         tool = parts.tools.named(source.plain(source.text[source.place : at]))
         if tool is None:
             return False
@@ -123,7 +123,7 @@ class KeyValueTags:
         key, close, value_close = self.key[0].strip(), self.call[1].strip(), self.value[1].strip()
         outer = tuple(mark for word in (self.section[1], self.call[0]) if (mark := word.strip()))
         return (
-            ValueEnd(value_close, (key, close, *_SPACES)),
+            ValueEnd(value_close, (key, close), spaces=_SPACES),
             ValueEnd(close, outer, closes=False, repair="unclosed_value"),
             ValueEnd(key, (self.key[1].strip(),), closes=False, repair="unclosed_value", names_parameter=True),
         )

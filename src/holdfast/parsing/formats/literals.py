@@ -62,7 +62,8 @@ class Literals:
                 continue
             if mark and not raw and len(quote) == 1:
                 behind = yield from source.behind_space(source.place)
-                if behind < len(source.text) and source.text[behind] not in _BEHIND_STRING:
+                stops = bool(self.stops) and bool((yield from source.standing(self.stops, behind)))
+                if behind < len(source.text) and source.text[behind] not in _BEHIND_STRING and not stops:
                     _note(repairs, "inner_quote")
                     continue
             if not mark:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.parsing.dialect import Call, IdForm
+from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.literals import Literals

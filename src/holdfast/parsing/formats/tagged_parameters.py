@@ -33,6 +33,7 @@ class TaggedParameters:
     between: str = "\n"  # two calls
     padding: str = ""  # stands once at either side of a value and belongs to the markup
     types: tuple[str, str] = ("", "")  # how a parameter's tag says that the value is a string, and that it is JSON
+    tokens: tuple[str, ...] = ()  # parts of the tags that may be tokens by themselves
     cdata: bool = False  # a value may stand in a CDATA section
     id_form: IdForm = "random"
 
@@ -41,7 +42,7 @@ class TaggedParameters:
         """All markers."""
         pairs = (self.section, *self.sections_too, self.wrapper)
         words = [word.strip() for pair in pairs for word in pair] + [self._open_call, self._close_call]
-        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value) if word))
+        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value, *self.tokens) if word))
 
     @property
     def openers(self) -> Sequence[str]:
@@ -59,7 +60,9 @@ class TaggedParameters:
         bare = opener == self._open_call
         if bare:
             source.place -= len(opener)
-        closers = [pair[1].strip() for pair in (self.section, *self.sections_too) if opener and pair[0].strip() == opener]
+        closers = [
+            pair[1].strip() for pair in (self.section, *self.sections_too) if pair[0] and (bare or pair[0].strip() == opener)
+        ]
         begun = False
         while True:
             yield from source.skip_space()
@@ -120,7 +123,7 @@ class TaggedParameters:
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        parts.begin(tool, repair="missing_open" if bare and self.wrapper[0] else "")
+        parts.begin(tool, repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "")
         yield from self._read_values(source, parts)
         return True
 
@@ -156,8 +159,9 @@ class TaggedParameters:
         outer = tuple(mark for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too)) if mark)
         again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
         ends = [
-            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call, *outer)),
-            ValueEnd(self._close_call, (*outer, *again), closes=False, repair="unclosed_value"),
+            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
+            ValueEnd(self._close_value, outer, last=(*outer, *again)),
+            ValueEnd(self._close_call, outer or again, last=(*outer, *again), closes=False, repair="unclosed_value"),
             ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
         ]
         return (*ends, *(ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value") for mark in outer[:1]))
