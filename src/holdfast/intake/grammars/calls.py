@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
+from holdfast.intake.grammars.calls_json import json_calls
 from holdfast.intake.grammars.calls_literal import braced_calls, python_calls
 from holdfast.intake.grammars.calls_tagged import key_value_tags, tagged_parameters
 from holdfast.intake.grammars.lark import ANY, Rules, escaped, one_of
 from holdfast.intake.grammars.tools import CallableTool, CallBlock, in_tool
 from holdfast.parsing.dialect import CallFormat
 from holdfast.parsing.formats.braced_calls import BracedCalls
+from holdfast.parsing.formats.json_calls import JsonCalls
 from holdfast.parsing.formats.key_value_tags import KeyValueTags
 from holdfast.parsing.formats.python_calls import PythonCalls
 from holdfast.parsing.formats.tagged_parameters import TaggedParameters
 
 _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], CallBlock]]] = {
     BracedCalls: braced_calls,
+    JsonCalls: json_calls,
     KeyValueTags: key_value_tags,
     PythonCalls: python_calls,
     TaggedParameters: tagged_parameters,
