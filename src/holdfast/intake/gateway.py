@@ -65,7 +65,7 @@ class Gateway:
             request, tools=self._tools
         ):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
             grammar = await asyncio.to_thread(
-                answer_grammar, request, bundle.dialect, prompt_text=prompt.text, limits=self._limits, tools=self._tools
+                answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
             tokens = encode_prompt(request, bundle, prompt, info=info)

@@ -23,8 +23,9 @@ from holdfast.intake.grammars.schema import SchemaBounds
 from holdfast.intake.grammars.thought import thought, thought_state
 from holdfast.intake.grammars.tools import callable_tools, is_strict
 from holdfast.intake.grammars.trial import fault_of_composed
+from holdfast.intake.prompt import PromptText
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
-from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
     choice, offered = request.tool_choice, offered_tools(request)
     if request.output_format is not None:
         return True
-    asked = choice.mode != "auto" or bool(choice.names) or not choice.parallel or tools.constrain == "auto"
+    asked = choice.mode != "auto" or bool(choice.names) or tools.constrain == "auto"
     return bool(offered) and (asked or any(map(is_strict, offered)))
 
 
@@ -54,20 +55,22 @@ def offered_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
 
 
 def answer_grammar(
-    request: GenerationRequest, dialect: ModelDialect, *, prompt_text: str, limits: LimitsSettings, tools: ToolsSettings
+    request: GenerationRequest, dialect: ModelDialect, *, prompt: PromptText, limits: LimitsSettings, tools: ToolsSettings
 ) -> AnswerGrammar:
     """The grammar of an answer. Raises InvalidRequest for a form that cannot be had. Costs milliseconds: off the event loop.
 
-    prompt_text: as rendered; its end tells whether the answer begins within a thought.
+    prompt: as rendered; its end tells whether the answer begins within a thought.
     """
     if not is_constrained(request, tools=tools):
         return UNCONSTRAINED
+    if not isinstance(request.prompt, ChatPrompt):
+        dialect = PLAIN  # what completes a text has neither thoughts nor calls in it
     bounds = SchemaBounds(parts=limits.max_schema_parts, depth=limits.max_schema_depth)
     body = _Body(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
     made = body.expression()
     if not made:
         return AnswerGrammar(banned_token_ids=body.banned)
-    start = f"{thought(body.rules, dialect, thought_state(prompt_text, dialect))} {made}"
+    start = f"{thought(body.rules, dialect, thought_state(prompt, dialect))} {made}"
     text = grammar_text(body.rules.lark(start), **body.grammars)
     fault = fault_of_composed(text)
     if fault:

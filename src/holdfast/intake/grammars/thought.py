@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from holdfast.intake.grammars.lark import GAP, Rules
+from holdfast.intake.prompt import PromptText
 from holdfast.parsing.dialect import ModelDialect
 
 ThoughtState: TypeAlias = Literal["open", "possible", "none"]
 """At the beginning of an answer: the prompt has opened a thought, the model may open one, there is none."""
 
 
-def thought_state(prompt_text: str, dialect: ModelDialect) -> ThoughtState:
-    """Whether an answer to this prompt begins within a thought. What was said earlier in the prompt says nothing of it."""
+def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
+    """Where an answer to this prompt begins. A model whose prompt has just closed a thought has been told not to think."""
     if dialect.reasoning is None:
         return "none"
-    end = prompt_text.rstrip()
-    if end.endswith(dialect.reasoning.start.strip()):
+    if prompt.in_reasoning:
         return "open"
-    return "none" if end.endswith(dialect.reasoning.end.strip()) else "possible"
+    return "none" if prompt.text.rstrip().endswith(dialect.reasoning.end.strip()) else "possible"
 
 
 def thought(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
