@@ -16,8 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.conversation import template_messages
-from holdfast.intake.tokenize import named_special_tokens, read_json
 from holdfast.messages.requests import ChatPrompt
+from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
 # What a template may raise at rendering, by itself or through the expressions in it.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)

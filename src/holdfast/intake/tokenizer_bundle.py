@@ -11,7 +11,8 @@ from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
-from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.tokenizer_files import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -319,6 +319,9 @@ class WorkerLoop:
                 continue
             if not ledger.is_live(sequence):
                 continue
+            if given.refusal:
+                ended.append((sequence, FinishReason.FAILED, given.refusal))
+                continue
             ledger.score(sequence, given.prompt_logprobs)
             if given.token_ids:
                 end = sequence.ending(given.token_ids)

@@ -12,7 +12,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from holdfast.config import SchedulerSettings
+from holdfast.engine.constraints import Constraints
 from holdfast.engine.engine import Engine
+from holdfast.engine.grammars import Grammars
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.messages.events import ModelInfo
@@ -66,9 +68,11 @@ def _loop_over(
     model = settings.model
     platform.prepare_device()
     loaded = load_model(Path(settings.folder), model, progress=progress)
+    grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
+    grammars.prepare()
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
-    engine = Engine(runner, vocab_size=loaded.vocab_size)
+    engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=Constraints(grammars, vocab_size=loaded.vocab_size))
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
