@@ -5,6 +5,7 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
+# make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures demo-chat lock clean
+.PHONY: help venv serve test check format slow bench architectures clients demo-chat lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -72,6 +73,9 @@ bench: $(BENCHMARKS)
 architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
 	@mv docs/architectures.new docs/architectures.md
+
+clients: $(TOOLS)
+	@$(ONE_THREAD) $(BIN)/python -m tools.clients
 
 demo-chat: $(SERVING)
 	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/demo-chat.new
