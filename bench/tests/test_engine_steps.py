@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast_bench.compare import changes_between

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import own_caches
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams

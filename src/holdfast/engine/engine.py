@@ -12,8 +12,7 @@ pass is laid out and launched as ever, and the draw follows while it runs: the t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -21,32 +20,18 @@ from holdfast.engine.constraints import Constraints
 from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.masking import limits_of
+from holdfast.engine.pending import PendingStep, launch, results_of, tell_constraints
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
-from holdfast.engine.sampling import DrawnRows, advance, sample
-from holdfast.engine.scoring import drawn_logprobs, prompt_logprobs
+from holdfast.engine.sampling import advance, sample
+from holdfast.engine.scoring import prompt_logprobs
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
-from holdfast.engine.step_logits import LaterLogits, StepLogits
+from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
 from holdfast.kv.form import ModelForm
 from holdfast.kv.snapshot import can_be_kept, form_of, restore
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import RequestId, SamplingParams
-
-NOT_A_NUMBER = "the model's output is not a number at this position, or nothing is left to draw"
-
-
-@dataclass(slots=True)
-class PendingStep:
-    """A step that was laid out and not yet collected."""
-
-    spans: list[SequenceSpan]
-    drawing: list[SequenceSpan]  # of each row in `drawn` the span
-    undrawn: mx.array | None  # logits of what cannot be drawn before the tokens of the step before are known
-    drawn: DrawnRows | None
-    scored: Mapping[RequestId, LaterLogits]  # of prompts
-    kept: list[Kept]  # snapshots that the step makes
-    outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +115,7 @@ class Engine:
         self._trim_the_others(pending)
         self._under_way.append(pending)
         if len(self._under_way) == 1:
-            _launch(pending)
+            launch(pending)
             self._draw_late(pending)
         return pending
 
@@ -142,9 +127,9 @@ class Engine:
         finally:
             self._under_way.popleft()
             if self._under_way:
-                _launch(self._under_way[0])
-        results = tuple(_results(pending, prompt_logprobs))
-        _tell_constraints(pending, results)
+                launch(self._under_way[0])
+        results = tuple(results_of(pending, prompt_logprobs))
+        tell_constraints(pending, results)
         if self._under_way:
             self._draw_late(self._under_way[0])
         return results
@@ -230,7 +215,7 @@ class Engine:
         if pending.undrawn is not None:
             logits, pending.undrawn = pending.undrawn, None
             self._draw_rows(pending, logits)
-            _launch(pending)
+            launch(pending)
 
     def _draw_rows(self, pending: PendingStep, logits: mx.array) -> None:
         states = [each.sequence.sampler for each in pending.drawing]
@@ -245,7 +230,7 @@ class Engine:
     def _wait(self, pending: PendingStep) -> dict[RequestId, tuple[TokenLogprob, ...]]:
         """Returns the scores of prompts: before the next step is launched, lest what was drawn here waits for it."""
         if pending.outputs:
-            _launch(pending)
+            launch(pending)
         if pending.drawn is not None:
             mx.eval(pending.drawn.tokens)
         mx.synchronize()
@@ -260,47 +245,3 @@ class Engine:
             for each in pending.spans
             if each.span.request_id in scored
         }
-
-
-def _launch(pending: PendingStep) -> None:
-    mx.async_eval(pending.outputs)  # type: ignore[no-untyped-call]
-    pending.outputs = []  # so that the next step finds the KV buffers held by nobody else
-
-
-def _tell_constraints(pending: PendingStep, results: Sequence[SpanResult]) -> None:
-    for each, given in zip(pending.spans, results, strict=True):
-        if each.sequence.constraint is not None:
-            for token_id in given.token_ids:
-                each.sequence.constraint.take(token_id)
-
-
-def _results(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[TokenLogprob, ...]]) -> Iterator[SpanResult]:
-    draws = _draws(pending)
-    for each in pending.spans:
-        request_id = each.span.request_id
-        result = draws.get(request_id, SpanResult(request_id=request_id))
-        yield replace(result, prompt_logprobs=prompt_logprobs.get(request_id, ()))
-
-
-def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:
-    """What each drawing span drew, read back from the device."""
-    if pending.drawn is None:
-        return {}
-    tokens: list[int] = pending.drawn.tokens.tolist()  # type: ignore[assignment]
-    healthy: list[bool] = pending.drawn.ok.tolist()  # type: ignore[assignment]
-    logprobs = drawn_logprobs(pending.drawn, tokens)
-    results = {}
-    for row, each in enumerate(pending.drawing):
-        request, constraint = each.sequence.request, each.sequence.constraint
-        if constraint is not None and constraint.failure:
-            results[request.request_id] = SpanResult(request_id=request.request_id, refusal=constraint.failure)
-            continue
-        if not healthy[row]:
-            results[request.request_id] = SpanResult(request_id=request.request_id, failure=NOT_A_NUMBER)
-            continue
-        wanted: tuple[TokenLogprob, ...] = ()
-        if request.want_logprobs:
-            score = logprobs[row]
-            wanted = (TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs]),)
-        results[request.request_id] = SpanResult(request_id=request.request_id, token_ids=(tokens[row],), logprobs=wanted)
-    return results

@@ -41,17 +41,20 @@ class DrawnRows:
     """What a call of `sample` gave, lazily, for R rows.
 
     tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
-    meaningless (but a valid id). scores: of R rows, with the largest k that any row wants, so cut each row to its own; those
-    of rows that do not want them mean nothing. None when no row does.
+    meaningless (but a valid id). empty: bool [R], True where nothing is left; None when no row is masked. scores: of R rows, with
+    the largest k that any row wants, so cut each row to its own; those of rows that do not want them mean nothing. None when no
+    row does.
     """
 
     tokens: mx.array
     ok: mx.array
+    empty: mx.array | None = None
     scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
         """All arrays that are there, for one evaluation."""
-        return [self.tokens, self.ok, *([] if self.scores is None else self.scores.arrays())]
+        empty = [] if self.empty is None else [self.empty]
+        return [self.tokens, self.ok, *empty, *([] if self.scores is None else self.scores.arrays())]
 
 
 def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
@@ -94,7 +97,8 @@ def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LI
         peaks = mx.max(drawable, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
     tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
-    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), scores=scores)
+    empty = None if limits.words is None else peaks == -mx.inf
+    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), empty=empty, scores=scores)
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:
