@@ -120,5 +120,5 @@ def test_masks_are_counted() -> None:
     constraints = tiny_constraints()
     greeting = constraint(GREETING, of=constraints)
     allowed(greeting), allowed(greeting)
-    assert (constraints.counts.sequences, constraints.counts.masks) == (1, 2)
-    assert constraints.counts.mask_seconds > 0
+    assert (constraints.figures.sequences, constraints.figures.masks) == (1, 2)
+    assert constraints.figures.mask_seconds > 0

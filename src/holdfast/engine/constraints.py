@@ -18,6 +18,7 @@ from holdfast.engine.grammars import Grammars, first_line
 from holdfast.engine.thinking import ThoughtMeter
 from holdfast.errors import InvalidRequest
 from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.figures import ConstraintFigures
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -25,22 +26,12 @@ if TYPE_CHECKING:
 Words: TypeAlias = npt.NDArray[np.int32]  # bit i % 32 of word i // 32 is set where token i is allowed
 
 
-@dataclass(slots=True)
-class ConstraintCounts:
-    """Counters since the start."""
-
-    sequences: int = 0  # that were opened with a grammar or a budget, each time that they were
-    masks: int = 0
-    mask_seconds: float = 0.0
-    failures: int = 0
-
-
 class Constraints:
     """The constraints of one model's sequences. Device thread only."""
 
     def __init__(self, grammars: Grammars | None, *, vocab_size: int) -> None:
         """grammars: None: requests with one are refused. vocab_size: columns of the logits."""
-        self.counts = ConstraintCounts()
+        self.figures = ConstraintFigures()
         self.words_per_row = -(-vocab_size // 32)
         self._grammars = grammars
 
@@ -54,13 +45,13 @@ class Constraints:
         constraint = SequenceConstraint(
             matcher=self._matcher(request.grammar) if request.grammar else None,
             meter=None if request.thinking_budget is None else ThoughtMeter(request.thinking_budget),
-            counts=self.counts,
+            figures=self.figures,
         )
         for token_id in generated:
             constraint.take(token_id)
         if constraint.failure:
             raise InvalidRequest(constraint.failure, field="grammar")
-        self.counts.sequences += 1
+        self.figures.sequences += not generated
         return constraint
 
     def _matcher(self, grammar: str) -> LLMatcher:
@@ -75,7 +66,7 @@ class SequenceConstraint:
 
     matcher: LLMatcher | None
     meter: ThoughtMeter | None
-    counts: ConstraintCounts
+    figures: ConstraintFigures
     failure: str = field(default="", init=False)  # why nothing can be drawn any more
 
     def take(self, token_id: int) -> None:
@@ -101,8 +92,8 @@ class SequenceConstraint:
             return False
         began_at = time.perf_counter()
         self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self.counts.masks += 1
-        self.counts.mask_seconds += time.perf_counter() - began_at
+        self.figures.masks += 1
+        self.figures.mask_seconds += time.perf_counter() - began_at
         if self.matcher.is_error():
             self._fail(f"the grammar cannot be followed any further: {first_line(self.matcher.get_error())}")
         elif not words.any():
@@ -111,4 +102,4 @@ class SequenceConstraint:
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        self.counts.failures += 1
+        self.figures.failures += 1
