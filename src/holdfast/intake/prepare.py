@@ -11,15 +11,17 @@ import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens, Turn
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
@@ -39,6 +41,7 @@ class Prepared:
     rules: ChoiceRules
     pieces: TokenPieces
     dropped_tokens: int = 0  # of earlier answers, which the template left out
+    unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
     def prompt_tokens(self) -> int:
@@ -87,11 +90,17 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    prompt = canonical(prompt, bundle.tool_orders, tenant=request.tenant)
+    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
+    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.tool_orders, tenant=request.tenant)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
-    return PromptText(text=text, turns=_turns(prompt), branch_points=branch_points)
+    return PromptText(
+        text=text,
+        turns=_turns(prompt),
+        in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
+        branch_points=branch_points,
+    )
 
 
 def _turns(prompt: ChatPrompt) -> tuple[Turn, ...]:
@@ -176,23 +185,23 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
             branch_points=tokens.branch_points,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
         for index in range(request.choices)
     )
-    rules = ChoiceRules(
-        prompt_token_ids=token_ids,
-        stop_token_ids=frozenset(stop_token_ids),
-        max_tokens=max_tokens,
-        stops=request.stop,
-        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
-        want_logprobs=request.want_logprobs,
-        at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
-        echo=request.echo,
-        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
-    )
+    rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
     return Prepared(sequences=sequences, rules=rules, pieces=bundle.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
+
+
+def _thinking_budget(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+    """The bound on the thought, for models that have a marker for its end."""
+    budget, reasoning = request.thinking.budget_tokens, bundle.dialect.reasoning
+    if budget is None or reasoning is None or not isinstance(request.prompt, ChatPrompt):
+        return None
+    start, end = (tuple(bundle.tokenizer.encode(mark, add_special_tokens=False)) for mark in (reasoning.start, reasoning.end))
+    return ThinkingBudget(tokens=budget, start_token_ids=() if in_reasoning else start, end_token_ids=end)
 
 
 def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:
@@ -202,16 +211,6 @@ def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, voca
     if isinstance(request.prompt, ChatPrompt):
         ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
-
-
-def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
-    if isinstance(request.prompt, ChatPrompt):
-        return not request.prompt.continue_last
-    return token_ids == (tokenizer.bos_token_id,)
-
-
-def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
-    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle) -> Observe:
