@@ -38,6 +38,7 @@ class AnswerReader:
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
+        self._has_channels = isinstance(dialect.encoded.calls, ChannelFormat)  # asked once: protocols are slow to ask
         self._openers = _openers(dialect.encoded.calls, reads_calls)
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.call_marks)
         self._thinking = in_reasoning and bool(self._marks.end)
@@ -88,7 +89,7 @@ class AnswerReader:
 
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
-        if isinstance(self._marks.calls, ChannelFormat):
+        if self._has_channels:
             spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
             self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
         return parts
