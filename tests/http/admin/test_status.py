@@ -72,7 +72,7 @@ async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
     report = DialectReport(family="hermes", tools="text", proven=True, why="shows no tools", thinking=thinking)
     response = await get("/health", ScriptedDirectory(dialects={MODEL: report}))
     msgspec.json.decode(response.content, type=Health, strict=True)
-    assert response.json()["models"][0]["dialect"] == msgspec.to_builtins(report)
+    assert response.json()["models"][0]["dialect"] == msgspec.json.decode(msgspec.json.encode(report))
 
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
