@@ -32,7 +32,7 @@ FAMILY_RULES: Final = (
     FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
     FamilyRule("deepseek_v4", ("｜DSML｜",)),
     FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    FamilyRule("deepseek_v3_1", ("<｜tool▁calls▁begin｜>",)),
+    FamilyRule("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     FamilyRule("step3", ("<steptml:invoke",)),
     FamilyRule("muse_spark", ("<atem:",)),
     FamilyRule("harmony", ("<|channel|>", "<|start|>")),
@@ -126,6 +126,7 @@ REASONING_FORMATS: Final = (
     ReasoningFormat(start="[THINK]", end="[/THINK]"),
     ReasoningFormat(start="◁think▷", end="◁/think▷"),
     ReasoningFormat(start="<think>", end="</think>"),
+    ReasoningFormat(start="<|think|>", end="<|end|>"),
     ReasoningFormat(start="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
 )
@@ -157,7 +158,7 @@ def reasoning_for(source: str, tokens: Collection[str]) -> ReasoningFormat | Non
     """The markers of thoughts that a template names, or that are a pair of tokens though it names none."""
     named = (each for each in REASONING_FORMATS if each.end in source and each.start.strip() in source)
     paired = (each for each in REASONING_FORMATS if each.end in tokens and _first_token(each.start, tokens))
-    half = (each for each in REASONING_FORMATS if each.end in source)  # R1's template only cuts thoughts out
+    half = (each for each in REASONING_FORMATS if each.start == "<think>" and each.end in source)  # R1's template only cuts thoughts out
     return next(named, None) or next(paired, None) or next(half, None)
 
 
