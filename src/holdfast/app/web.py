@@ -27,7 +27,7 @@ def build_application(
     keep_thoughts = settings.model.keep_thoughts
     bundles = {model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts) for model, folder in folders.items()}
     services = Services(
-        generate=Gateway(residency.client, bundles, settings.limits).generate,
+        generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,
