@@ -147,7 +147,9 @@ FAMILY_TEMPLATES = {
         family="hermes", call=f"<tool_call>\n{_JSON}\n</tool_call>{_NEWLINE}", thought=_THINK, opening=_TOGGLE
     ),
     "exaone": FamilyTemplate(family="hermes", call=f"<tool_call>{_JSON}</tool_call>{_NEWLINE}", plain_markers=True),
-    "ernie": FamilyTemplate(family="hermes", call=f"{{{{ '\\n' }}}}<tool_call>\n{_JSON}\n</tool_call>\n", thought=_THINK, opening="<think>\n"),
+    "ernie": FamilyTemplate(
+        family="hermes", call=f"{{{{ '\\n' }}}}<tool_call>\n{_JSON}\n</tool_call>\n", thought=_THINK, opening="<think>\n"
+    ),
     "qwen3_coder": FamilyTemplate(family="qwen3_coder", call=_FUNCTION),
     "nemotron3": FamilyTemplate(family="qwen3_coder", call=_FUNCTION, thought=_THINK, opening=_OPENED),
     "seed_oss": FamilyTemplate(

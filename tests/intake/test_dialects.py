@@ -149,3 +149,18 @@ def test_an_answer_that_is_continued_may_be_within_its_own_thought(begun: str, o
     messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": begun})
     prompt = ChatPrompt(messages=messages, continue_last=True, template_options={"enable_thinking": True})
     assert prompt_opens_thought(found.template, found.dialect, prompt, found.template.render(prompt)) is opens
+
+
+def test_marks_that_say_nothing_are_known_where_they_are_tokens() -> None:
+    assert source_of(NO_TOOLS, "<response>", "</response>").dialect.dropped_marks == ("<response>", "</response>")
+    assert source_of(NO_TOOLS).dialect.dropped_marks == ()
+
+
+def test_what_a_prompt_begins_of_a_call_is_left_to_the_model() -> None:
+    family = FamilyTemplate(
+        family="functionary_v32", call=">>>{{ c.name }}\n{{ c.arguments | tojson }}", opening=">>>", plain_markers=True
+    )
+    found = find_dialect(family.template(), family.tokenizer(), config={})
+    assert (found.report.family, found.report.proven) == ("functionary_v32", True)
+    assert found.template is not None
+    assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith("<|im_start|>assistant\n")

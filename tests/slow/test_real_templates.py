@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import InvalidRequest
 from holdfast.intake.dialects import FoundDialect, find_dialect
 from holdfast.intake.template import ChatTemplate
+from holdfast.messages.requests import ChatPrompt
 from tests.fakes.family_templates import tokenizer_for
 
 PACKAGE = "llama-cpp-python==0.3.36"
@@ -55,7 +57,17 @@ def _found(name: str, source: str) -> FoundDialect:
     # A variant for tools is taken with tools only, as in a folder that has it beside another.
     sources = {"default": "{{ messages[-1].content }}", "tool_use": source} if "tool_use" in name else {"default": source}
     template = ChatTemplate(sources, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
-    return find_dialect(template, tokenizer_for(source), config={})
+    return find_dialect(template, tokenizer_for(source + _shown(template)), config={})
+
+
+def _shown(template: ChatTemplate) -> str:
+    """A conversation as the template writes it: some put their markers together from parts."""
+    call = {"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+    try:
+        return template.render(ChatPrompt(messages=messages, tools=({"type": "function", "function": {"name": "f"}},)))
+    except InvalidRequest:
+        return ""
 
 
 def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(found: dict[str, FoundDialect]) -> None:

@@ -133,6 +133,21 @@ REASONING_FORMATS: Final = (
 """Markers of thoughts, those of one family before those of many."""
 
 
+SILENT_MARKS: Final = (
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|START_TEXT|>",
+    "<|END_TEXT|>",
+    "<response>",
+    "</response>",
+    "<answer>",
+    "</answer>",
+    "[END FINAL RESPONSE]",
+)
+"""Stand around visible text and say nothing; counted as such where they are tokens."""
+SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
+
+
 def families_for(source: str, tokens: Collection[str], *, parser_type: str, model_type: str) -> Iterator[str]:
     """Families that a model may be of, the most likely first, each once.
 
