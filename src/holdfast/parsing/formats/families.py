@@ -7,8 +7,10 @@ from typing import Final
 
 from holdfast.parsing.formats.call_format import CallFormat
 from holdfast.parsing.formats.json_calls import JsonCalls
+from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
 
 FAMILIES: Final[Mapping[str, CallFormat]] = {
     "hermes": JsonCalls(wrapper=("<tool_call>\n", "\n</tool_call>")),
+    **MARKUP_FAMILIES,
 }
 """By the family's name."""
