@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
+from typing import Any
 
 import beyond
 import file_agent
@@ -20,17 +21,18 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.62), ("tools", 0.12), ("files", 0.07), ("words", 0.19))
+SHARES = (("replay", 0.62), ("tools", 0.09), ("several", 0.08), ("files", 0.06), ("words", 0.15))
 """Of the conversations drawn; of the tokens see the README."""
 
 
-def _several(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
+    """Two to four requests in one, and their calls at once."""
     asked = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))]
     joint = rng.choice((" ", " ", " And ", " Also: ", " Also, ", "\n"))
     return joint.join(text if text[-1] in ".?!" else f"{text}." for text, _ in asked), [[call for _, call in asked]]
 
 
-def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
     """A request and its calls, step by step."""
     kind = rng.random()
     if kind < 0.1:
@@ -41,7 +43,7 @@ def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[d
         request, call = odd_requests.ask(rng, rng.choice(tools))
         return request, [[call]]
     if kind < 0.86:
-        return _several(rng, tools)
+        return several_requests(rng, tools)
     steps = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 3)))]
     texts = [text if text[-1] in ".?!" else f"{text}." for text, _ in steps]
     request = f"First: {texts[0]} " + " ".join(f"Then: {text}" for text in texts[1:])
@@ -103,6 +105,36 @@ def odd_tool_talk(rng: Random) -> Conversation:
     return conversation
 
 
+def several_talk(rng: Random) -> Conversation:
+    """Few tools, old or new, and again and again several calls at once: what stands lowest is where to stop."""
+    old, new = tool_tasks.offer(rng, 3, rng.choice((0.0, 0.5))), odd_tools.family(rng, 2)
+    with_old, with_new = rng.choice(((True, False), (True, False), (False, True), (True, True)))
+    conversation = tool_tasks.begin(rng, old if with_old else [])
+    if with_new:
+        style = odd_tools.SchemaStyle.draw(rng)
+        conversation.tools = [*(conversation.tools or []), *(tool.schema(rng, style) for tool in new)]
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        asked: list[tuple[str, list[dict[str, Any]]]] = []
+        for _ in range(rng.choice((2, 2, 3, 3, 4))):
+            if with_old and (not with_new or rng.random() < 0.5):
+                request, call = rng.choice(old).ask(rng)
+            else:
+                request, call = odd_requests.ask(rng, rng.choice(new))
+            asked.append((request if request[-1] in ".?!" else f"{request}.", [call]))
+        if rng.random() < 0.2:
+            asked = [pair for tool in old if with_old and (pair := tool.ask_for_two(rng))][:1] or asked
+        conversation.say("user", rng.choice((" ", " And ", " Also: ")).join(request for request, _ in asked))
+        calls = [call for _, one in asked for call in one]
+        conversation.messages.append(tool_tasks.call_message(calls))
+        told: list[str] = []
+        for _ in calls:
+            result, telling = (word := wide_word(rng), word) if rng.random() < 0.6 else _result(rng)
+            conversation.say("tool", result)
+            told.append(telling)
+        conversation.say("assistant", tool_tasks.told_results(told))
+    return conversation
+
+
 def file_talk(rng: Random) -> Conversation:
     """An agent and its files."""
     conversation, tools = file_agent.begin(rng)
@@ -152,7 +184,7 @@ def holds_held_out(conversation: Conversation) -> bool:
 
 def drawn(rng: Random, kind: str) -> Conversation | PlainText:
     """One conversation of a kind; those with new tools hold no word of the held-out tools."""
-    maker = {"replay": replayed, "tools": odd_tool_talk, "files": file_talk, "words": word_talk}[kind]
+    maker = {"replay": replayed, "tools": odd_tool_talk, "several": several_talk, "files": file_talk, "words": word_talk}[kind]
     while True:
         chosen = maker(rng)
         if first_mix.is_held_out(chosen):
