@@ -21,7 +21,7 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.62), ("tools", 0.09), ("several", 0.08), ("files", 0.06), ("words", 0.15))
+SHARES = (("replay", 0.62), ("tools", 0.08), ("several", 0.1), ("files", 0.12), ("words", 0.08))
 """Of the conversations drawn; of the tokens see the README."""
 
 
@@ -91,7 +91,7 @@ def _other_turn(rng: Random, conversation: Conversation) -> None:
 
 def odd_tool_talk(rng: Random) -> Conversation:
     """Tools never seen, and what is asked of them."""
-    tools = odd_tools.family(rng, rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 12)))
+    tools = odd_tools.family(rng, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 8, 12)))
     style = odd_tools.SchemaStyle.draw(rng)
     order = tools[:]
     rng.shuffle(order)
@@ -107,15 +107,15 @@ def odd_tool_talk(rng: Random) -> Conversation:
 
 def several_talk(rng: Random) -> Conversation:
     """Few tools, old or new, and again and again several calls at once: what stands lowest is where to stop."""
-    old, new = tool_tasks.offer(rng, 3, rng.choice((0.0, 0.5))), odd_tools.family(rng, 2)
-    with_old, with_new = rng.choice(((True, False), (True, False), (False, True), (True, True)))
+    old, new = tool_tasks.offer(rng, 4, rng.choice((0.0, 0.0, 0.5))), odd_tools.family(rng, 2)
+    with_old, with_new = rng.choice(((True, False), (True, False), (True, False), (False, True)))
     conversation = tool_tasks.begin(rng, old if with_old else [])
     if with_new:
         style = odd_tools.SchemaStyle.draw(rng)
         conversation.tools = [*(conversation.tools or []), *(tool.schema(rng, style) for tool in new)]
     for _ in range(rng.choice((1, 2, 3, 4))):
         asked: list[tuple[str, list[dict[str, Any]]]] = []
-        for _ in range(rng.choice((2, 2, 3, 3, 4))):
+        for _ in range(rng.choice((2, 2, 2, 3, 3, 3, 4))):
             if with_old and (not with_new or rng.random() < 0.5):
                 request, call = rng.choice(old).ask(rng)
             else:

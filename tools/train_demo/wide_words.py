@@ -174,13 +174,13 @@ def _blend(rng: Random) -> str:
 
 def _any_word(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.42:
+    if kind < 0.5:
         return rng.choice(_ENGLISH)
-    if kind < 0.65:
+    if kind < 0.7:
         return _blend(rng)
-    if kind < 0.84:
+    if kind < 0.87:
         return _syllables(rng)
-    if kind < 0.92:
+    if kind < 0.96:
         return words.invent(rng)
     return "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
 
