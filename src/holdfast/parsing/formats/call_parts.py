@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 
+from holdfast.messages.output import TextKind
 from holdfast.parsing.formats.declared import DeclaredTools, ToolName
 from holdfast.parsing.formats.typed_values import ParameterTypes
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
 
 
 class CallParts:
     """Collects the parts of calls. One call is open at a time."""
 
-    def __init__(self, tools: DeclaredTools) -> None:
-        self.tools = tools
+    def __init__(self, tools: DeclaredTools, *, reads_calls: bool = True) -> None:
+        """reads_calls: calls are wanted. Without, only channels of text and reasoning are read, and what is a call is text."""
+        self.tools, self.reads_calls = tools, reads_calls
         self.done: list[AnswerPart] = []
         self.types = ParameterTypes(None)  # of the open call
         self.given: set[str] = set()  # its arguments
         self.is_open = False
         self._repairs: list[str] = []
+
+    def say(self, kind: TextKind, text: str) -> None:
+        """Text or reasoning, of families that write these in channels; markers in it written out (`Incoming.plain`)."""
+        if text:
+            self.done.append(Segment(kind, text))
 
     def begin(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
         """A call whose name is certain."""

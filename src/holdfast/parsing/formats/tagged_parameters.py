@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.parsing.dialect import Call, IdForm
+from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
