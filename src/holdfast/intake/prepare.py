@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
@@ -39,6 +40,7 @@ class Prepared:
     rules: ChoiceRules
     pieces: TokenPieces
     dropped_tokens: int = 0  # of earlier answers, which the template left out
+    unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
     def prompt_tokens(self) -> int:
@@ -181,17 +183,7 @@ def assemble(
         )
         for index in range(request.choices)
     )
-    rules = ChoiceRules(
-        prompt_token_ids=token_ids,
-        stop_token_ids=frozenset(stop_token_ids),
-        max_tokens=max_tokens,
-        stops=request.stop,
-        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
-        want_logprobs=request.want_logprobs,
-        at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
-        echo=request.echo,
-        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
-    )
+    rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
     return Prepared(sequences=sequences, rules=rules, pieces=bundle.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
 
 
@@ -202,16 +194,6 @@ def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, voca
     if isinstance(request.prompt, ChatPrompt):
         ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
-
-
-def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
-    if isinstance(request.prompt, ChatPrompt):
-        return not request.prompt.continue_last
-    return token_ids == (tokenizer.bos_token_id,)
-
-
-def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
-    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle) -> Observe:

@@ -39,6 +39,7 @@ class GenerationStream:
         self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the template left out
+        self.unenforced = prepared.unenforced  # keywords of schemas, by their places
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
         self._sources = tuple(sources)
