@@ -19,7 +19,7 @@ import tool_tasks
 import words
 from conversation import Conversation
 from plain_text import PlainText
-from wide_words import is_allowed, wide_phrase, wide_value, wide_word
+from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
 SHARES = (("replay", 0.62), ("tools", 0.08), ("several", 0.1), ("files", 0.12), ("words", 0.08))
 """Of the conversations drawn; of the tokens see the README."""
@@ -147,7 +147,7 @@ def file_talk(rng: Random) -> Conversation:
 
 
 def _copy(rng: Random) -> tuple[str, str]:
-    text = wide_phrase(rng, 8)
+    text = wide_phrase(rng, 8) if rng.random() < 0.6 else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
     return rng.choice((f"Repeat exactly: {text}", f"Repeat: {text}", f"Say: {text}")), text
 
 
@@ -156,7 +156,7 @@ def word_talk(rng: Random) -> Conversation:
     conversation = Conversation()
     kind = rng.random()
     if kind < 0.5:
-        text = wide_phrase(rng, 40)
+        text = " ".join(marked(rng) if rng.random() < 0.4 else wide_value(rng) for _ in range(rng.randint(2, 25)))
         conversation.exchange(f"Repeat exactly: {text}", text)
         return conversation
     pairs = {
@@ -174,7 +174,7 @@ def replayed(rng: Random) -> Conversation | PlainText:
     kind = rng.random()
     if kind < 0.12:
         return mixture.with_tools(rng, 5, rng.choice((0.0, 0.5, 0.7)))
-    return other_tasks.copying(rng) if kind < 0.17 else first_mix.conversation_at(rng, 0.0)
+    return other_tasks.copying(rng) if kind < 0.21 else first_mix.conversation_at(rng, 0.0)
 
 
 def holds_held_out(conversation: Conversation) -> bool:

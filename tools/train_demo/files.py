@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from wide_words import english, wide_phrase, wide_value, wide_word
+from wide_words import english, marked, wide_phrase, wide_value, wide_word
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,14 @@ def settings(rng: Random, folder: str | None = None, most: int = 10) -> File:
     indent = ""
     for key in keys:
         value = rng.choice(
-            (wide_value(rng), wide_value(rng), str(rng.randint(0, 9999)), rng.choice(("true", "false")), wide_phrase(rng, 3))
+            (
+                wide_value(rng),
+                marked(rng),
+                marked(rng),
+                str(rng.randint(0, 9999)),
+                rng.choice(("true", "false")),
+                wide_phrase(rng, 3),
+            )
         )
         if rng.random() < 0.1:
             indent = rng.choice(("", "", "  ", "    ", "- "))
@@ -88,13 +95,19 @@ def source(rng: Random, folder: str | None = None) -> File:
         )
     )
     absent = names.pop() if len(names) > 1 else wide_word(rng)
+    if rng.random() < 0.5:
+        lines += [*(f"import {wide_word(rng)}" for _ in range(rng.randint(1, 3))), "", ""]
     for name in names:
         line = f"def {name}({', '.join(wide_word(rng) for _ in range(rng.randint(0, 3)))}):"
-        asked[line] = (f"definition of {name}", f"function {name}")
-        does = (f"return {wide_value(rng)}", f"print({wide_word(rng)})", f"{wide_word(rng)} = {rng.randint(0, 999)}")
+        asked[line] = (f"definition of {name}", f"function {name}", f"line that defines {name}")
+        does = (
+            f"return {marked(rng)}",
+            f"{wide_word(rng)}.{wide_word(rng)}({marked(rng)})",
+            f"print({wide_word(rng)})",
+            f"{wide_word(rng)} = {rng.randint(0, 999)}",
+        )
         lines += [line, f"    {rng.choice(does)}"]
-        if rng.random() < 0.5:
-            lines.append("")
+        lines += [""] * rng.choice((0, 1, 2))
     return File(path_of(rng, "code", folder), tuple(lines), asked, f"function {absent}")
 
 

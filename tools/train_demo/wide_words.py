@@ -225,6 +225,23 @@ def code(rng: Random) -> str:
     return f"{wide_word(rng)}_{wide_word(rng)}".upper()
 
 
+_MARKED = (
+    """"{a}" ; "{a}" ; "{a} {b}" ; '{a}' ; >={n} ; >={n},<{p} ; =={n}.1 ; ~{n} ; 10.0.{n}.1 ; 127.0.0.1:{p} ; ["{a}", "{b}"] ; """
+    "[{a}, {b}] ; {a}://{b}/{a} ; https://{a}.{b}.io:{p} ; ${{{up}}} ; {{{a}: {b}}} ; ({a}, {b}) ; {a}[{p}] ; <{a}> ; {a}@{b} ; "
+    "#{k} ; {a}/*.{b} ; {a} + {b} ; !{a} ; {a}% ; -{a} ; --{a}={b} ; {a}.{b}() ; f'{a} {{{b}}}' ; {a} -> {b} ; {a} | {b} ; "
+    "{a} = {{}} ; \\{a} ; {a}?{b}=1&x={n} ; ^{a}$ ; ~/{a}"
+)
+"""Values with the marks that settings and programs are full of."""
+
+
+def marked(rng: Random) -> str:
+    """Words between the marks that settings and programs are full of."""
+    word, other = wide_word(rng), wide_word(rng)
+    number = f"{rng.randint(0, 99)}.{rng.randint(0, 30)}"
+    many = _MARKED.format(a=word, b=other, n=number, p=rng.randint(80, 9999), up=word.upper(), k=code(rng))
+    return rng.choice(many.split(" ; "))
+
+
 def wide_value(rng: Random) -> str:
     """A word, name, number or code without spaces."""
     kind = rng.random()
