@@ -9,20 +9,21 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import LimitsSettings
+from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
+from holdfast.intake.dialects import prompt_opens_thought
+from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens, Turn
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -49,21 +50,36 @@ class Prepared:
 
     def constrained(self, grammar: AnswerGrammar) -> Prepared:
         """The same, drawn by a grammar."""
-        if not grammar.text:
+        if grammar is UNCONSTRAINED:
             return self
-        sequences = tuple(msgspec.structs.replace(sequence, grammar=grammar.text) for sequence in self.sequences)
-        return replace(self, sequences=sequences)
+        banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+        sequences = tuple(
+            msgspec.structs.replace(
+                sequence,
+                grammar=grammar.text,
+                sampling=msgspec.structs.replace(sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned),
+            )
+            for sequence in self.sequences
+        )
+        return replace(self, sequences=sequences, unenforced=grammar.unenforced)
 
     def choice(self, index: int) -> ChoiceText:
         """A reader for the events of one of the sequences."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
-def prepare(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+def prepare(
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    *,
+    info: ModelInfo,
+    limits: LimitsSettings,
+    tools: ToolsSettings = DEFAULT_TOOLS,
+) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt_text=prompt.text, limits=limits)
+    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = encode_prompt(request, bundle, prompt, info=info)
     return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
 
@@ -89,11 +105,17 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    prompt = canonical(prompt, bundle.tool_orders, tenant=request.tenant)
+    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
+    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.tool_orders, tenant=request.tenant)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
-    return PromptText(text=text, turns=_turns(prompt), branch_points=branch_points)
+    return PromptText(
+        text=text,
+        turns=_turns(prompt),
+        in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
+        branch_points=branch_points,
+    )
 
 
 def _turns(prompt: ChatPrompt) -> tuple[Turn, ...]:
@@ -178,6 +200,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
             branch_points=tokens.branch_points,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
@@ -185,6 +208,15 @@ def assemble(
     )
     rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
     return Prepared(sequences=sequences, rules=rules, pieces=bundle.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
+
+
+def _thinking_budget(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+    """The bound on the thought, for models that have a marker for its end."""
+    budget, reasoning = request.thinking.budget_tokens, bundle.dialect.reasoning
+    if budget is None or reasoning is None or not isinstance(request.prompt, ChatPrompt):
+        return None
+    start, end = (tuple(bundle.tokenizer.encode(mark, add_special_tokens=False)) for mark in (reasoning.start, reasoning.end))
+    return ThinkingBudget(tokens=budget, start_token_ids=() if in_reasoning else start, end_token_ids=end)
 
 
 def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ class PromptText:
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
     turns: tuple[Turn, ...] = ()  # of a chat, in order of appearance
+    in_reasoning: bool = False  # the template has opened a thought, in which the answer begins
     branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from holdfast.intake.canonical import ToolOrders
 from holdfast.intake.defaults import generation_defaults
+from holdfast.intake.dialects import DialectReport, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
-from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+from holdfast.intake.thinking import Options, ThinkingSwitch
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.tokenizer_files import read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 
@@ -27,19 +30,35 @@ class TokenizerBundle:
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
+    thinking_switch: ThinkingSwitch = ThinkingSwitch()
+    template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
+    dialect_report: DialectReport = DialectReport()
 
 
-def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
-    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
+def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False) -> TokenizerBundle:
+    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+
+    keep_thoughts: those of earlier turns stay in the prompt, where the template has a switch for it.
+    """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
     template = load_template(folder)
+    found = find_dialect(
+        template,
+        tokenizer,
+        config=read_json(folder / "tokenizer_config.json"),
+        model_type=str(read_json(folder / "config.json").get("model_type", "")),
+    )
     return TokenizerBundle(
         tokenizer=tokenizer,
-        template=template,
+        template=found.template,
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
         turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
+        dialect=found.dialect,
+        thinking_switch=found.switch,
+        template_options=dict(found.switch.keeping) if keep_thoughts else {},
+        dialect_report=found.report,
     )
 
 
