@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-WEATHER_QUESTION, CITY, WEATHER = "What is the weather in Oslo?", "Oslo", "clear, 21 degrees"
+WEATHER_QUESTION, CITY, WEATHER = "What is the weather in Oslo?", "Oslo", "sunny, 21 degrees"
 WEATHER_TOOL = {
     "type": "function",
     "function": {
