@@ -26,7 +26,7 @@ def build_application(
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
     services = Services(
-        generate=Gateway(residency.client, bundles, settings.limits).generate,
+        generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

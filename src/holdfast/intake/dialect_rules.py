@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from holdfast.parsing.dialect import ReasoningFormat
+from holdfast.parsing.markers import in_vocabulary
 
 
 class FamilyRule(NamedTuple):
@@ -119,7 +120,6 @@ REASONING_FORMATS: Final = (
     ReasoningFormat(start="<seed:think>", end="</seed:think>"),
     ReasoningFormat(start="<mm:think>", end="</mm:think>"),
     ReasoningFormat(start="<longcat_think>", end="</longcat_think>"),
-    ReasoningFormat(start="<think:opensource>", end="</think:opensource>"),
     ReasoningFormat(start="<|think:start|>", end="<|think:end|>"),
     ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
     ReasoningFormat(start="<|inner_prefix|>", end="<|inner_suffix|>"),
@@ -155,9 +155,10 @@ def _all_families(source: str, tokens: Collection[str], parser_type: str, model_
 
 def reasoning_for(source: str, tokens: Collection[str]) -> ReasoningFormat | None:
     """The markers of thoughts that a template names, or that are a pair of tokens though it names none."""
-    named = (each for each in REASONING_FORMATS if each.end in source and each.start.strip() in source)
-    paired = (each for each in REASONING_FORMATS if each.end in tokens and _first_token(each.start, tokens))
-    half = (each for each in REASONING_FORMATS if each.end in source)  # R1's template only cuts thoughts out
+    formats = [in_vocabulary(each, (each.start,), tokens) for each in REASONING_FORMATS]
+    named = (each for each in formats if each.end in source and each.start.strip() in source)
+    paired = (each for each in formats if each.end in tokens and _first_token(each.start, tokens))
+    half = (each for each in formats if each.end in source)  # R1's template only cuts thoughts out
     return next(named, None) or next(paired, None) or next(half, None)
 
 

@@ -18,6 +18,8 @@ from holdfast.intake.tool_history import ToolHabits
 from holdfast.messages.requests import ChatPrompt
 from holdfast.parsing.dialect import PLAIN, CallFormat, ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.families import FAMILIES
+from holdfast.parsing.formats.response_template import read_response_template
+from holdfast.parsing.markers import in_vocabulary
 
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
@@ -78,6 +80,9 @@ def find_dialect(
     """
     tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
     reasoning = reasoning_for("" if template is None else template.with_tools, tokens)
+    says = read_response_template(config.get("response_template"))
+    if reasoning is None and says.reasoning is not None:
+        reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
     plain = _dialect("", None, reasoning, tokens)
     if template is None:
         return FoundDialect(dialect=plain)
@@ -85,6 +90,8 @@ def find_dialect(
     names = families_for(template.with_tools, tokens, parser_type=str(config.get("tool_parser_type", "")), model_type=model_type)
     found, why = search.by_family(names)
     tools: ToolsBy = "template"
+    if found is None and (found := search.by_response_template(says.calls)):
+        why = ""
     if found is None:
         found, tools = search.in_text(), "text"
     adapted = template.with_tool_habits(found.habits)
@@ -124,13 +131,18 @@ class _Search:
         for name in names:
             if name not in FAMILIES:
                 continue
-            found = self._tried(name, FAMILIES[name])
+            found = self._tried(name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens))
             if not found.proof.failure and (best is None or found.proof.as_written):
                 best = found
             if best is found and found.proof.as_written:
                 break
             failure = f"{name}: {found.proof.failure}"
         return best, "" if best else failure
+
+    def by_response_template(self, calls: CallFormat | None) -> _Candidate | None:
+        """As the checkpoint itself says that its calls are read, if they come back like that."""
+        found = None if calls is None or not shows_tools(self._template) else self._tried("response_template", calls)
+        return None if found is None or found.proof.failure else found
 
     def in_text(self) -> _Candidate:
         """Tools told in the system message."""

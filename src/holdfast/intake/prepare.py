@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.config import LimitsSettings
+from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialects import prompt_opens_thought
-from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
+from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens, Turn
@@ -23,7 +23,7 @@ from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -50,21 +50,36 @@ class Prepared:
 
     def constrained(self, grammar: AnswerGrammar) -> Prepared:
         """The same, drawn by a grammar."""
-        if not grammar.text:
+        if grammar is UNCONSTRAINED:
             return self
-        sequences = tuple(msgspec.structs.replace(sequence, grammar=grammar.text) for sequence in self.sequences)
-        return replace(self, sequences=sequences)
+        banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+        sequences = tuple(
+            msgspec.structs.replace(
+                sequence,
+                grammar=grammar.text,
+                sampling=msgspec.structs.replace(sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned),
+            )
+            for sequence in self.sequences
+        )
+        return replace(self, sequences=sequences, unenforced=grammar.unenforced)
 
     def choice(self, index: int) -> ChoiceText:
         """A reader for the events of one of the sequences."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
-def prepare(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+def prepare(
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    *,
+    info: ModelInfo,
+    limits: LimitsSettings,
+    tools: ToolsSettings = DEFAULT_TOOLS,
+) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt_text=prompt.text, limits=limits)
+    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = encode_prompt(request, bundle, prompt, info=info)
     return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
 

@@ -16,10 +16,10 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
 from holdfast.intake.jinja_environment import jinja_environment
-from holdfast.intake.tokenize import named_special_tokens, read_json
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
 from holdfast.intake.tools_in_text import tools_in_text
 from holdfast.messages.requests import ChatPrompt
+from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
 # What a template may raise at rendering, by itself or through the expressions in it.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)

@@ -13,7 +13,8 @@ from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
-from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.tokenizer_files import read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 

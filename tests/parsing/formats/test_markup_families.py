@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.parsing.formats.call_format import Call, CallFormat, ChannelFormat
+from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.formats.call_format import Call, ChannelFormat
 from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
-from holdfast.parsing.markers import Markers
-from tests.fakes.markup_reader import read, told
 from tests.fakes.recorded_answers import MISTAKES, RECORDED
 from tests.fakes.recorded_answers import TOOLS as WEATHER
+from tests.fakes.told_answers import told
 
 FAMILIES = list(MARKUP_FAMILIES)
 TOOLS: list[dict[str, Any]] = [
@@ -80,11 +80,14 @@ calls = st.lists(
 )
 
 
-def tokens_of(family: CallFormat) -> Markers:
-    """A model whose tokens all markers are."""
+def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
+    """A model of the family, whose markers are tokens or text."""
+    family = MARKUP_FAMILIES[name]
     single = [mark for mark in family.marks if not any(other in mark for other in family.marks if other != mark)]
     single = [mark for mark in single if not mark.endswith(("=", '="'))]  # no vocabulary has half a tag
-    return Markers({mark: place for place, mark in enumerate(single)})
+    return ModelDialect(
+        family=name, calls=family, marker_ids={mark: place for place, mark in enumerate(single)} if as_tokens else {}
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -93,35 +96,32 @@ def tokens_of(family: CallFormat) -> Markers:
 def test_a_family_reads_what_it_writes_however_it_is_cut(
     name: str, calls: list[Call], places: list[int], as_tokens: bool
 ) -> None:
-    family = MARKUP_FAMILIES[name]
-    markers = tokens_of(family) if as_tokens else Markers({})
-    text = family.write(calls)
-    parts = told(read(family, TOOLS, text, places=places, markers=markers))
-    assert [part for part in parts if not isinstance(part, str) or part.strip()] == [
-        (call.name, dict(call.arguments), ()) for call in calls
-    ]
+    text = MARKUP_FAMILIES[name].write(calls)
+    said = told(dialect_of(name, as_tokens=as_tokens), TOOLS, text, at=places)
+    assert said == [(call.name, dict(call.arguments), ()) for call in calls]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=12)
-@given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6))
-def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(name: str, data: st.DataObject, places: list[int]) -> None:
+@given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
+def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
+    name: str, data: st.DataObject, places: list[int], as_tokens: bool
+) -> None:
     family = MARKUP_FAMILIES[name]
     words = [*family.marks, *FRAGMENTS, "edit_file", "path", "=", '="path"', "(", "[", "text ", "call:", ":", ","]
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=14)))
-    in_parts = told(read(family, TOOLS, text, places=places, markers=Markers({})))
-    assert in_parts == told(read(family, TOOLS, text, markers=Markers({})))
-    if not isinstance(family, ChannelFormat) and all(isinstance(part, str) for part in in_parts):
-        assert "".join(in_parts) == text
+    dialect = dialect_of(name, as_tokens=as_tokens)
+    said = told(dialect, TOOLS, text, at=places)
+    assert said == told(dialect, TOOLS, text)
+    if not isinstance(family, ChannelFormat) and all(isinstance(part, str) for part in said):
+        assert "".join(said) == text
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), [*RECORDED, *MISTAKES])
 def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[Any]) -> None:
-    family = MARKUP_FAMILIES[name]
-    for markers in (Markers({}), tokens_of(family)):
+    for as_tokens in (False, True):
         for places in ([], [*range(len(text))], [*range(0, len(text), 3)], [*range(0, len(text), 7)]):
-            parts = told(read(family, WEATHER, text, places=places, markers=markers))
-            assert [part.strip() if isinstance(part, str) else part for part in parts if part not in ("", "\n")] == expected
+            assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
 
 
 def test_every_family_has_a_recorded_answer() -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.parsing.dialect import ModelDialect
 from holdfast.parsing.formats.call_format import Call
 from holdfast.parsing.formats.response_template import TemplateSays, read_response_template
 from holdfast.parsing.formats.tag_pattern import match_at, pieces, written
-from holdfast.parsing.markers import Markers
-from tests.fakes.markup_reader import read, told
 from tests.fakes.recorded_answers import TOOLS
+from tests.fakes.told_answers import told
 
 AS_FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 FIELDS: dict[str, dict[str, Any]] = {
@@ -66,8 +66,7 @@ def test_calls_are_read_as_the_template_says(name: str) -> None:
     assert calls is not None
     text = TEXTS[name]
     for places in ([], [*range(len(text))], [*range(0, len(text), 5)]):
-        parts = told(read(calls, TOOLS, text, places=places, markers=Markers({})))
-        assert [part.strip() if isinstance(part, str) else part for part in parts] == [
+        assert told(ModelDialect(calls=calls), TOOLS, text, at=places) == [
             "Hi.",
             ("get_weather", {"city": "Rome", "days": 3}, ()),
         ]
@@ -80,7 +79,7 @@ def test_what_is_written_by_a_template_is_read_back(name: str, city: str, places
     calls = says(tool_calls=FIELDS[name]).calls
     assert calls is not None
     text = calls.write([Call("get_weather", {"city": city, "days": 3})])
-    assert told(read(calls, TOOLS, text, places=places, markers=Markers({}))) == [("get_weather", {"city": city, "days": 3}, ())]
+    assert told(ModelDialect(calls=calls), TOOLS, text, at=places) == [("get_weather", {"city": city, "days": 3}, ())]
 
 
 def test_a_thought_is_what_stands_between_its_marks() -> None:
@@ -94,7 +93,7 @@ def test_a_thought_is_what_stands_between_its_marks() -> None:
 def test_what_is_no_call_is_text(text: str) -> None:
     calls = says(tool_calls=FIELDS["json"]).calls
     assert calls is not None
-    assert told(read(calls, TOOLS, text, places=[*range(len(text))], markers=Markers({}))) == [text]
+    assert told(ModelDialect(calls=calls), TOOLS, text, at=range(len(text))) == [text]
 
 
 @pytest.mark.parametrize(

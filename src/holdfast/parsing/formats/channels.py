@@ -107,9 +107,9 @@ class Channels:
 
     def _read_content(self, source: Incoming, parts: CallParts, header: Header) -> Waiting[None]:
         name = header.recipient
-        if name in _NOBODY and header.role.removeprefix(self.prefix) not in _NOBODY:
+        if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
             name = header.role  # some put the tool's name in the role's place
-        tool = parts.tools.named(name.removeprefix(self.prefix)) if name not in _NOBODY else None
+        tool = parts.tools.named(name.removeprefix(self.prefix)) if name not in _NOBODY and parts.reads_calls else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
             repair = "" if name == header.recipient else "role_for_recipient"
             yield from read_arguments(source, parts, tool, ends=(*self.ends, self.start), repair=repair)
@@ -121,12 +121,11 @@ class Channels:
 
     def _read_text(self, source: Incoming, parts: CallParts, kind: TextKind) -> Waiting[None]:
         """Read text up to the message's end, or to where another one begins."""
-        openers = tuple(self.calls.openers) if self.calls and kind == "text" else ()
+        openers = tuple(self.calls.openers) if self.calls and kind == "text" and parts.reads_calls else ()
         begins = tuple(mark for mark in (self.start, self.channel) if mark)
         marks = (*self.ends, *begins, *openers)
         while True:
-            source.place = source.certain(marks)
-            parts.say(kind, source.plain(source.drop_read()))
+            say_up_to(source, parts, kind, source.certain(marks))
             if source.place == len(source.text):
                 if source.ended:
                     return
@@ -134,16 +133,16 @@ class Channels:
                 continue
             mark = yield from source.standing(marks)
             if mark in openers and mark and self.calls:
-                if not (yield from self.calls.read(source, parts)):
-                    source.place = len(mark)
-                    parts.say(kind, source.plain(source.drop_read()))
-                source.drop_read()
+                if (yield from self.calls.read(source, parts)):
+                    source.drop_read()
+                else:
+                    say_up_to(source, parts, kind, len(mark))
                 continue
             if mark:
                 source.place += len(mark) if mark in self.ends else 0
                 source.drop_read()
                 return
-            source.place += 1
+            say_up_to(source, parts, kind, 1)
 
     @property
     def _pattern(self) -> re.Pattern[str]:
@@ -152,6 +151,13 @@ class Channels:
         channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
         kind = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
         return re.compile(rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?")
+
+
+def say_up_to(source: Incoming, parts: CallParts, kind: TextKind, place: int) -> None:
+    """Give out what stands before this place, as text of this kind."""
+    source.place = 0
+    start, source.place = source.position, place
+    parts.say(kind, source.plain(source.drop_read()), start=start)
 
 
 def _word(pattern: str, text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.literals import Literals
+from holdfast.parsing.formats.json_stream import JsonStream
 from holdfast.parsing.formats.typed_values import json_text
 
 _STRING: Final = frozenset({"string"})
@@ -19,9 +19,9 @@ def read_arguments(source: Incoming, parts: CallParts, tool: ToolName, *, ends: 
     parts.begin(tool, repair=repair)
     yield from source.skip_space()
     if source.text.startswith("{", source.place):
-        repairs: list[str] = []
-        parts.json((yield from Literals(stops=tuple(ends)).value(source, repairs, ends="")))
-        parts.repair(*repairs)
+        stream = JsonStream(source, parts.json, stops=tuple(ends))
+        yield from stream.read()
+        parts.repair(*stream.repairs)
         rest = yield from _up_to(source, ends)
         parts.end("text_behind_arguments" if rest.strip() else "", complete=True)
     else:

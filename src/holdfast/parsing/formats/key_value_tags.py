@@ -99,7 +99,7 @@ class KeyValueTags:
 
     def _read_pairs(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         """The pairs of an open call, and its end."""
-        if (yield from read_json_body(source, parts)):
+        if (yield from read_json_body(source, parts, stops=(self.call[1].strip(),))):
             closed = yield from self._close(source)
             parts.end("" if closed else "unclosed_call", complete=True)
             return

@@ -12,6 +12,7 @@ from typing import Any, Final
 from holdfast.messages.output import TextKind
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
+from holdfast.parsing.formats.channels import say_up_to
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.parameters import ValueEnd, read_json_body, read_value
 from holdfast.parsing.formats.typed_values import JSON_TYPES
@@ -66,8 +67,7 @@ class KimiK3:
             if tag is None and not read:
                 return False
             if tag is None:
-                source.place += max(1, len(mark))
-                parts.say(channel or "text", source.plain(source.drop_read()))
+                say_up_to(source, parts, channel or "text", source.place + max(1, len(mark)))
             elif mark == self.open:
                 channel = yield from self._opened(source, parts, tag, channel)
             else:
@@ -86,14 +86,16 @@ class KimiK3:
     def _read_text(self, source: Incoming, parts: CallParts, channel: TextKind | None) -> Waiting[None]:
         """Read text up to a tag, if a channel or call is open; white space between a call's arguments is none."""
         while channel or parts.is_open:
-            source.place = source.certain(self.openers)
-            text = source.plain(source.drop_read())
-            if channel or text.strip():
-                parts.say(channel or "text", text)
+            certain = source.certain(self.openers)
+            if channel or source.text[:certain].strip():
+                say_up_to(source, parts, channel or "text", certain)
+            else:
+                source.place = certain
+                source.drop_read()
             if source.text:
                 if (yield from source.standing(self.openers)):
                     return
-                source.place += 1
+                say_up_to(source, parts, channel or "text", 1)
             elif source.ended:
                 return
             else:
@@ -119,7 +121,7 @@ class KimiK3:
         if name == "call":
             if parts.is_open:
                 parts.end("unclosed_call")
-            tool = parts.tools.named(attributes.get("tool", ""))
+            tool = parts.tools.named(attributes.get("tool", "")) if parts.reads_calls else None
             if tool is not None:
                 parts.begin(tool)
                 return None
@@ -136,7 +138,7 @@ class KimiK3:
             if (yield from read_json_body(source, parts, repair="")):
                 parts.end(complete=True)
             return None
-        parts.say(channel or "text", source.plain(source.drop_read()))
+        say_up_to(source, parts, channel or "text", source.place)
         return channel
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:

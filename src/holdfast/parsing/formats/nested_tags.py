@@ -78,7 +78,7 @@ class NestedTags:
     def _read_arguments(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         while True:
             yield from source.skip_space()
-            if (yield from read_json_body(source, parts)):
+            if (yield from read_json_body(source, parts, stops=(self.mark,))):
                 parts.end(complete=True)
                 yield from source.skip_space()
                 yield from source.taken(f"{self.mark}</{self.call}>")

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.formats.json_stream import JsonStream
 from holdfast.parsing.formats.literals import Literals
 from holdfast.parsing.formats.typed_values import typed
 
@@ -87,13 +88,14 @@ def read_value(
     parts.json(value.json)
 
 
-def read_json_body(source: Incoming, parts: CallParts, *, repair: str = "json_body") -> Waiting[bool]:
-    """Read the arguments of an open call where they stand as one object in place of tags. False: they do not."""
+def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body") -> Waiting[bool]:
+    """Read the arguments of an open call where they stand as one object in place of tags, up to `stops` at most."""
     if parts.given or not source.text.startswith("{", source.place):
         return False
-    repairs = [repair]
-    parts.json((yield from _JSON.value(source, repairs, ends="")))
-    parts.repair(*repairs)
+    stream = JsonStream(source, parts.json, stops=stops)
+    parts.repair(repair)
+    yield from stream.read()
+    parts.repair(*stream.repairs)
     return True
 
 

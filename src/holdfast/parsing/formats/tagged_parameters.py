@@ -137,7 +137,7 @@ class TaggedParameters:
                 parts.repair("" if form == self._open_value else "parameter_form")
                 yield from self._read_value(source, parts, tag)
                 continue
-            complete = yield from read_json_body(source, parts)
+            complete = yield from read_json_body(source, parts, stops=(self._close_call,))
             yield from self._read_end(source, parts, complete=complete)
             return
 
