@@ -85,7 +85,7 @@ def test_the_library_example_of_tools_calls_one_and_tells_its_result_and_thinks(
     said = ran(program, tmp_path)
     call, told, *_ = said.splitlines()
     assert call == 'get_weather {"city": "Oslo"}'
-    assert "sunny, 21 degrees" in told
+    assert "21 degrees" in told
     assert "42" in said
     assert "ToolCallStarted(" in said
 

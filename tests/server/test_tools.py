@@ -62,7 +62,7 @@ def test_a_tool_is_called_and_its_result_told(bundled: openai.OpenAI) -> None:
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"}
     after = whole(bundled, [*ASKED, choice.message, result], tools=[WEATHER])
-    assert "sunny, 21 degrees" in after.choices[0].message.content
+    assert "21 degrees" in after.choices[0].message.content
     assert after.usage.prompt_tokens_details.cached_tokens > 100, "the first turn was read again"
 
 
@@ -126,7 +126,7 @@ def test_who_offers_functions_gets_a_function_call(bundled: openai.OpenAI) -> No
     message = {"role": "assistant", "content": None, "function_call": choice.message.function_call.model_dump()}
     result = {"role": "function", "name": "get_weather", "content": "sunny, 21 degrees"}
     after = whole(bundled, [*ASKED, message, result], functions=[WEATHER["function"]]).choices[0]
-    assert "sunny, 21 degrees" in after.message.content
+    assert "21 degrees" in after.message.content
 
 
 def test_an_image_as_a_tools_result_is_refused_by_name(bundled: openai.OpenAI) -> None:
