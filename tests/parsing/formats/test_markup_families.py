@@ -78,7 +78,7 @@ values = {
     "list": st.lists(floats, max_size=3),
 }
 calls = st.lists(
-    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values)),
+    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values), st.just("")),
     min_size=1,
     max_size=3,
 )
