@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.errors import InvalidRequest
 from holdfast.intake.dialect_proof import Proof, follows_results, leaves_out_calls, opens_thought, prove, shows_tools
-from holdfast.intake.dialect_rules import families_for, reasoning_for
+from holdfast.intake.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, reasoning_for
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.thinking import Options, ThinkingSwitch, find_switch
 from holdfast.intake.tokenize import Tokenizer
@@ -151,7 +151,9 @@ class _Search:
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """The family with the first habits with which its calls come back."""
-        habits = ToolHabits(id_form=calls.id_form)
+        ended = _rendered(self._template, {})
+        opened = next((opener for opener in calls.openers if ended.endswith(opener)), "")
+        habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
         candidates = (
             self._candidate(name, calls, each)
             for each in ((replace(habits, written=calls),) if self._drops_calls else (habits, replace(habits, parallel=False)))
@@ -174,13 +176,14 @@ class _Search:
 
 
 def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]) -> ModelDialect:
-    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ())]
+    silent = (*(mark for mark in SILENT_MARKS if mark in tokens), *SILENT_BY_FAMILY.get(name, ()))
+    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ()), *silent]
     ids = {
         token: token_id
         for token, token_id in tokens.items()
         if len(token.strip()) >= _LEAST_MARKER and any(token in mark for mark in marks)
     }
-    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids)
+    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids, dropped_marks=silent)
 
 
 def _rendered(template: ChatTemplate, options: Options) -> str:
