@@ -49,7 +49,7 @@ class LLM:
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            self._bundle = load_tokenizer_bundle(folder)
+            self._bundle = load_tokenizer_bundle(folder, keep_thoughts=self._settings.model.keep_thoughts)
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)
