@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.engine import grammars as subject
-from holdfast.engine.grammars import KEPT_GRAMMARS, Grammars, GrammarVocabulary
+from holdfast.engine.grammars import KEPT_GRAMMARS, GrammarMatcher, Grammars, GrammarVocabulary
 from holdfast.errors import InvalidRequest
 from tests.fakes.tiny_grammars import END, tiny_vocabulary
 from tests.fakes.tiny_models import VOCAB_SIZE, write_tokenizer
@@ -24,9 +24,13 @@ def folder(tmp_path: Path) -> Path:
 
 def allowed(grammars: Grammars, grammar: str, text: str = "", *, vocab_size: int = VOCAB_SIZE) -> list[int]:
     matcher = grammars.matcher(grammar)
-    assert matcher.consume_tokens(list(text.encode()))
+    assert all(map(matcher.take, text.encode()))
+    return filled(matcher, vocab_size=vocab_size)
+
+
+def filled(matcher: GrammarMatcher, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
     words = np.zeros(-(-vocab_size // 32), np.int32)
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    matcher.fill(words)
     return [int(token) for token in np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))]
 
 
@@ -35,6 +39,24 @@ def test_all_ids_that_the_folder_names_end_an_answer(folder: Path) -> None:
     vocabulary = GrammarVocabulary.of_folder(folder)
     assert vocabulary.end_token_ids == (END, 258, 260)
     assert allowed(Grammars(folder, vocab_size=VOCAB_SIZE), 'start: "a"\n', "a") == [END, 258, 260]
+
+
+def test_what_ends_only_this_answer_may_end_it_where_the_grammar_may_end() -> None:
+    grammars = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE)
+    matcher = grammars.matcher("start: /a+/\n", stop_token_ids=(END, 255, 258))
+    assert filled(matcher) == [ord("a")]
+    assert matcher.take(ord("a"))
+    assert filled(matcher) == [ord("a"), 255, END, 258]
+    assert matcher.take(258)
+    assert filled(matcher) == [255, END, 258]
+    assert not matcher.error
+
+
+def test_a_token_of_the_grammar_that_also_ends_the_answer_is_taken_as_the_grammars() -> None:
+    matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher('start: "a" <[258]> "b"\n', stop_token_ids=(258,))
+    assert matcher.take(ord("a"))
+    assert matcher.take(258)
+    assert filled(matcher) == [ord("b")]
 
 
 def test_a_token_that_only_the_configuration_knows_can_be_named(folder: Path) -> None:
