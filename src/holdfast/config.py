@@ -161,6 +161,10 @@ class LimitsSettings:
     max_import_bytes: int = _setting(
         64 * 1024 * _MIB, "Largest file of a session that is taken in.", limits=Limits(at_least=1024)
     )
+    max_schema_parts: int = _setting(
+        512, "Most subschemas and listed values in a JSON schema that an answer or a call is held to.", limits=Limits(at_least=1)
+    )
+    max_schema_depth: int = _setting(32, "How deep such a schema may be nested.", limits=Limits(at_least=1, at_most=50))
     max_tools: int = _setting(512, "Most tools in one request.", limits=Limits(at_least=0))
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
 

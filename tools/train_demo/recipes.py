@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+import agent_mix
 import first_mix
 import mixture
 from conversation import Conversation
@@ -76,6 +77,12 @@ def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate
     )
 
 
+def _agent(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The second continued training, of tools never seen and files: as the first, on another mixture."""
+    first = _first_words(name, shape, million_tokens, seed)
+    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at)
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -90,5 +97,6 @@ RECIPES = {
         ),
         _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
+        _agent("holdfast-demo", _DEMO, 12.0, seed=31),
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import UnknownModel
+from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
 from holdfast.intake.known_answers import Observe
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, observer, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
@@ -53,11 +54,16 @@ class Gateway:
             prompt = await asyncio.to_thread(prompt_text, request, bundle, info=info)
         else:
             prompt = prompt_text(request, bundle, info=info)
+        grammar = UNCONSTRAINED
+        if is_constrained(request):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
+            grammar = await asyncio.to_thread(
+                answer_grammar, request, bundle.dialect, prompt_text=prompt.text, limits=self._limits
+            )
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
             tokens = encode_prompt(request, bundle, prompt, info=info)
         else:
             tokens = await asyncio.to_thread(encode_prompt, request, bundle, prompt, info=info)
-        return assemble(request, bundle, prompt, tokens, info=info)
+        return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
 
     async def _submit(
         self,

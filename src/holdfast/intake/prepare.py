@@ -13,6 +13,7 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens, Turn
@@ -44,6 +45,13 @@ class Prepared:
         """Tokens of the prompt, the same for all choices."""
         return len(self.rules.prompt_token_ids)
 
+    def constrained(self, grammar: AnswerGrammar) -> Prepared:
+        """The same, drawn by a grammar."""
+        if not grammar.text:
+            return self
+        sequences = tuple(msgspec.structs.replace(sequence, grammar=grammar.text) for sequence in self.sequences)
+        return replace(self, sequences=sequences)
+
     def choice(self, index: int) -> ChoiceText:
         """A reader for the events of one of the sequences."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
@@ -53,7 +61,9 @@ def prepare(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelI
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
-    return assemble(request, bundle, prompt, encode_prompt(request, bundle, prompt, info=info), info=info)
+    grammar = answer_grammar(request, bundle.dialect, prompt_text=prompt.text, limits=limits)
+    tokens = encode_prompt(request, bundle, prompt, info=info)
+    return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
 
 
 def with_defaults(

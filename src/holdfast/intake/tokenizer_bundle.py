@@ -12,6 +12,7 @@ from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class TokenizerBundle:
     context_tokens: int  # according to config.json; 0 when it does not say
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
+    dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
 

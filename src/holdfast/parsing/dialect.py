@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
-IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]
-"""What a family's call ids look like: `call_` and 24 characters, 9 characters, `functions.NAME:N`, `N`."""
+from holdfast.parsing.formats.call_format import Call as Call  # what rooms above need of it stands here
+from holdfast.parsing.formats.call_format import CallFormat as CallFormat
+from holdfast.parsing.formats.call_format import IdForm as IdForm
+from holdfast.parsing.markers import Markers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,32 +19,6 @@ class ReasoningFormat:
     end: str
 
 
-class Call(NamedTuple):
-    """A call of a tool, whole."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    id: str = ""
-
-
-class CallFormat(Protocol):
-    """How a family writes calls: one of the mechanisms of `parsing.formats`, with the family's data."""
-
-    @property
-    def id_form(self) -> IdForm:
-        """What its call ids look like."""
-        ...
-
-    @property
-    def marks(self) -> Sequence[str]:
-        """All its markers, as text; those that are single tokens of the model are matched as tokens only."""
-        ...
-
-    def write(self, calls: Sequence[Call]) -> str:
-        """The calls as the model would write them, for templates that leave them out."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDialect:
     """What a model's answers are made of. Without anything: text throughout."""
@@ -52,6 +27,11 @@ class ModelDialect:
     calls: CallFormat | None = None
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)  # markers, as text, that are single tokens of the model
+    dropped_marks: tuple[str, ...] = ()  # stand around visible text and say nothing, such as <response> and </response>
+    markers: Markers = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "markers", Markers(self.marker_ids))
 
 
 PLAIN = ModelDialect()

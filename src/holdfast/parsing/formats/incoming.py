@@ -1,0 +1,102 @@
+"""Text that comes in pieces, read by a generator that yields whenever it needs more of it: grammars read as plain code. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
+
+Result = TypeVar("Result")
+Waiting: TypeAlias = Generator[None, None, Result]
+"""Steps of a reader: it yields when nothing more is certain without more text, and returns what it has read."""
+
+
+class Incoming:
+    """What has come of a text and is not read yet. `place` is where the reader stands in `text`."""
+
+    def __init__(self, plain: Callable[[str], str] = str) -> None:
+        """plain: gives the literal text of what came, in which markers may be characters of their own."""
+        self.plain = plain
+        self.text = ""
+        self.place = 0
+        self.ended = False  # no more text will come
+
+    def add(self, text: str) -> None:
+        """More text has come."""
+        self.text += text
+
+    def drop_read(self) -> str:
+        """Forget what was read, and return it."""
+        read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
+        return read
+
+    @property
+    def rest(self) -> str:
+        """What was not read."""
+        return self.text[self.place :]
+
+    def standing(self, marks: Sequence[str], place: int | None = None) -> Waiting[str]:
+        """Which of the marks stands at the place (the reader's own unless given), the longest; empty when none does."""
+        at = self.place if place is None else place
+        while True:
+            found = max((mark for mark in marks if self.text.startswith(mark, at)), key=len, default="")
+            come = len(self.text) - at
+            if self.ended or not any(len(mark) > max(come, len(found)) and mark.startswith(self.text[at:]) for mark in marks):
+                return found
+            yield
+
+    def taken(self, *marks: str) -> Waiting[str]:
+        """Read one of the marks if it stands here; which, or empty."""
+        found = yield from self.standing(marks)
+        self.place += len(found)
+        return found
+
+    def behind_space(self, place: int, *, spaces: Sequence[str] = ()) -> Waiting[int]:
+        """The first place from there on that is no white space; the text's end when it has ended with some.
+
+        spaces: what counts as white space beside the characters that are, such as `\\n` written as two.
+        """
+        while True:
+            while place < len(self.text) and self.text[place].isspace():
+                place += 1
+            if place == len(self.text):
+                if self.ended:
+                    return place
+                yield
+            elif spaces and (found := (yield from self.standing(spaces, place))):
+                place += len(found)
+            else:
+                return place
+
+    def skip_space(self, *, spaces: Sequence[str] = ()) -> Waiting[None]:
+        """Read white space."""
+        self.place = yield from self.behind_space(self.place, spaces=spaces)
+
+    def find(self, marks: Sequence[str], start: int, *, limit: int | None = None) -> Waiting[tuple[int, str]]:
+        """Place and text of the first mark from `start` on, of two at a place the longer one.
+
+        Without any: the text's end, or where `limit` characters are passed, and no mark.
+        """
+        longest = max(map(len, marks))
+        since = start
+        while True:
+            found = min(((at, -len(mark), mark) for mark in marks if (at := self.text.find(mark, since)) >= 0), default=None)
+            if found is not None:
+                mark = yield from self.standing(marks, found[0])
+                return found[0], mark
+            if limit is not None and len(self.text) - start > limit + longest:
+                return start + limit, ""
+            if self.ended:
+                return len(self.text), ""
+            since = max(start, len(self.text) - longest + 1)
+            yield
+
+    def certain(self, marks: Sequence[str]) -> int:
+        """Up to where no mark stands or may be about to stand, of what was not read."""
+        end = len(self.text)
+        nearest = min((at for mark in marks if (at := self.text.find(mark, self.place)) >= 0), default=end)
+        if not self.ended:
+            for at in range(max(self.place, end - max(map(len, marks)) + 1), nearest):
+                tail = self.text[at:]
+                if any(mark.startswith(tail) for mark in marks):
+                    return at
+        return nearest

@@ -1,0 +1,208 @@
+"""Calls as a name in a tag and tagged parameters with raw values: Qwen3-Coder's XML and all that look like it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.parsing.formats.call_format import Call, IdForm
+from holdfast.parsing.formats.call_parts import CallParts
+from holdfast.parsing.formats.declared import ToolName
+from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.formats.literals import Literals
+from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_value
+from holdfast.parsing.formats.typed_values import JSON_TYPES
+
+_JSON: Final = Literals()
+_STRING: Final = frozenset({"string"})
+_CDATA: Final = ("<![CDATA[", "]]>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedParameters:
+    """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these or other words.
+
+    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around each call. `write` puts the
+    strings there as they are; a reader minds no white space between tags.
+    """
+
+    section: tuple[str, str] = ("", "")
+    sections_too: tuple[tuple[str, str], ...] = ()
+    wrapper: tuple[str, str] = ("", "")
+    call: tuple[str, str, str] = ("<function=", ">\n", "</function>")
+    parameter: tuple[str, str, str] = ("<parameter=", ">", "</parameter>\n")
+    between: str = "\n"  # two calls
+    padding: str = ""  # stands once at either side of a value and belongs to the markup
+    types: tuple[str, str] = ("", "")  # how a parameter's tag says that the value is a string, and that it is JSON
+    cdata: bool = False  # a value may stand in a CDATA section
+    id_form: IdForm = "random"
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """All markers."""
+        pairs = (self.section, *self.sections_too, self.wrapper)
+        words = [word.strip() for pair in pairs for word in pair] + [self._open_call, self._close_call]
+        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value) if word))
+
+    @property
+    def openers(self) -> Sequence[str]:
+        """What a call may begin with."""
+        pairs = (self.section, *self.sections_too, self.wrapper)
+        return tuple(dict.fromkeys([word for pair in pairs if (word := pair[0].strip())] + [self._open_call]))
+
+    def write(self, calls: Sequence[Call]) -> str:
+        """The calls as the model would write them."""
+        return self.section[0] + self.between.join(self._written(call) for call in calls) + self.section[1]
+
+    def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+        """Read calls from one of the openers on. False: none stands here, nothing was put out."""
+        opener = yield from source.taken(*self.openers)
+        bare = opener == self._open_call
+        if bare:
+            source.place -= len(opener)
+        closers = [pair[1].strip() for pair in (self.section, *self.sections_too) if opener and pair[0].strip() == opener]
+        begun = False
+        while True:
+            yield from source.skip_space()
+            wrapped = bool(self.wrapper[0]) and opener == self.wrapper[0].strip() and not begun
+            if not wrapped and self.wrapper[0]:
+                wrapped = bool((yield from source.taken(self.wrapper[0].strip())))
+                yield from source.skip_space()
+            read = yield from self._read_call(
+                source, parts, bare=bare or (not wrapped and bool(self.wrapper[0])), wrapped=wrapped
+            )
+            begun = begun or read
+            if not read or not closers:
+                return begun
+            yield from source.skip_space()
+            if (yield from source.taken(*closers)):
+                return True
+            if not (yield from source.standing((*self.openers, self._open_call))):
+                return True
+
+    # how it is written
+
+    def _written(self, call: Call) -> str:
+        values = "".join(self._written_value(key, value) for key, value in call.arguments.items())
+        return f"{self.wrapper[0]}{self.call[0]}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
+
+    def _written_value(self, key: str, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.cdata and any(character in text for character in "<&\n"):
+            text = _CDATA[0] + text + _CDATA[1]
+        kind = self.types[0 if isinstance(value, str) else 1]
+        return f"{self.parameter[0]}{key}{kind}{self.parameter[1]}{self.padding}{text}{self.padding}{self.parameter[2]}"
+
+    # how it is read
+
+    @property
+    def _open_call(self) -> str:
+        return self.call[0].lstrip()
+
+    @property
+    def _close_call(self) -> str:
+        return self.call[2].strip()
+
+    @property
+    def _open_value(self) -> str:
+        return self.parameter[0].lstrip()
+
+    @property
+    def _close_value(self) -> str:
+        return self.parameter[2].strip()
+
+    def _read_call(self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool) -> Waiting[bool]:
+        if not (yield from source.taken(*_forms(self._open_call))):
+            return wrapped and (yield from self._read_json_call(source, parts))
+        tag = yield from header(source)
+        tool = parts.tools.named(tag.name) if tag else None
+        if tool is None or (bare and not tool.declared):
+            return False
+        parts.begin(tool, repair="missing_open" if bare and self.wrapper[0] else "")
+        yield from self._read_values(source, parts)
+        return True
+
+    def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
+        """The parameters of an open call, and its end."""
+        closing = (
+            self._close_call,
+            self.wrapper[1].strip(),
+            self.section[1].strip(),
+            *(pair[1].strip() for pair in self.sections_too),
+        )
+        closing = tuple(mark for mark in closing if mark)
+        while True:
+            yield from source.skip_space()
+            form = yield from source.taken(*_forms(self._open_value))
+            tag = (yield from header(source)) if form else None
+            if tag is not None:
+                parts.repair("" if form == self._open_value or form == _forms(self._open_value)[-1] else "parameter_form")
+                yield from self._read_value(source, parts, tag)
+                continue
+            if not parts.given and source.text.startswith("{", source.place):
+                repairs = ["json_body"]
+                parts.json((yield from _JSON.value(source, repairs, ends="")))
+                parts.repair(*repairs)
+                yield from self._read_end(source, parts, complete=True)
+                return
+            yield from self._read_end(source, parts)
+            return
+
+    def _read_value(self, source: Incoming, parts: CallParts, tag: Header) -> Waiting[None]:
+        types = parts.types.of(tag.name)
+        if self.types[0]:
+            types = JSON_TYPES if tag.type.lower() == "false" else _STRING if tag.type else types
+        parts.key(tag.name)
+        ends = self._value_ends()
+        if self.cdata and (yield from source.taken(_CDATA[0])):
+            yield from read_value(source, parts, (ValueEnd(_CDATA[1], (self._close_value,)),), types=types)
+            yield from source.taken(self._close_value)
+            return
+        yield from read_value(source, parts, ends, types=types, padding=self.padding)
+
+    def _value_ends(self) -> tuple[ValueEnd, ...]:
+        """A closing tag in a value ends it only if the call goes on behind it as calls do."""
+        wrapper, section = self.wrapper[1].strip(), self.section[1].strip()
+        outer = tuple(mark for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too)) if mark)
+        again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
+        ends = [
+            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call, *outer)),
+            ValueEnd(self._close_call, (*outer, *again), closes=False, repair="unclosed_value"),
+            ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
+        ]
+        return (*ends, *(ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value") for mark in outer[:1]))
+
+    def _read_end(self, source: Incoming, parts: CallParts, *, complete: bool = False) -> Waiting[None]:
+        """The closing tags of a call; they may be missing."""
+        yield from source.skip_space()
+        closed = yield from source.taken(self._close_call)
+        parts.end("" if closed else "unclosed_call", complete=complete)
+        source.drop_read()
+        if self.wrapper[1]:
+            yield from source.skip_space()
+            yield from source.taken(self.wrapper[1].strip())
+
+    def _read_json_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+        """A call that stands in the wrapper as one JSON object."""
+        if not source.text.startswith("{", source.place):
+            return False
+        repairs = ["json_call"]
+        found = json.loads((yield from _JSON.value(source, repairs, ends="")))
+        name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+        tool = parts.tools.named(name) if isinstance(name, str) else None
+        if tool is None or not isinstance(arguments, dict):
+            return False
+        parts.begin(ToolName(*tool), repair="")
+        parts.json(json.dumps(arguments, ensure_ascii=False))
+        parts.end(*repairs, complete=True)
+        yield from source.skip_space()
+        yield from source.taken(self.wrapper[1].strip())
+        return True
+
+
+def _forms(mark: str) -> tuple[str, ...]:
+    """A tag's first word with `=NAME` and with ` name=`: models mix them up. The family's own stands first."""
+    stem = mark.rstrip('"').removesuffix("=").removesuffix(" name")
+    return tuple(dict.fromkeys((mark, stem + "=", stem + ' name="', stem + " name=")))

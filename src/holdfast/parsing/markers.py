@@ -1,0 +1,57 @@
+"""Markers that are single tokens of a model, as one character each that no text has: lone surrogates. Pure.
+
+So a marker can be told from the same letters written with ordinary tokens, and readers work on plain strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+_FIRST, _MOST = 0xDC00, 0x400
+_SURROGATE = re.compile("[\udc00-\udfff]")
+
+Data = TypeVar("Data")
+
+
+class Markers:
+    """The markers of one model. Immutable."""
+
+    def __init__(self, token_ids: Mapping[str, int]) -> None:
+        """token_ids: by the markers' texts. The first 1024, in the order of their texts, count."""
+        texts = sorted(token_ids)[:_MOST]
+        self._text_of = {chr(_FIRST + place): text for place, text in enumerate(texts)}
+        self._character_of = {text: character for character, text in self._text_of.items()}
+        self.characters = {token_ids[text]: character for text, character in self._character_of.items()}  # by token id
+        longest_first = sorted(texts, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first))) if texts else None
+
+    def encode(self, text: str) -> str:
+        """The text with a character for each marker, as it comes from the model when the markers are tokens."""
+        return self._any.sub(lambda found: self._character_of[found[0]], text) if self._any else text
+
+    def restore(self, text: str) -> str:
+        """The text with its markers written out."""
+        return text if text.isascii() else _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
+
+    def length(self, text: str) -> int:
+        """Characters of the restored text."""
+        return len(self.restore(text))
+
+    def encoded(self, data: Data) -> Data:
+        """The same data, a string, tuple, mapping or frozen dataclass, with markers as characters in all its texts."""
+        return cast(Data, self._encoded(data))
+
+    def _encoded(self, data: Any) -> Any:
+        if isinstance(data, str):
+            return self.encode(data)
+        if isinstance(data, tuple):
+            items: Iterable[Any] = map(self._encoded, data)
+            return type(data)(*items) if hasattr(data, "_fields") else tuple(items)
+        if isinstance(data, Mapping):
+            return {self._encoded(key): self._encoded(value) for key, value in data.items()}
+        if is_dataclass(data) and not isinstance(data, type):
+            return replace(data, **{each.name: self._encoded(getattr(data, each.name)) for each in fields(data) if each.init})
+        return data

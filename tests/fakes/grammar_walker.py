@@ -1,0 +1,67 @@
+"""Walks through a grammar as a model's tokens would: by a text, or at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer
+
+import holdfast.models
+
+DEMO = Path(holdfast.models.__file__).parent / "bundled" / "holdfast-demo"
+END = 0  # <|endoftext|> of the bundled tokenizer
+
+
+@cache
+def demo_tokenizer() -> LLTokenizer:
+    """The bundled model's: 1,536 tokens, with <think> and <tool_call> as single ones."""
+    return LLTokenizer((DEMO / "tokenizer.json").read_text(), eos_token=END)
+
+
+@cache
+def demo_token_ids() -> dict[str, int]:
+    """Its added tokens: text → id."""
+    return {token["content"]: token["id"] for token in json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]}
+
+
+def matcher_of(grammar: str) -> LLMatcher:
+    """A matcher over the bundled tokenizer. The grammar is right: a fault is the test's failure."""
+    matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether the whole text may be an answer. Markers in it count as tokens where they are single ones."""
+    matcher, token_ids = matcher_of(grammar), demo_tokenizer().tokenize_str(text, parse_special=True)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def random_answer(grammar: str, *, seed: int, most: int = 4000) -> str:
+    """An answer whose tokens are drawn evenly of all that the grammar allows. Fails when it has no end after so many."""
+    matcher, draw, token_ids = matcher_of(grammar), random.Random(seed), list[int]()
+    while len(token_ids) < most:
+        allowed = [*_set_bits(matcher.compute_bitmask())]
+        assert allowed, (matcher.get_error(), text_of(token_ids))
+        token_id = draw.choice(allowed)
+        if token_id == END:
+            return text_of(token_ids)
+        token_ids.append(token_id)
+        assert matcher.consume_token(token_id), matcher.get_error()
+        if matcher.is_stopped():
+            return text_of(token_ids)
+    raise AssertionError(f"no end after {most} tokens: {text_of(token_ids)[-300:]!r}")
+
+
+def text_of(token_ids: list[int]) -> str:
+    """The text of tokens, markers included."""
+    return demo_tokenizer().decode_str(token_ids)
+
+
+def _set_bits(mask: bytes) -> Iterator[int]:
+    for place, value in enumerate(mask):
+        yield from (place * 8 + bit for bit in range(8) if value >> bit & 1)

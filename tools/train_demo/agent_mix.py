@@ -1,0 +1,166 @@
+"""The second continued training: everything so far replayed, and tools that nobody has seen, files, words of every make."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import beyond
+import file_agent
+import first_mix
+import first_words
+import mixture
+import newcomer_tasks
+import odd_requests
+import odd_tools
+import other_tasks
+import tool_tasks
+import words
+from conversation import Conversation
+from plain_text import PlainText
+from wide_words import is_allowed, wide_phrase, wide_value, wide_word
+
+SHARES = (("replay", 0.62), ("tools", 0.12), ("files", 0.07), ("words", 0.19))
+"""Of the conversations drawn; of the tokens see the README."""
+
+
+def _several(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+    asked = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))]
+    joint = rng.choice((" ", " ", " And ", " Also: ", " Also, ", "\n"))
+    return joint.join(text if text[-1] in ".?!" else f"{text}." for text, _ in asked), [[call for _, call in asked]]
+
+
+def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+    """A request and its calls, step by step."""
+    kind = rng.random()
+    if kind < 0.1:
+        for tool in tools:
+            if (many := odd_requests.ask_for_many(rng, tool)) is not None:
+                return many[0], [many[1]]
+    if kind < 0.58:
+        request, call = odd_requests.ask(rng, rng.choice(tools))
+        return request, [[call]]
+    if kind < 0.86:
+        return _several(rng, tools)
+    steps = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 3)))]
+    texts = [text if text[-1] in ".?!" else f"{text}." for text, _ in steps]
+    request = f"First: {texts[0]} " + " ".join(f"Then: {text}" for text in texts[1:])
+    return request, [[call] for _, call in steps]
+
+
+def _result(rng: Random) -> tuple[str, str]:
+    """As `tool_tasks.result_of`, with words of every make."""
+    if rng.random() < 0.4:
+        return tool_tasks.result_of(rng)
+    if rng.random() < 0.5:
+        values = {wide_word(rng): rng.choice((wide_value(rng), rng.randint(0, 9999))) for _ in range(rng.randint(1, 3))}
+        return json.dumps(values), ", ".join(f"{key} {value}" for key, value in values.items())
+    text = wide_phrase(rng, 6)
+    return text, text
+
+
+def _tool_turn(rng: Random, conversation: Conversation, tools: list[odd_tools.OddTool]) -> None:
+    request, steps = _plan(rng, tools)
+    conversation.say("user", request)
+    told: list[str] = []
+    for calls in steps:
+        conversation.messages.append(tool_tasks.call_message(calls))
+        for _ in calls:
+            result, telling = _result(rng)
+            conversation.say("tool", result)
+            told.append(telling)
+    conversation.say("assistant", tool_tasks.told_results(told))
+
+
+def _other_turn(rng: Random, conversation: Conversation) -> None:
+    """What needs no tool."""
+    kind = rng.random()
+    if kind < 0.4:
+        conversation.exchange(*first_words.small_talk(rng))
+    elif kind < 0.65:
+        conversation.exchange(*beyond.beyond(rng))
+    elif kind < 0.8:
+        conversation.exchange(*rng.choice(other_tasks.CHAT))
+    elif kind < 0.9:
+        conversation.exchange(*newcomer_tasks.any_sum(rng, None))
+    else:
+        conversation.exchange(*_copy(rng))
+
+
+def odd_tool_talk(rng: Random) -> Conversation:
+    """Tools never seen, and what is asked of them."""
+    tools = odd_tools.family(rng, rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 12)))
+    style = odd_tools.SchemaStyle.draw(rng)
+    order = tools[:]
+    rng.shuffle(order)
+    conversation = tool_tasks.begin(rng, [])
+    conversation.tools = [tool.schema(rng, style) for tool in order]
+    for _ in range(rng.choice((1, 2, 3, 3, 4, 5))):
+        if rng.random() < 0.13:
+            _other_turn(rng, conversation)
+        else:
+            _tool_turn(rng, conversation, tools)
+    return conversation
+
+
+def file_talk(rng: Random) -> Conversation:
+    """An agent and its files."""
+    conversation, tools = file_agent.begin(rng)
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        if rng.random() < 0.1:
+            _other_turn(rng, conversation)
+        else:
+            file_agent.turn(rng, conversation, tools)
+    return conversation
+
+
+def _copy(rng: Random) -> tuple[str, str]:
+    text = wide_phrase(rng, 8)
+    return rng.choice((f"Repeat exactly: {text}", f"Repeat: {text}", f"Say: {text}")), text
+
+
+def word_talk(rng: Random) -> Conversation:
+    """Words of every make, copied and looked up."""
+    conversation = Conversation()
+    kind = rng.random()
+    if kind < 0.5:
+        text = wide_phrase(rng, 40)
+        conversation.exchange(f"Repeat exactly: {text}", text)
+        return conversation
+    pairs = {
+        f"{wide_word(rng)} {words.common_word(rng)}" if rng.random() < 0.4 else wide_value(rng): wide_value(rng)
+        for _ in range(rng.randint(3, 20))
+    }
+    conversation.say("system", "\n".join(f"- {key}: {value}" for key, value in pairs.items()))
+    for key in rng.sample(list(pairs), min(len(pairs), rng.randint(3, 12))):
+        conversation.exchange(key, pairs[key])
+    return conversation
+
+
+def replayed(rng: Random) -> Conversation | PlainText:
+    """What the model learned before: both mixtures, and more tools and edits, which stood lowest."""
+    kind = rng.random()
+    if kind < 0.12:
+        return mixture.with_tools(rng, 5, rng.choice((0.0, 0.5, 0.7)))
+    return other_tasks.copying(rng) if kind < 0.17 else first_mix.conversation_at(rng, 0.0)
+
+
+def holds_held_out(conversation: Conversation) -> bool:
+    """Whether a held-out word of tools is in a new conversation."""
+    return not is_allowed(json.dumps([conversation.tools, conversation.messages]))
+
+
+def drawn(rng: Random, kind: str) -> Conversation | PlainText:
+    """One conversation of a kind; those with new tools hold no word of the held-out tools."""
+    maker = {"replay": replayed, "tools": odd_tool_talk, "files": file_talk, "words": word_talk}[kind]
+    while True:
+        chosen = maker(rng)
+        if first_mix.is_held_out(chosen):
+            continue
+        if kind == "replay" or isinstance(chosen, PlainText) or not holds_held_out(chosen):
+            return chosen
+
+
+def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of this training; it does not depend on how much is done."""
+    return drawn(rng, rng.choices([kind for kind, _ in SHARES], [share for _, share in SHARES])[0])

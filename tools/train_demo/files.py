@@ -1,0 +1,102 @@
+"""Files of an agent: settings and little programs, and how one asks for their lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from wide_words import code, english, wide_phrase, wide_value, wide_word
+
+
+@dataclass(frozen=True)
+class File:
+    """A file: its lines, and of some lines how one asks for them."""
+
+    path: str
+    lines: tuple[str, ...]
+    asked: dict[str, tuple[str, ...]]
+    """Line -> what one may call it."""
+    absent: str
+    """A thing that no line tells."""
+
+
+ENDINGS = {
+    "settings": "yaml toml ini cfg conf env json5 txt properties".split(),
+    "code": "py js ts go rb sh".split(),
+    "notes": "txt md".split(),
+}
+
+
+def path_of(rng: Random, kind: str, folder: str | None = None) -> str:
+    stem = rng.choice(
+        (
+            wide_word(rng),
+            wide_word(rng),
+            f"{wide_word(rng)}_{wide_word(rng)}",
+            rng.choice("config settings notes main app server data todo README".split()),
+        )
+    )
+    if folder is None:
+        folder = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 1, 1, 2))))
+        if rng.random() < 0.15:
+            folder = f"/{rng.choice(('home', 'tmp', 'srv', 'work', wide_word(rng)))}/{folder}"
+    return f"{folder}{stem}.{rng.choice(ENDINGS[kind])}"
+
+
+_KEYS = (
+    "port host name user timeout retries path level mode version color size limit key token url title owner debug theme"
+).split()
+
+
+def _key(rng: Random) -> str:
+    kind = rng.random()
+    if kind < 0.5:
+        return rng.choice(_KEYS)
+    return english(rng) if kind < 0.75 else f"{english(rng)}_{english(rng)}"
+
+
+def settings(rng: Random, folder: str | None = None, most: int = 16) -> File:
+    """Keys and values."""
+    mark = rng.choice((": ", " = ", "=", ": "))
+    keys = list(dict.fromkeys(_key(rng) for _ in range(rng.randint(2, most))))
+    absent = keys.pop() if len(keys) > 1 else wide_word(rng)
+    lines, asked = [], {}
+    for key in keys:
+        value = rng.choice(
+            (wide_value(rng), str(rng.randint(0, 9999)), rng.choice(("true", "false")), wide_phrase(rng, 3), code(rng))
+        )
+        line = f"{key}{mark}{value}"
+        asked[line] = (key.replace("_", " "), key)
+        if rng.random() < 0.07:
+            lines.append(rng.choice((f"# {wide_phrase(rng, 4)}", "", f"[{wide_word(rng)}]")))
+        lines.append(line)
+    return File(path_of(rng, "settings", folder), tuple(lines), asked, absent.replace("_", " "))
+
+
+def source(rng: Random, folder: str | None = None) -> File:
+    """Little functions."""
+    lines: list[str] = []
+    asked: dict[str, tuple[str, ...]] = {}
+    names = list(
+        dict.fromkeys(
+            f"{english(rng)}_{english(rng)}" if rng.random() < 0.5 else wide_word(rng) for _ in range(rng.randint(2, 6))
+        )
+    )
+    absent = names.pop() if len(names) > 1 else wide_word(rng)
+    for name in names:
+        line = f"def {name}({', '.join(wide_word(rng) for _ in range(rng.randint(0, 3)))}):"
+        asked[line] = (f"definition of {name}", f"function {name}")
+        does = (f"return {wide_value(rng)}", f"print({wide_word(rng)})", f"{wide_word(rng)} = {rng.randint(0, 999)}")
+        lines += [line, f"    {rng.choice(does)}"]
+        if rng.random() < 0.5:
+            lines.append("")
+    return File(path_of(rng, "code", folder), tuple(lines), asked, f"function {absent}")
+
+
+def shown(rng: Random, file: File) -> str:
+    """The text as a tool gives it: plain or with line numbers."""
+    kind = rng.random()
+    if kind < 0.7:
+        return "\n".join(file.lines)
+    form = rng.choice(("{:>5}\t{}", "{:05d}| {}", "{}: {}", "{:>6}→{}"))
+    return "\n".join(form.format(number, line) for number, line in enumerate(file.lines, 1))
