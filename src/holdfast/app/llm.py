@@ -166,7 +166,7 @@ class LLM:
             self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
-            observe=observer(request, self._bundle),
+            observe=observer(request, self._bundle, prepared, info=self._client.info),
         )
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from holdfast.errors import InvalidRequest
@@ -49,7 +48,7 @@ class AnswerFrame:
     def opening(self, text: str) -> str | None:
         """What a prompt has behind the header of the answer that it asks for; None when there is no such header."""
         begin = max((at + len(header) for header in self.headers if (at := text.rfind(header)) >= 0), default=-1)
-        opening = text[begin:] if 0 <= begin and len(text) - begin <= _MOST_OPENING else None
+        opening = text[begin:] if begin >= 0 and len(text) - begin <= _MOST_OPENING else None
         return None if opening is None or any(end in opening for end in self.ends) else opening
 
     def _messages(self, text: str) -> Iterator[AnswerSpan]:
@@ -102,8 +101,10 @@ def _called(probe: str, name: str) -> list[dict[str, Any]]:
 
 def _header(template: ChatTemplate, said: Any, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """What stands between a message and the answer to it, whether it is asked for or past; without what varies."""
-    first, second = (_between(template, said(probe, name), probe, name) for probe, name in (("probe7391", "f"), ("other826", "g")))
-    header = commonprefix([first[::-1], second[::-1]])[::-1]
+    first, second = (
+        _between(template, said(probe, name), probe, name) for probe, name in (("probe7391", "f"), ("other826", "g"))
+    )
+    header = _common_beginning(first[::-1], second[::-1])[::-1]
     for marker in markers:
         header = header.partition(marker)[0]
     for end in ends:  # of the message before
@@ -120,4 +121,9 @@ def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str,
     except InvalidRequest:
         return ""
     before, shown, _ = answered.rpartition(_ANSWER)
-    return commonprefix([asked.rpartition(probe)[2], before.rpartition(probe)[2]]) if shown else ""
+    return _common_beginning(asked.rpartition(probe)[2], before.rpartition(probe)[2]) if shown else ""
+
+
+def _common_beginning(one: str, other: str) -> str:
+    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return one[: next(differs, min(len(one), len(other)))]

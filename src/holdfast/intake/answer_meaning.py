@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.intake.conversation import REASONING_FIELDS
@@ -88,3 +91,30 @@ def _number(spelled: str) -> int | float:
     if value.is_integer() and abs(value) <= _MOST_EXACT:
         return int(value)
     return value
+
+
+class ReadTexts:
+    """What texts say, so that the answers of a long conversation are not parsed with every turn; the longest unused go first.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, *, most_characters: int = 4_000_000) -> None:
+        self._most_characters, self._characters = most_characters, 0
+        self._meanings: OrderedDict[bytes, tuple[AnswerMeaning, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def meaning(self, text: str, form: Callable[[], SegmentFormat], *, context: str) -> AnswerMeaning:
+        """What a text says. context: stands for the format and all that it reads by, such as the tools."""
+        key = hashlib.blake2b(f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            if (known := self._meanings.get(key)) is not None:
+                self._meanings.move_to_end(key)
+                return known[0]
+        found = meaning_of_text(text, form())
+        with self._lock:
+            if self._meanings.setdefault(key, (found, len(text)))[0] is found:
+                self._characters += len(text)
+            while self._characters > self._most_characters:
+                self._characters -= self._meanings.popitem(last=False)[1][1]
+        return found

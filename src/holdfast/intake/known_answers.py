@@ -79,7 +79,7 @@ class KnownAnswers:
 
     def __init__(self, *, most_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b"") -> None:
         """model: stands for the tokenizer and template that the tokens belong to."""
-        self.put_back_tokens = self.dropped_tokens = 0  # since the start
+        self.put_back_answers = self.dropped_tokens = 0  # since the start
         self._most_tokens, self._file, self._model = most_tokens, file, model
         self._answers: OrderedDict[tuple[Secret, bytes], KnownAnswer] = OrderedDict()
         self._tags: defaultdict[Secret, list[bytes]] = defaultdict(list)
@@ -124,7 +124,7 @@ class KnownAnswers:
             expected.setdefault(said._replace(reasoning=answer.reasoning), deque()).append((tag, answer))
         return PastAnswers(tuple(ready), expected)
 
-    def count(self, past: PastAnswers, *, put_back_tokens: int, tenant: str = "") -> int:
+    def count(self, past: PastAnswers, *, placed: int, tenant: str = "") -> int:
         """Book what became of a conversation's answers; returns the tokens of those that its text does not show.
 
         The template, or the client, has left a part of them out: what was written behind the beginning of such an answer has to
@@ -139,7 +139,7 @@ class KnownAnswers:
                         self._dropped.add(key)
                         dropped += answer.tokens
             self.dropped_tokens += dropped
-            self.put_back_tokens += put_back_tokens
+            self.put_back_answers += placed
         return dropped
 
     def check_invariants(self) -> None:

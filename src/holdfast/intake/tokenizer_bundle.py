@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+from holdfast.intake.answer_frame import AnswerFrame, find_frame
+from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import ToolOrders
 from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.known_answers import KnownAnswers
@@ -13,6 +16,8 @@ from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
+
+THOUGHT_MARKERS: Final = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,9 @@ class TokenizerBundle:
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
     context_tokens: int  # according to config.json; 0 when it does not say
+    answer_frame: AnswerFrame = AnswerFrame()  # where in a rendered conversation answers stand
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
+    read_texts: ReadTexts = field(default_factory=ReadTexts)
     tool_orders: ToolOrders = field(default_factory=ToolOrders)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
@@ -34,12 +41,23 @@ def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
     template = load_template(folder)
+    ends = () if template is None else turn_end(template, tokenizer)
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=template,
+        answer_frame=AnswerFrame() if template is None else frame_of(template, tokenizer, ends=ends),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
-        turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
+        turn_end_token_ids=ends,
+    )
+
+
+def frame_of(template: ChatTemplate, tokenizer: Tokenizer, *, ends: tuple[int, ...] = ()) -> AnswerFrame:
+    """Where answers stand in what the template writes. ends: tokens that end one, beside those that the tokenizer knows."""
+    return find_frame(
+        template,
+        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in (*tokenizer.eos_token_ids, *ends)],
+        thought_markers=THOUGHT_MARKERS,
     )
 
 

@@ -1,7 +1,7 @@
 """Answers as they were generated, kept beside the blocks, so that conversations go on from them after a restart. SQLite.
 
-A row can only be read by who has what the answer says: it lies under a hash of that (and of the tenant, whom the caller hashes in),
-and its bytes are masked with another part of the same hash. It is for finding again what was read, not for reading it: whatever
+A row can only be read by who has what the answer says: it lies under a hash of that, the tenant hashed in, and its bytes are
+masked with another part of the same hash. It is for finding again what was read, not for reading it: whatever
 goes wrong here costs a shortcut, never an answer. A file that is damaged is begun anew.
 """
 
