@@ -5,7 +5,9 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
+# make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
+# make agents         have opencode, aider and the Vercel AI SDK do a task each and write docs/agents.md (needs npm)
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
@@ -13,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures demo-chat lock clean
+.PHONY: help venv serve test check format slow bench architectures clients agents demo-chat lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -73,9 +75,17 @@ architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
 	@mv docs/architectures.new docs/architectures.md
 
+clients: $(TOOLS)
+	@$(ONE_THREAD) $(BIN)/python -m tools.clients
+
 demo-chat: $(SERVING)
 	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/demo-chat.new
 	@mv docs/demo-chat.new docs/demo-chat.md
+
+agents: $(TOOLS)
+	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 ai@7 @ai-sdk/openai-compatible@3 zod@4
+	@test -x .agents/aider/bin/aider || { $(BIN)/python -m venv .agents/aider && .agents/aider/bin/pip install --quiet "aider-chat>=0.86,<0.90"; }
+	@$(ONE_THREAD) $(BIN)/python -m tools.try_agents $(ARGS)
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new

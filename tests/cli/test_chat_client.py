@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
+from holdfast.cli.chat_client import AnswerPiece, AnswerStatistics, answer_pieces
 from holdfast.cli.server_client import ServerClient, ServerFailed
 from tests.fakes.echo_server import running_server
 
@@ -16,7 +16,8 @@ HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld
 def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
     with running_server() as server:
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
-        assert list(answer_pieces(client, HELLO, statistics)) == ["you", " said:", " hello", " wörld"]
+        pieces = list(answer_pieces(client, HELLO, statistics))
+    assert pieces == [AnswerPiece("text", text) for text in ("you", " said:", " hello", " wörld")]
     assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (11, 4, 4)
     assert statistics.exact
     assert statistics.finish_reason == "stop"
@@ -58,7 +59,7 @@ def test_leaving_an_answer_early_closes_its_connection() -> None:
         server.behaviour = "wait"
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
         pieces = answer_pieces(client, HELLO, statistics)
-        assert next(pieces) == "you"
+        assert next(pieces).text == "you"
         pieces.close()
         assert server.client_left.wait(10)
     assert not statistics.exact
@@ -105,3 +106,20 @@ def test_speed_is_measured_after_the_first_token() -> None:
     burst = AnswerStatistics(completion_tokens=15, first_token_seconds=1.0, total_seconds=1.0004)
     assert burst.tokens_per_second == 0.0
     assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0
+
+
+def test_a_thought_comes_apart_and_each_call_whole() -> None:
+    with running_server() as server:
+        server.behaviour = "call"
+        pieces = list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
+    assert pieces == [
+        AnswerPiece("reasoning", "Let me "),
+        AnswerPiece("reasoning", "see\x1b[31m."),
+        AnswerPiece("text", "I look."),
+        call_of("c1", "look_up", '{"word": "ferry"}'),
+        call_of("c2", "add", '{"a":\n1}'),
+    ]
+
+
+def call_of(call_id: str, name: str, arguments: str) -> AnswerPiece:
+    return AnswerPiece("call", call={"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})

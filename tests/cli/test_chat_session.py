@@ -19,10 +19,14 @@ def server() -> Iterator[EchoServer]:
         yield running
 
 
-def converse(server: EchoServer, *lines: str, interactive: bool = False, system: str = "", **options: object) -> tuple[int, str]:
+def converse(
+    server: EchoServer, *lines: str, interactive: bool = False, system: str = "", terminal: bool = False, **options: object
+) -> tuple[int, str]:
     """Exit code and output of a conversation."""
     output = io.StringIO()
-    console = Console(file=output, highlight=False, markup=False, soft_wrap=True)
+    console = Console(
+        file=output, highlight=False, markup=False, soft_wrap=True, force_terminal=terminal, _environ={"TERM": "xterm"}
+    )
     session = ChatSession(ServerClient(url=server.url), "echo", console, interactive=interactive)
     session.system, session.options = system, dict(options)
     return session.run(lines), output.getvalue()
@@ -130,3 +134,26 @@ def test_after_a_failed_answer_the_next_one_is_asked_without_it(server: EchoServ
     output = io.StringIO()
     ChatSession(ServerClient(url=server.url), "echo", Console(file=output), interactive=True).run(lines())
     assert contents(server, 1) == [("user", "two")]
+
+
+def test_a_pipe_gets_the_answer_without_the_thought_and_each_call_as_one_line(server: EchoServer) -> None:
+    server.behaviour = "call"
+    assert converse(server, "one") == (0, 'I look.\n→ look_up {"word": "ferry"}\n→ add {"a": 1}\n')
+
+
+def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(server: EchoServer) -> None:
+    server.behaviour = "call"
+    _, output = converse(server, "one", interactive=True, terminal=True)
+    shown = output.partition("lists the commands")[2].removeprefix("\x1b[0m\n")
+    assert shown == (
+        "\x1b[2mLet me \x1b[22m\x1b[2msee[31m.\x1b[22m\nI look.\n"
+        '\x1b[2m→ look_up {"word": "ferry"}\x1b[22m\n\x1b[2m→ add {"a": 1}\x1b[22m\n'
+    )
+
+
+def test_thought_and_calls_go_into_the_conversation(server: EchoServer) -> None:
+    server.behaviour = "call"
+    converse(server, "one", "two")
+    message = server.requests[1]["messages"][1]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Let me see\x1b[31m.")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look_up", "add"]

@@ -21,7 +21,7 @@ class EchoServer(ThreadingHTTPServer):
         self.keys: list[str] = []
         self.models = ["echo", "other"]
         self.owner = "holdfast"
-        self.behaviour = "answer"  # or "refuse", "break", "fail", "wait", "think"
+        self.behaviour = "answer"  # or "refuse", "break", "fail", "wait", "think", "call"
         self.client_left = threading.Event()
         self.lists_models = threading.Event()  # cleared: whoever asks for the models waits
         self.lists_models.set()
@@ -73,6 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
+        if self.server.behaviour == "call":
+            self._think_and_call()
+            return
         words = f"you said: {body['messages'][-1]['content']}".split(" ")
         self.wfile.write(b": a comment keeps the line open\n\n")
         for number, word in enumerate(["", *words]):
@@ -89,6 +92,24 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             case _:
                 self._end(words)
+
+    def _think_and_call(self) -> None:
+        first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up", "arguments": ""}}
+        second = {"index": 1, "id": "c2", "type": "function", "function": {"name": "add", "arguments": '{"a":\n1}'}}
+        deltas: list[dict[str, Any]] = [
+            {"role": "assistant", "content": ""},
+            {"reasoning_content": "Let me ", "reasoning": "Let me "},
+            {"reasoning": "see\x1b[31m."},
+            {"content": "I look."},
+            {"tool_calls": [first]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": '{"word": '}}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": '"ferry"}'}}]},
+            {"tool_calls": [second]},
+        ]
+        for delta in deltas:
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def _counts(self) -> bool:
         return bool(self.server.requests[-1]["stream_options"].get("continuous_usage_stats"))

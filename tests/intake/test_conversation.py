@@ -58,9 +58,9 @@ def test_past_reasoning_is_found_under_each_of_its_names(name: str) -> None:
         ({"a": 1}, {"a": 1}),
         ("", {}),
         (None, {}),
-        ("not JSON", "not JSON"),
-        ("[1]", [1]),
-        pytest.param("[" * 10**5, "[" * 10**5, id="too deep"),
+        ("not JSON", {"raw": "not JSON"}),
+        ("[1]", {"raw": "[1]"}),
+        pytest.param("[" * 10**5, {"raw": "[" * 10**5}, id="too deep"),
     ],
 )
 def test_arguments_become_objects(arguments: Any, expected: Any) -> None:

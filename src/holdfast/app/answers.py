@@ -5,25 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from holdfast.intake.answer_observer import Observe
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
-from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText
+from holdfast.messages.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    TextDelta,
+    TokenText,
+    ToolCall,
+    text_of,
+    tool_calls_of,
+)
 from holdfast.parsing.choice import ChoiceText
+
+_ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """A whole answer."""
 
-    text: str
-    token_ids: tuple[int, ...]  # of the visible text
-    finish_reason: str  # "stop", "length" or "cancelled"
+    text: str  # the visible text, without thoughts and calls
+    token_ids: tuple[int, ...]  # all that were generated, those of markers included
+    finish_reason: str  # "stop", "length", "tool_calls" or "cancelled"
     prompt_tokens: int
     completion_tokens: int  # stop tokens included
     cached_tokens: int = 0
+    reasoning: str = ""  # what the model thought
+    tool_calls: tuple[ToolCall, ...] = ()  # in order; one that is not complete must not be run
+    reasoning_tokens: int = 0  # part of completion_tokens
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
@@ -31,28 +46,50 @@ class Completion:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as an OpenAI-shaped message, for the next turn of the conversation."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.tool_calls
+            if call.is_complete
+        ]
+        return {
+            "role": "assistant",
+            "content": self.text,
+            **({"reasoning_content": self.reasoning} if self.reasoning else {}),
+            **({"tool_calls": calls} if calls else {}),
+        }
+
 
 class TextStream:
-    """Iterator over the pieces of an answer's text. Use as a context manager, or `close` it, to stop early. One consumer."""
+    """Iterator over the pieces of an answer's visible text; `events` has all of it, thoughts and calls of tools too.
+
+    Use as a context manager, or `close` it, to stop early. One consumer, of either kind.
+    """
 
     def __init__(self, events: BlockingEventStream, choice: ChoiceText, *, prompt_tokens: int, observe: Observe) -> None:
         self._events, self._choice, self._observe = events, choice, observe
         self._prompt_tokens = prompt_tokens
         self._deltas: list[OutputDelta] = []
         self._finished: ChoiceFinished | None = None
-        self._pieces = self._read()
+        self._outputs = self._read()
 
     def __iter__(self) -> TextStream:
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        return next(event.text for event in self._outputs if isinstance(event, TextDelta) and event.kind == "text" and event.text)
 
     def __enter__(self) -> TextStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def events(self) -> Iterator[OutputEvent]:
+        """All that the answer consists of, as it comes: text, thoughts, calls and their arguments, and its end."""
+        return self._outputs
 
     @property
     def completion(self) -> Completion:
@@ -66,12 +103,15 @@ class TextStream:
             memory=self._choice.memory,
         )
         return Completion(
-            text="".join(delta.text for delta in self._deltas if isinstance(delta, TextDelta)),
+            text=text_of(self._deltas),
             token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
-            finish_reason=finished.reason.value,
+            finish_reason=finished.finish_reason if finished.reason in _ENDS_BY_ITSELF else finished.reason.value,
             prompt_tokens=finished.prompt_tokens,
             completion_tokens=finished.completion_tokens,
             cached_tokens=finished.cached_tokens,
+            reasoning=text_of(self._deltas, "reasoning"),
+            tool_calls=tool_calls_of(self._deltas),
+            reasoning_tokens=finished.reasoning_tokens,
             logprobs=tuple(token for delta in self._deltas for token in delta.logprobs),
             timings=finished.timings,
             memory=finished.memory,
@@ -79,7 +119,7 @@ class TextStream:
 
     def read_all(self) -> Completion:
         """Wait for the end and return the whole answer."""
-        for _ in self:
+        for _ in self._outputs:
             continue
         return self.completion
 
@@ -87,8 +127,8 @@ class TextStream:
         """Stop the work within a step, if it has not ended."""
         self._events.close()
 
-    def _read(self) -> Iterator[str]:
-        """Text as it comes. Raises what a refusal means, and GenerationFailed."""
+    def _read(self) -> Iterator[OutputEvent]:
+        """Events as they come. Raises what a refusal means, and GenerationFailed."""
         for event in self._events:
             if isinstance(event, Rejected):
                 raise refusal(event)
@@ -96,10 +136,9 @@ class TextStream:
                 self._observe(output)
                 if isinstance(output, ChoiceFinished):
                     self._finished = output
-                    continue
-                self._deltas.append(output)
-                if isinstance(output, TextDelta) and output.text:
-                    yield output.text
+                else:
+                    self._deltas.append(output)
+                yield output
             if self._choice.done:
                 self.close()
                 return

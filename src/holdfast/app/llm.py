@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
+from typing import TypeAlias, Unpack, cast, overload
 
 from holdfast.app.answers import Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
+from holdfast.app.options import ChatOptions, GenerationOptions, Messages, chat_request, request_of
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
@@ -22,7 +22,7 @@ from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.link.in_process import InProcessClient
 from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
+from holdfast.messages.requests import GenerationRequest, Prompt
 from holdfast.models.download import resolve_model, served_id
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file
@@ -31,26 +31,6 @@ from holdfast.worker.device import serve_model
 
 TextOrTokens: TypeAlias = str | Sequence[int]
 Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
-
-
-class GenerationOptions(TypedDict, total=False):
-    """How to generate. What is left out: the model's own recommendation, or no effect."""
-
-    max_tokens: int  # left out: as many as fit the context window
-    temperature: float  # 0: the most likely token every time
-    top_p: float
-    top_k: int
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: dict[int, float]
-    seed: int
-    stop: str | Sequence[str]
-    top_logprobs: int  # given (0 too): log-probabilities of the drawn tokens, and of so many rivals
-    ignore_eos: bool
-    session_id: str  # the session that it belongs to; one that is not there is opened
-    tenant: str  # nothing that one tenant has read is there for another
 
 
 class LLM:
@@ -100,35 +80,23 @@ class LLM:
         Raises InvalidRequest for a bad option or prompt, GenerationFailed when the model fails on one.
         """
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return self._answers([_raw_prompt(cast(TextOrTokens, prompt))], options)[0]
-        return self._answers([_raw_prompt(each) for each in cast(Prompts, prompt)], options)
+            return self._answers([request_of(_raw_prompt(cast(TextOrTokens, prompt)), options)])[0]
+        return self._answers([request_of(_raw_prompt(each), options) for each in cast(Prompts, prompt)])
 
-    def chat(
-        self,
-        messages: str | Sequence[Mapping[str, Any]],
-        *,
-        template_options: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> Completion:
+    def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
         """Answer a conversation of OpenAI-shaped messages; a text is one message of the user.
 
-        template_options: for the chat template, e.g. enable_thinking.
+        With `tools`, what the model calls is in the answer's `tool_calls`. Its `message` and the results are for the next turn.
         """
-        return self._answers([_chat_prompt(messages, template_options)], options)[0]
+        return self._answers([chat_request(messages, options)])[0]
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt piece by piece. Closing the stream early stops the work; its `completion` is there at the end."""
-        return self._start_answer(_raw_prompt(prompt), options)
+        return self._start_answer(request_of(_raw_prompt(prompt), options))
 
-    def stream_chat(
-        self,
-        messages: str | Sequence[Mapping[str, Any]],
-        *,
-        template_options: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerationOptions],
-    ) -> TextStream:
-        """Answer a conversation piece by piece; see `chat` and `stream`."""
-        return self._start_answer(_chat_prompt(messages, template_options), options)
+    def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
+        """Answer a conversation piece by piece; see `chat` and `stream`. Thoughts and calls show in the stream's `events`."""
+        return self._start_answer(chat_request(messages, options))
 
     def sessions(self, *, tenant: str = "") -> Sessions:
         """The sessions of this model: named branches of what is kept."""
@@ -142,24 +110,23 @@ class LLM:
         """Cancel what runs, let go of the model and of the device. May be called twice."""
         self._finalizer()
 
-    def _answers(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Completion]:
-        """Answers to all prompts, as many under way at once as the engine and its queue take."""
+    def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Answers to all requests, as many under way at once as the engine and its queue take."""
         scheduler = self._settings.scheduler
         at_once = scheduler.max_running + scheduler.max_queued
         streams: list[TextStream] = []
         completions: list[Completion] = []
         try:
-            for index in range(len(prompts)):
-                while len(streams) < min(len(prompts), index + at_once):
-                    streams.append(self._start_answer(prompts[len(streams)], options))
+            for index in range(len(requests)):
+                while len(streams) < min(len(requests), index + at_once):
+                    streams.append(self._start_answer(requests[len(streams)]))
                 completions.append(streams[index].read_all())
         finally:
             for stream in streams:
                 stream.close()
         return completions
 
-    def _start_answer(self, prompt: Prompt, options: GenerationOptions) -> TextStream:
-        request = _request(prompt, options)
+    def _start_answer(self, request: GenerationRequest) -> TextStream:
         prepared = prepare(request, self._bundle, info=self._client.info, limits=self._settings.limits)
         (sequence,) = prepared.sequences
         return TextStream(
@@ -184,32 +151,3 @@ def _start(settings: Settings, folder: Path) -> InProcessClient:
 
 def _raw_prompt(prompt: TextOrTokens) -> Prompt:
     return prompt if isinstance(prompt, str) else tuple(prompt)
-
-
-def _chat_prompt(messages: str | Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None) -> ChatPrompt:
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    return ChatPrompt(messages=tuple(dict(message) for message in messages), template_options=dict(template_options or {}))
-
-
-def _request(prompt: Prompt, options: GenerationOptions) -> GenerationRequest:
-    given: dict[str, Any] = dict(options)
-    stop = given.pop("stop", ())
-    names = SamplingParams.__struct_fields__
-    sampling = {name: given.pop(name) for name in names if name in given}
-    request = {name: given.pop(name) for name in ("max_tokens", "top_logprobs", "ignore_eos", "session_id") if name in given}
-    tenant = tenant_of(api_key="", name=given.pop("tenant", ""), cache_salt="")
-    if given:
-        raise TypeError(f"unknown options: {', '.join(given)}; there are {', '.join(GenerationOptions.__annotations__)}")
-    return GenerationRequest(
-        request_id=uuid.uuid4().hex,
-        model="",
-        prompt=prompt,
-        tenant=tenant,
-        sampling=SamplingParams(**sampling),
-        unset_sampling=tuple(name for name in names if name not in sampling),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        want_logprobs="top_logprobs" in request,
-        prompt_field="messages" if isinstance(prompt, ChatPrompt) else "prompt",
-        **request,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from holdfast.cli.server_client import ServerClient, ServerFailed, error_text, json_object
 
@@ -31,7 +31,15 @@ class AnswerStatistics:
         return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > _LEAST_SECONDS else 0.0
 
 
-def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[str]:
+class AnswerPiece(NamedTuple):
+    """A part of an answer as it comes: text, thought, or a call of a tool, which comes whole."""
+
+    kind: Literal["text", "reasoning", "call"]
+    text: str = ""
+    call: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+
+def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[AnswerPiece]:
     """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way. Raises ServerFailed.
 
     Closing the iterator early stops the answer.
@@ -40,16 +48,17 @@ def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: Answer
     options = {"include_usage": True} | ({"continuous_usage_stats": True} if server.is_holdfast else {})  # others may refuse it
     request = {**body, "stream": True, "stream_options": options}
     with server.lines("/v1/chat/completions", request) as lines:
-        for text in _pieces(lines, statistics):
+        for piece in _pieces(lines, statistics):
             now = time.monotonic() - began
             statistics.first_token_seconds = statistics.first_token_seconds or now
             statistics.total_seconds = now
-            yield text
+            yield piece
     if not statistics.finish_reason:
         raise ServerFailed("the answer broke off: the server closed the connection before its end")
 
 
-def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[str]:
+def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[AnswerPiece]:
+    open_call: dict[str, Any] = {}
     for line in lines:
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
@@ -61,10 +70,44 @@ def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[str]
             _take_usage(usage, statistics)
         for choice in chunk.get("choices", ()):
             statistics.finish_reason = choice.get("finish_reason") or statistics.finish_reason
-            if text := choice.get("delta", {}).get("content"):
-                if not statistics.exact:
-                    statistics.completion_tokens += 1
-                yield text
+            delta = choice.get("delta") or {}
+            said = [*_texts(delta)]
+            calls = delta.get("tool_calls") or []
+            if open_call and (said or choice.get("finish_reason")):
+                yield _whole(open_call)
+                open_call = {}
+            for part in calls:
+                if open_call and part.get("index", 0) != open_call["index"]:
+                    yield _whole(open_call)
+                    open_call = {}
+                open_call = _extended(open_call, part)
+            statistics.completion_tokens += 0 if statistics.exact else len(said) + bool(calls)
+            yield from said
+
+
+def _texts(delta: dict[str, Any]) -> Iterator[AnswerPiece]:
+    if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+        yield AnswerPiece("reasoning", thought)
+    if text := delta.get("content"):
+        yield AnswerPiece("text", text)
+
+
+def _whole(call: dict[str, Any]) -> AnswerPiece:
+    return AnswerPiece("call", call={name: value for name, value in call.items() if name != "index"})
+
+
+def _extended(call: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """A call with a further part of it."""
+    before, added = call.get("function", {}), part.get("function") or {}
+    return {
+        "index": part.get("index", 0),
+        "id": call.get("id") or part.get("id", ""),
+        "type": "function",
+        "function": {
+            "name": before.get("name") or added.get("name") or "",
+            "arguments": before.get("arguments", "") + (added.get("arguments") or ""),
+        },
+    }
 
 
 def _take_usage(usage: dict[str, Any], statistics: AnswerStatistics) -> None:

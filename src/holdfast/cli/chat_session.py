@@ -7,10 +7,10 @@ import difflib
 import re
 import signal
 import threading
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.chat_answer_view import AnswerView
 from holdfast.cli.chat_client import AnswerStatistics, answer_pieces
 from holdfast.cli.errors import complain
 from holdfast.cli.server_client import ServerClient, ServerFailed
@@ -40,7 +40,7 @@ class ChatSession:
         self.system = ""
         self.options: dict[str, Any] = {}  # further fields of each request; None: not sent
         self._client, self._model, self._console, self._interactive = client, model, console, interactive
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
         self._answers: list[AnswerStatistics] = []
 
     def run(self, lines: Iterable[str]) -> int:
@@ -95,15 +95,14 @@ class ChatSession:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self._model, "messages": system + self._messages}
         body |= {name: value for name, value in self.options.items() if value is not None}
-        statistics, said, stopped = AnswerStatistics(), "", False
+        statistics, view, stopped = AnswerStatistics(), AnswerView(self._console, interactive=self._interactive), False
         with _one_interrupt() as ignore_interrupts:
             try:
                 for piece in answer_pieces(self._client, body, statistics):
-                    said += piece
-                    self._show(piece)
+                    view.show(piece)
             except ServerFailed as error:
                 self._messages.pop()
-                if said:
+                if view.has_shown:
                     self._console.print()
                 complain(str(error))
                 return False
@@ -112,29 +111,24 @@ class ChatSession:
                     raise
                 stopped = True
             ignore_interrupts()
-            self._end_answer(said, statistics, stopped=stopped)
+            self._end_answer(view, statistics, stopped=stopped)
         return True
 
-    def _end_answer(self, said: str, statistics: AnswerStatistics, *, stopped: bool) -> None:
+    def _end_answer(self, view: AnswerView, statistics: AnswerStatistics, *, stopped: bool) -> None:
         """End the answer on the screen, and put what was said into the conversation."""
-        if said or not self._interactive:
+        if view.has_shown or not self._interactive:
             self._console.print()
-        if said:
-            self._messages.append({"role": "assistant", "content": said})
-        else:
+        if view.is_empty:
             self._messages.pop()  # a question without an answer: many chat templates allow no second one behind it
+        else:
+            self._messages.append(view.message())
         if stopped:
-            self._say("(stopped)" if said else "(stopped before the answer began; the message is forgotten)")
+            self._say("(stopped before the answer began; the message is forgotten)" if view.is_empty else "(stopped)")
         elif statistics.finish_reason == "length":
             self._say("(cut off: no more tokens allowed)")
-        elif not said and self._interactive:
+        elif view.is_empty and self._interactive:
             self._say("(an empty answer; the message is forgotten)")
         self._answers.append(statistics)
-
-    def _show(self, piece: str) -> None:
-        """The model's words as they are: rich would expand tabs and smileys."""
-        self._console.file.write(_printable(piece) if self._interactive else piece)
-        self._console.file.flush()
 
     def _statistics(self) -> str:
         if not self._answers:
@@ -180,8 +174,3 @@ def _one_interrupt() -> Iterator[Callable[[], None]]:
     finally:
         if before is not None:
             signal.signal(signal.SIGINT, before)
-
-
-def _printable(text: str) -> str:
-    """Without what a terminal takes for a command: a model must not be able to recolour or clear it."""
-    return "".join(character for character in text if character in "\n\t" or unicodedata.category(character) != "Cc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import InvalidRequest
@@ -14,6 +15,33 @@ REASONING_FIELDS = (
     "reasoning",
     "thinking",
 )  # names under which clients send, and templates read, past reasoning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleHabits:
+    """Which orders of messages a chat template takes."""
+
+    system: bool = True  # a system message; else it goes into the first one of the user
+    same_in_a_row: bool = True  # messages of the user without an answer between; else they are joined
+
+
+def with_roles(messages: list[dict[str, Any]], habits: RoleHabits) -> list[dict[str, Any]]:
+    """The messages, which are the caller's own copies, in an order that the template takes."""
+    if habits.system and habits.same_in_a_row:
+        return messages
+    ready: list[dict[str, Any]] = []
+    for message in messages:
+        if not habits.system and message["role"] == "system":
+            message = {**message, "role": "user"}
+        if ready and message["role"] == ready[-1]["role"] == "user" and not (habits.same_in_a_row and habits.system):
+            ready[-1] = {**message, "content": _joined(ready[-1]["content"], message["content"])}
+        else:
+            ready.append(message)
+    return ready
+
+
+def _joined(first: Any, second: Any) -> Any:
+    return [*first, *second] if isinstance(first, list) else f"{first}\n\n{second}"
 
 
 def template_messages(
@@ -93,16 +121,17 @@ def _tool_call(call: Any, *, arguments_as_text: bool, field: str) -> dict[str, A
     return {**call, "function": {**function, "arguments": ready}}
 
 
-def arguments_object(arguments: Any) -> Any:
-    """Arguments as an object. Text that is no JSON stays text: a model wrote it, and the conversation must be able to go on."""
+def arguments_object(arguments: Any) -> dict[str, Any]:
+    """Arguments as an object. A model may have written another value, or no JSON at all, and the conversation must be able to
+    go on: templates that go through arguments get it under a name.
+    """
     if arguments is None or arguments == "":
         return {}
-    if not isinstance(arguments, str):
-        return arguments
     try:
-        return json.loads(arguments)
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        return arguments
+        value = None
+    return value if isinstance(value, dict) else {"raw": arguments}
 
 
 def arguments_text(arguments: Any) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
-from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
-from holdfast.intake.conversation import template_messages
+from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
+from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.tokenize import named_special_tokens, read_json
+from holdfast.intake.tool_history import Message, ToolHabits, with_habits
+from holdfast.intake.tools_in_text import tools_in_text
 from holdfast.messages.requests import ChatPrompt
 
 # What a template may raise at rendering, by itself or through the expressions in it.
@@ -32,32 +32,55 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], *, special_tokens: Mapping[str, str]) -> None:
         """sources: the templates by name, "default" among them and "tool_use" if there is one. Raises ModelLoadError."""
-        environment = _environment()
+        environment = jinja_environment()
         self._special_tokens = dict(special_tokens)
+        self.sources = dict(sources)
         self._templates: dict[str, Template] = {}
+        self._roles, self._habits = RoleHabits(), ToolHabits()
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
             except TemplateSyntaxError as error:
                 raise ModelLoadError(f"the chat template {name!r} is broken: {error.message} (line {error.lineno})") from error
         self._keep_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
+        self._roles = self._probed_roles()
         as_object = self._shows_call({"key": _PROBE}, spoiled=f"'{_PROBE}'")  # printed as Python would
         as_text = self._shows_call(json.dumps({"key": _PROBE}), spoiled=f'\\"{_PROBE}')  # JSON within JSON
         self._arguments_as_text = as_text and not as_object
+
+    def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
+        """The same template, for conversations with tools that are brought into this form first."""
+        adapted = copy.copy(self)
+        adapted._habits = habits
+        return adapted
+
+    @property
+    def with_tools(self) -> str:
+        """The source that is used for requests with tools."""
+        return self.sources.get("tool_use", self.sources["default"])
 
     def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
         """The conversation as the model's text. Raises InvalidRequest when the template refuses it."""
         if clash := sorted(_RESERVED & prompt.template_options.keys()):
             raise InvalidRequest(f"chat template options may not be named {', '.join(clash)}", field="chat_template_kwargs")
+        if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
+            raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}.{len(prompt.messages) - 1}")
         messages = self._messages(prompt, field)
         if prompt.continue_last:
-            self._mark_last(messages, field)
+            _mark_last(messages)
         try:
             text = self._run_for(prompt, messages, answer=not prompt.continue_last)
         except _RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
             raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
         return self._before_mark(text, field) if prompt.continue_last else text
+
+    def opening(self, prompt: ChatPrompt, text: str) -> str:
+        """What the template writes behind the last message of a rendered conversation to have it answered."""
+        if prompt.continue_last:
+            return ""
+        asked = self._common(prompt, text, upto="")
+        return text[asked:] if asked else ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
@@ -83,15 +106,20 @@ class ChatTemplate:
             other = other.partition(upto)[0]
         return len(other) if text.startswith(other) else 0
 
-    def _messages(self, prompt: ChatPrompt, field: str) -> list[dict[str, Any]]:
-        return template_messages(
+    def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
+        messages = template_messages(
             prompt.messages, keep_parts=self._keep_parts, arguments_as_text=self._arguments_as_text, field=field
         )
+        if self._habits.in_text is not None:
+            messages = tools_in_text(messages, prompt.tools, self._habits.in_text)
+        else:
+            messages = with_habits(messages, self._habits)
+        return with_roles(messages, self._roles)
 
-    def _run_for(self, prompt: ChatPrompt, messages: list[dict[str, Any]], *, answer: bool) -> str:
-        name = "tool_use" if prompt.tools and "tool_use" in self._templates else "default"
-        tools = [dict(tool) for tool in prompt.tools] or None
-        return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
+    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
+        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
 
     def behind_answer(self) -> str:
         """What the template writes behind an answer of the assistant; empty when it cannot be told."""
@@ -113,20 +141,17 @@ class ChatTemplate:
             variables, messages=messages, tools=tools, documents=None, add_generation_prompt=answer
         )
 
-    def _mark_last(self, messages: list[dict[str, Any]], field: str) -> None:
-        last = messages[-1]
-        if last["role"] != "assistant" or "tool_calls" in last:
-            raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}.{len(messages) - 1}")
-        if isinstance(last["content"], list):
-            last["content"].append({"type": "text", "text": _MARK})
-        else:
-            last["content"] += _MARK
-
     def _before_mark(self, text: str, field: str) -> str:
         before, mark, _ = text.rpartition(_MARK)
         if not mark:
             raise InvalidRequest("the model's chat template leaves out the message that is to be continued", field=field)
         return before
+
+    def _probed_roles(self) -> RoleHabits:
+        user: Message = {"role": "user", "content": self._as_content(_PROBE)}
+        if not self._try([user]):
+            return RoleHabits()
+        return RoleHabits(system=bool(self._try([{**user, "role": "system"}, user])), same_in_a_row=bool(self._try([user, user])))
 
     def _shows(self, content: Any) -> bool:
         """Whether a user's content reaches the text. A template that fails at this does not show it."""
@@ -148,6 +173,18 @@ class ChatTemplate:
             return self._run(name, messages, tools=None, options={}, answer=False)
         except _RENDER_ERRORS:
             return ""
+
+
+def _is_text_of_assistant(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant" and not message.get("tool_calls")
+
+
+def _mark_last(messages: list[Message]) -> None:
+    last = messages[-1]
+    if isinstance(last["content"], list):
+        last["content"].append({"type": "text", "text": _MARK})
+    else:
+        last["content"] += _MARK
 
 
 def load_template(folder: Path) -> ChatTemplate | None:
@@ -184,41 +221,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-
-
-class _GenerationBlock(Extension):
-    """{% generation %}…{% endgeneration %} marks answers for training; here it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept. Templates pass these names."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -1,0 +1,97 @@
+"""What every client is put through, and the frame of its script: `python with_CLIENT.py BASE_URL MODEL`.
+
+A script runs in an environment that has the client and not Holdfast. It prints a line of JSON for each check, and ends with 1
+if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+WEATHER_QUESTION, CITY, WEATHER = "What is the weather in Oslo?", "Oslo", "clear, 21 degrees"
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+SUM_QUESTION, SUM = "What is 17 + 25?", "42"
+REPORT_QUESTION = "What is the weather in Oslo?"
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it is, and the model that it serves. Clients that want a key are given any."""
+
+    base_url: str
+    model: str
+    api_key: str = "none"
+
+
+Check = Callable[[Server], Any]
+
+
+def told(text: str | None) -> None:
+    """The answer tells the tool's result."""
+    assert WEATHER in (text or ""), f"the answer does not tell the result: {text!r}"
+
+
+def summed(text: str | None) -> None:
+    """The answer has the sum, and no marker of a thought."""
+    assert SUM in (text or ""), f"the answer has not the sum: {text!r}"
+    assert "think" not in (text or ""), f"the thought is in the answer: {text!r}"
+
+
+def thought(text: str | None) -> None:
+    """There was a thought, without its markers."""
+    assert text, "there is no thought"
+    assert "<think>" not in text, f"the marker is in the thought: {text!r}"
+
+
+def called(name: str, arguments: Any) -> str:
+    """The tool was called as the question asks for it. Gives its result."""
+    values = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert (name, values) == ("get_weather", {"city": CITY}), f"called {name} with {arguments!r}"
+    return WEATHER
+
+
+def run(*checks: Check, packages: tuple[str, ...]) -> None:
+    """Run all checks against the server that the command line names."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base_url")
+    parser.add_argument("model")
+    given = parser.parse_args()
+    server = Server(given.base_url, given.model)
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    failed = False
+    for check in checks:
+        problem = _problem_of(check, server)
+        failed |= bool(problem)
+        sys.stdout.write(json.dumps({"check": check.__name__, "problem": problem, "versions": versions}) + "\n")
+        sys.stdout.flush()
+    sys.exit(failed)
+
+
+def _problem_of(check: Check, server: Server) -> str:
+    try:
+        done = check(server)
+        if inspect.isawaitable(done):
+            asyncio.run(_awaited(done))
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+async def _awaited(done: Any) -> None:
+    await done

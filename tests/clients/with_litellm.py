@@ -1,0 +1,61 @@
+"""litellm: its OpenAI-compatible provider, as a library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+
+
+def ask(server: Server, messages: list[Any], **options: Any) -> Any:
+    return litellm.completion(
+        model=f"hosted_vllm/{server.model}",
+        api_base=server.base_url,
+        api_key=server.api_key,
+        temperature=0,
+        num_retries=0,
+        messages=messages,
+        **options,
+    )
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def tool_loop(server: Server) -> None:
+    messages: list[Any] = [user(WEATHER_QUESTION)]
+    first = ask(server, messages, tools=[WEATHER_TOOL]).choices[0]
+    (call,) = first.message.tool_calls
+    assert first.finish_reason == "tool_calls"
+    result = called(call.function.name, call.function.arguments)
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    told(ask(server, messages, tools=[WEATHER_TOOL]).choices[0].message.content)
+
+
+def tool_loop_streamed(server: Server) -> None:
+    messages: list[Any] = [user(WEATHER_QUESTION)]
+    first = litellm.stream_chunk_builder(list(ask(server, messages, tools=[WEATHER_TOOL], stream=True))).choices[0]
+    (call,) = first.message.tool_calls
+    result = called(call.function.name, call.function.arguments)
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
+    chunks = ask(server, messages, tools=[WEATHER_TOOL], stream=True)
+    told("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+
+
+def thinking(server: Server) -> None:
+    message = ask(server, [user(SUM_QUESTION)]).choices[0].message
+    summed(message.content)
+    thought(message.reasoning_content)
+
+
+def thinking_streamed(server: Server) -> None:
+    chunks = list(ask(server, [user(SUM_QUESTION)], stream=True))
+    message = litellm.stream_chunk_builder(chunks).choices[0].message
+    summed(message.content)
+    thought(message.reasoning_content)
+
+
+if __name__ == "__main__":
+    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, packages=("litellm", "openai"))

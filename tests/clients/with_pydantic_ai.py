@@ -1,0 +1,68 @@
+"""pydantic-ai: agents with tools, thoughts and typed results."""
+
+from __future__ import annotations
+
+from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, told
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.messages import PartStartEvent, ThinkingPart, ThinkingPartDelta
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Report(BaseModel):
+    city: str
+    degrees: int
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city"""
+    return called("get_weather", {"city": city})
+
+
+def agent_of(server: Server, **options: object) -> Agent:
+    provider = OpenAIProvider(base_url=server.base_url, api_key=server.api_key)
+    return Agent(OpenAIChatModel(server.model, provider=provider), model_settings={"temperature": 0}, retries=0, **options)
+
+
+def tool_loop(server: Server) -> None:
+    told(agent_of(server, tools=[get_weather]).run_sync(WEATHER_QUESTION).output)
+
+
+async def tool_loop_streamed(server: Server) -> None:
+    async with agent_of(server, tools=[get_weather]).run_stream(WEATHER_QUESTION) as stream:
+        text = "".join([piece async for piece in stream.stream_text(delta=True)])
+    told(text)
+
+
+def thinking(server: Server) -> None:
+    done = agent_of(server).run_sync(SUM_QUESTION)
+    summed(done.output)
+    (part,) = [part for part in done.all_messages()[-1].parts if isinstance(part, ThinkingPart)]
+    thought(part.content)
+    again = agent_of(server).run_sync("What is 12 + 30?", message_history=done.all_messages())
+    summed(again.output)
+
+
+async def thinking_streamed(server: Server) -> None:
+    thoughts = ""
+    async with agent_of(server).iter(SUM_QUESTION) as steps:
+        async for node in steps:
+            if Agent.is_model_request_node(node):
+                async with node.stream(steps.ctx) as events:
+                    async for event in events:
+                        piece = getattr(event, "part" if isinstance(event, PartStartEvent) else "delta", None)
+                        thoughts += piece.content if isinstance(piece, ThinkingPart) else ""
+                        thoughts += piece.content_delta or "" if isinstance(piece, ThinkingPartDelta) else ""
+    summed(steps.result.output)
+    thought(thoughts)
+
+
+def structure(server: Server) -> None:
+    for kind in (NativeOutput, ToolOutput):
+        report = agent_of(server, output_type=kind(Report)).run_sync("Write JSON.", model_settings={"max_tokens": 200}).output
+        assert isinstance(report, Report), kind
+
+
+if __name__ == "__main__":
+    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, structure, packages=("pydantic-ai-slim", "openai"))

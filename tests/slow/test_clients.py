@@ -1,0 +1,28 @@
+"""Real clients, in an environment of their own, complete a loop of tools and show a thought of the bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+from tools.clients import checked, environment, scripts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess("--store", "off", "--name", "demo")
+    server.wait_ready()
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda script: script.stem)
+def test_a_client_calls_tools_and_thinks_streamed_and_whole(script: Path, server: ServerProcess) -> None:
+    found = list(checked(script, python=environment(), base_url=f"{server.url}/v1", model="demo"))
+    assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []
+    assert "Traceback" not in server.log()

@@ -1,0 +1,104 @@
+"""Puts real clients before a real server on the bundled model: tools, thinking and structure, streamed and whole.
+
+`python -m tools.clients` makes an environment for the clients (`tests/clients/requirements.txt`) if there is none of that
+content, starts a server, runs `tests/clients/with_*.py` one after the other, and prints a table. `make clients` calls it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "tests" / "clients"
+_LIMIT_SECONDS = 300
+# Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
+_ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+
+@dataclass(frozen=True)
+class CheckOfClient:
+    """What came of one check: `problem` is empty when it passed."""
+
+    client: str
+    check: str
+    problem: str
+    versions: dict[str, str]
+
+
+def scripts() -> list[Path]:
+    """One for each client."""
+    return sorted(SCRIPTS.glob("with_*.py"))
+
+
+def environment() -> Path:
+    """The Python of an environment that has the clients; made when it is first asked for."""
+    wanted = (SCRIPTS / "requirements.txt").read_bytes()
+    folder = ROOT / ".make" / f"clients-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    python = folder / "bin" / "python"
+    done = folder / "done"
+    if not done.exists():
+        _run(sys.executable, "-m", "venv", str(folder))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(SCRIPTS / "requirements.txt"))
+        done.touch()
+    return python
+
+
+def checked(script: Path, *, python: Path, base_url: str, model: str) -> Iterator[CheckOfClient]:
+    """Run a client's script; what it was checked for, as far as it came."""
+    done = subprocess.run(
+        [str(python), script.name, base_url, model],
+        cwd=script.parent,
+        env={**os.environ, **_ALONE},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECONDS,
+        check=False,
+    )
+    client = script.stem.removeprefix("with_")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    said = [CheckOfClient(client=client, **line) for line in lines]
+    yield from said
+    if not said or (done.returncode and not any(each.problem for each in said)):
+        yield CheckOfClient(client, "the script", f"ended with {done.returncode}: {done.stdout}{done.stderr}", {})
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def main() -> int:
+    """Run all clients. Returns 1 when a check failed."""
+    from tests.fakes.server_process import ServerProcess
+
+    python, server, failed = environment(), ServerProcess("--store", "off", "--name", "demo"), []
+    try:
+        server.wait_ready()
+        for script in scripts():
+            found = list(checked(script, python=python, base_url=f"{server.url}/v1", model="demo"))
+            failed += [each for each in found if each.problem]
+            print(_row(found), flush=True)
+    finally:
+        server.stop()
+    for each in failed:
+        print(f"\n{each.client}: {each.check}\n{each.problem}")
+    return bool(failed)
+
+
+def _row(found: list[CheckOfClient]) -> str:
+    versions: dict[str, Any] = found[0].versions
+    names = ", ".join(f"{package} {version}" for package, version in versions.items())
+    checks = ", ".join(f"{each.check.replace('_', ' ')}{' FAILED' if each.problem else ''}" for each in found)
+    return f"| {found[0].client} | {names} | {checks} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
