@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from holdfast.intake.answer_meaning import AnswerMeaning, meaning_of_deltas
+from holdfast.intake.canonical import FirstForms
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted, tool_calls_of
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
 ReadGenerated: TypeAlias = Callable[[str, bool], AnswerMeaning]
@@ -23,6 +24,7 @@ class AnswerObserver:
     """Keeps the answers to one request."""
 
     known: KnownAnswers
+    forms: FirstForms
     tokenizer: Tokenizer
     read: ReadGenerated
     opening: str  # what the prompt has behind the header of the answer
@@ -35,11 +37,16 @@ class AnswerObserver:
 
         def observe(event: OutputEvent) -> None:
             if isinstance(event, ChoiceFinished):
+                self._keep_arguments(deltas[event.index])
                 self._keep(deltas.pop(event.index, []), was_cut=event.reason is FinishReason.LENGTH)
             else:
                 deltas[event.index].append(event)
 
         return observe
+
+    def _keep_arguments(self, deltas: Sequence[OutputDelta]) -> None:
+        for call in tool_calls_of(deltas):
+            self.forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
 
     def _keep(self, deltas: Sequence[OutputDelta], *, was_cut: bool) -> None:
         said = meaning_of_deltas(deltas)

@@ -10,11 +10,8 @@ from typing import Any
 from holdfast.errors import InvalidRequest
 
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same thing
-REASONING_FIELDS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # names under which clients send, and templates read, past reasoning
+# Names under which clients send, and templates read, past reasoning.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,11 +115,12 @@ class KnownAnswers:
         ready = list(messages)
         expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]] = {}
         for place, message in enumerate(messages):
-            said = meaning_of_message(message) if message.get("role") == "assistant" else None
+            is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+            said = meaning_of_message(message) if is_answer else None
             if said is None or (found := self._find(said, message, tenant)) is None:
                 continue
             tag, answer = found
-            if answer.call_ids and answer.reasoning and not said.reasoning:
+            if answer.reasoning and not said.reasoning and answer.call_ids and answer.call_ids == _call_ids(message):
                 ready[place] = {**message, REASONING_FIELDS[0]: answer.reasoning}
             expected.setdefault(said._replace(reasoning=answer.reasoning), deque()).append((tag, answer))
         return PastAnswers(tuple(ready), expected)
@@ -199,7 +200,8 @@ def _tag(reasoning: str, call_ids: Iterable[str]) -> bytes:
 
 
 def _call_ids(message: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(call.get("id") or "") for call in message.get("tool_calls") or ())
+    calls = message.get("tool_calls")
+    return tuple(str(call.get("id") or "") for call in calls if isinstance(call, dict)) if isinstance(calls, list | tuple) else ()
 
 
 def _digest(parts: object, size: int) -> bytes:

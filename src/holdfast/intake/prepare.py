@@ -91,7 +91,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    prompt = canonical(prompt, bundle.tool_orders, tenant=request.tenant)
+    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
     # The template writes the special tokens itself, BOS included.
@@ -229,6 +229,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
         return lambda event: None  # what stands in front of the answer is in one token with what does not belong to it
     return AnswerObserver(
         known=bundle.known_answers,
+        forms=bundle.first_forms,
         tokenizer=bundle.tokenizer,
         read=lambda text, cut: meaning_of_text(text, segment_format(info.model_type), cut=cut),
         opening=prepared.opening,

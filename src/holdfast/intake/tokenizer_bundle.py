@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
-from holdfast.intake.canonical import ToolOrders
+from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
@@ -31,7 +31,7 @@ class TokenizerBundle:
     answer_frame: AnswerFrame = AnswerFrame()  # where in a rendered conversation answers stand
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     read_texts: ReadTexts = field(default_factory=ReadTexts)
-    tool_orders: ToolOrders = field(default_factory=ToolOrders)
+    first_forms: FirstForms = field(default_factory=FirstForms)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 

@@ -130,9 +130,11 @@ class AnswerFile:
             try:
                 if self._database is None and self._path.parent.is_dir():
                     self._database = self._open()
+            except _BROKEN as error:
+                self._begin_anew(error)
+            try:
                 yield self._database
             except _BROKEN as error:
-                logger.warning("the file of answers cannot be used: %s", error)
                 self._begin_anew(error)
 
     def _open(self) -> sqlite3.Connection:
@@ -156,6 +158,7 @@ class AnswerFile:
         self._ids, self._bytes = {key for key, _ in rows}, sum(size for _, size in rows)
 
     def _begin_anew(self, error: BaseException) -> None:
+        logger.warning("the file of answers cannot be used: %s", error)
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
