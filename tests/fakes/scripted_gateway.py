@@ -86,9 +86,11 @@ def calling(*calls: tuple[str, str], thought: str = "", said: str = "", reason: 
 class ScriptedStream:
     """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
 
-    def __init__(self, script: Script, on_close: Callable[[], None], *, dropped_tokens: int = 0) -> None:
+    def __init__(
+        self, script: Script, on_close: Callable[[], None], *, dropped_tokens: int = 0, unenforced: tuple[str, ...] = ()
+    ) -> None:
         self._script, self._on_close = iter(script), on_close
-        self.prompt_tokens, self.dropped_tokens = PROMPT_TOKENS, dropped_tokens
+        self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
@@ -114,6 +116,7 @@ class ScriptedGateway:
     script: Script | Callable[[GenerationRequest], Script] = field(default_factory=lambda: answer("Hel", "lo"))
     refusal: Exception | None = None
     dropped_tokens: int = 0
+    unenforced: tuple[str, ...] = ()
     accept_when: asyncio.Event | None = None
     refusal_at_last: Exception | None = None  # after that event
     dropped: list[str] = field(default_factory=list)  # cancelled before it
@@ -140,7 +143,12 @@ class ScriptedGateway:
         if self.refusal_at_last is not None:
             raise self.refusal_at_last
         script = self.script(request) if callable(self.script) else self.script
-        return ScriptedStream(script, lambda: self._close(request.request_id), dropped_tokens=self.dropped_tokens)
+        return ScriptedStream(
+            script,
+            lambda: self._close(request.request_id),
+            dropped_tokens=self.dropped_tokens,
+            unenforced=self.unenforced,
+        )
 
     async def _wait_for(self, event: asyncio.Event, request: GenerationRequest) -> None:
         try:

@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.intake.answer_meaning import AnswerMeaning, ReadTexts, canonical_arguments, meaning_of_message
+from holdfast.intake.answer_meaning import (
+    AnswerMeaning,
+    ReadTexts,
+    canonical_arguments,
+    meaning,
+    meaning_of_message,
+    meaning_of_text,
+)
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
+from holdfast.parsing.formats.families import FAMILIES
 from holdfast.parsing.segments import SegmentFormat
-from tests.fakes.thinking_format import ThinkingFormat
+
+HERMES = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=ReasoningFormat(start="<think>", end="</think>"))
 
 values = st.recursive(
     st.none()
@@ -71,15 +82,21 @@ def test_what_is_no_text_says_nothing_known(message: dict[str, Any]) -> None:
     assert meaning_of_message(message) is None
 
 
+def test_a_text_says_what_a_reader_gives_of_it() -> None:
+    text = '\n<think>\nwhy\n</think>\n\nSo.\n<tool_call>\n{"name": "f", "arguments": {"b": 1.0, "a": "\\u00e9"}}\n</tool_call>'
+    expected = meaning("why", "So.", [("f", {"a": "é", "b": 1})])
+    assert meaning_of_text(text, AnswerReader(HERMES)) == expected
+
+
 def test_a_text_is_read_once() -> None:
     made: list[SegmentFormat] = []
 
     def form() -> SegmentFormat:
-        made.append(ThinkingFormat())
+        made.append(AnswerReader(HERMES))
         return made[-1]
 
     texts = ReadTexts(most_characters=40)
-    expected = AnswerMeaning("<think>a</think>", "b")
+    expected = AnswerMeaning("a", "b")
     assert (
         texts.meaning("<think>a</think>b", form, context="") == texts.meaning("<think>a</think>b", form, context="") == expected
     )

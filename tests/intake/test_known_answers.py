@@ -11,14 +11,15 @@ from holdfast.intake.answer_frame import AnswerFrame
 from holdfast.intake.answer_meaning import AnswerMeaning, meaning, meaning_of_text
 from holdfast.intake.known_answers import KnownAnswers, PastAnswers
 from holdfast.intake.prompt import PlacedAnswer
-from tests.fakes.thinking_format import ThinkingFormat
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 
+THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
 FRAME = AnswerFrame(headers=("A:",), ends=("|",))
 
 
 def read(text: str) -> AnswerMeaning:
-    """Thoughts with their markers, as the format of the tests gives them."""
-    return meaning_of_text(text, ThinkingFormat())
+    return meaning_of_text(text, AnswerReader(THINKS))
 
 
 def said(content: str, *, reasoning: str = "", calls: tuple[tuple[str, Any], ...] = ()) -> AnswerMeaning:
@@ -45,8 +46,8 @@ def test_an_answer_comes_back_as_it_was_generated() -> None:
 
 def test_what_an_answer_says_has_to_be_in_the_text() -> None:
     known = KnownAnswers()
-    known.add(said("Yes", reasoning="<think>because</think>"), [7, 8])
-    past = known.recall([answer("Yes", reasoning="<think>because</think>")])
+    known.add(said("Yes", reasoning="because"), [7, 8])
+    past = known.recall([answer("Yes", reasoning="because")])
     assert placed(past, "A:<think>another</think>Yes|") == []
     assert placed(past, "A:Yes|") == []
     assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
@@ -112,7 +113,7 @@ def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> No
 
 def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once() -> None:
     known = KnownAnswers()
-    thought = "<think>because</think>"
+    thought = "because"
     known.add(said("Yes", reasoning=thought), [1, 2, 3, 4], is_as_tokenized=True)
     known.add(said("No"), [5, 6], is_as_tokenized=True)
     sent = [answer("Yes", reasoning=thought), answer("No \n")]
@@ -122,7 +123,7 @@ def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once
         placed(past, text)
         return known.count(past, placed=0, tenant=tenant)
 
-    whole, cut = f"A:{thought}Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
+    whole, cut = f"A:<think>{thought}</think>Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
     assert [lost(whole), lost(cut, "another"), lost(cut), lost(cut)] == [0, 0, 4, 0]
     assert known.dropped_tokens == 4
     known.check_invariants()

@@ -70,14 +70,22 @@ def test_the_request_through_openais_client_is_answered_with_a_greeting(server: 
 
 
 def test_the_library_example_of_the_readme_answers_with_a_greeting(tmp_path: Path) -> None:
-    program, _ = blocks("python", containing="from holdfast import LLM")
+    program, *_ = blocks("python", containing="from holdfast import LLM")
     assert_greets(ran(program, tmp_path))
 
 
 def test_the_longer_library_example_answers_from_its_notes(tmp_path: Path) -> None:
-    _, program = blocks("python", containing="from holdfast import LLM")
+    _, program, _ = blocks("python", containing="from holdfast import LLM")
     first, *_, last = ran(program, tmp_path).splitlines()
     assert first == last == "The code of the shed is 4711."
+
+
+def test_the_library_example_of_tools_calls_one_and_tells_its_result_and_thinks(tmp_path: Path) -> None:
+    *_, program = blocks("python", containing="from holdfast import LLM")
+    said = ran(program, tmp_path)
+    assert said.startswith('get_weather {"city": "Oslo"}\nThe result is: clear, 21 degrees.\n')
+    assert "42" in said
+    assert "ToolCallStarted(" in said
 
 
 def test_hello_through_a_pipe_is_answered_with_a_greeting(tmp_path: Path) -> None:

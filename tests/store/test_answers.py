@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.store.answers import SECRET_BYTES, AnswerFile, StoredAnswer, _sealed, _unsealed
+from holdfast.store.answers import SECRET_BYTES, AnswerFile, StoredAnswer, _sealed, _unsealed, clear_answers
 
 
 def secret(name: str) -> bytes:
@@ -117,3 +117,18 @@ def test_what_is_put_behind_the_end_is_not_kept(folder: Path) -> None:
     file.put(secret("one"), StoredAnswer(b"tag", b"first"))
     file.close()
     assert find(folder, "one") == ()
+
+
+def test_all_answers_can_be_deleted_while_a_server_has_them_open(folder: Path) -> None:
+    write(folder, ("one", b"first"))
+    server = AnswerFile(folder)
+    assert server.find(secret("one"))
+    clear_answers(folder)
+    assert server.find(secret("one")) == ()
+    server.put(secret("two"), StoredAnswer(b"tag", b"second"))
+    server.close()
+    assert find(folder, "two") == (StoredAnswer(b"tag", b"second"),)
+    kept(folder).write_bytes(b"no database" * 1000)
+    clear_answers(folder)
+    clear_answers(folder)
+    assert list((folder / "answers").glob("*.sqlite")) == []

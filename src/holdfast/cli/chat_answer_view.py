@@ -42,7 +42,7 @@ class AnswerView:
             self.thought += piece.text
             if self._interactive:
                 self._write("reasoning", piece.text)
-        elif piece.kind == "call":
+        elif piece.call is not None:
             self.calls.append(piece.call)
             function = piece.call["function"]
             line = f"→ {function['name']} {function['arguments']}"

@@ -36,7 +36,7 @@ class AnswerPiece(NamedTuple):
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
-    call: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    call: dict[str, Any] | None = None  # of the kind call
 
 
 def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[AnswerPiece]:

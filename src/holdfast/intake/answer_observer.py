@@ -5,28 +5,45 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from holdfast.intake.answer_meaning import AnswerMeaning, meaning_of_deltas
-from holdfast.intake.canonical import FirstForms
-from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.answer_meaning import meaning_of_deltas, meaning_of_text
+from holdfast.intake.prepare import Prepared
+from holdfast.intake.read_history import answer_reader
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted, tool_calls_of
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
-ReadGenerated: TypeAlias = Callable[[str, bool], AnswerMeaning]
-"""What a generated text says; True when it was cut because it had become too long."""
+
+
+def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
+    """What is to see all events of the answer to a request.
+
+    Whoever continues a message gets back more than what is generated now.
+    """
+    if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
+        return lambda event: None
+    opening_token_ids = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
+    prompt_ids = prepared.rules.prompt_token_ids
+    if prompt_ids[len(prompt_ids) - len(opening_token_ids) :] != opening_token_ids:
+        return lambda event: None  # what stands in front of the answer is in one token with what does not belong to it
+    return AnswerObserver(
+        bundle=bundle,
+        tools=request.prompt.tools,
+        opening=prepared.opening,
+        opening_token_ids=opening_token_ids,
+        tenant=request.tenant,
+    ).observe()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerObserver:
     """Keeps the answers to one request."""
 
-    known: KnownAnswers
-    forms: FirstForms
-    tokenizer: Tokenizer
-    read: ReadGenerated
+    bundle: TokenizerBundle
+    tools: tuple[dict[str, Any], ...]
     opening: str  # what the prompt has behind the header of the answer
     opening_token_ids: tuple[int, ...]
     tenant: str
@@ -46,23 +63,23 @@ class AnswerObserver:
 
     def _keep_arguments(self, deltas: Sequence[OutputDelta]) -> None:
         for call in tool_calls_of(deltas):
-            self.forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
+            self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
 
     def _keep(self, deltas: Sequence[OutputDelta], *, was_cut: bool) -> None:
         said = meaning_of_deltas(deltas)
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         if said is None or not token_ids:
             return
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
-        if self.read(self.opening + text, was_cut) != said:
+        tokenizer = self.bundle.tokenizer
+        text = tokenizer.decode(token_ids, skip_special_tokens=False)
+        encoded = self.bundle.dialect.markers.encode(self.opening + text)
+        if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
             return  # the tokens say more than the client saw: hidden ones, or one that a stop string cut
         # A call or a thought is rendered as the template has it, so that nobody knows yet what it will be tokenized into.
         is_as_tokenized = (
-            text == said.content
-            and not self.opening.strip()
-            and token_ids == self.tokenizer.encode(text, add_special_tokens=False)
+            text == said.content and not self.opening.strip() and token_ids == tokenizer.encode(text, add_special_tokens=False)
         )
-        self.known.add(
+        self.bundle.known_answers.add(
             said,
             (*self.opening_token_ids, *token_ids),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],

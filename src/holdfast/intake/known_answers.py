@@ -143,6 +143,11 @@ class KnownAnswers:
             self.put_back_answers += placed
         return dropped
 
+    def close(self) -> None:
+        """Write what is to outlive the process. May be called twice."""
+        if self._file is not None:
+            self._file.close()
+
     def check_invariants(self) -> None:
         """Assert that the tokens are counted rightly and within their bound."""
         assert self._tokens == sum(answer.tokens for answer in self._answers.values()), "tokens are miscounted"

@@ -9,14 +9,13 @@ import msgspec
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
-from holdfast.intake.answer_meaning import meaning_of_text
-from holdfast.intake.answer_observer import AnswerObserver, Observe
+from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
-from holdfast.intake.known_answers import ReadMeaning
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens
+from holdfast.intake.read_history import history_reader
 from holdfast.intake.splice import splice
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -24,7 +23,6 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
-from holdfast.parsing.formats.families import segment_format
 from holdfast.parsing.pieces import TokenPieces
 
 # No text of a language has so many characters per token on average. A longer text is first judged by its beginning, so that a
@@ -43,6 +41,7 @@ class Prepared:
     opening: str | None = None  # what stands between the header of the new answer and the answer; None: nobody can tell
     put_back_tokens: int = 0  # of earlier answers, as they were generated
     dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
+    unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
     def prompt_tokens(self) -> int:
@@ -96,7 +95,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
-    answers = past.places(text, frame=bundle.answer_frame, read=text_reader(prompt, bundle, info=info))
+    answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
     return PromptText(
         text=text,
         answers=answers,
@@ -171,17 +170,7 @@ def assemble(
         )
         for index in range(request.choices)
     )
-    rules = ChoiceRules(
-        prompt_token_ids=token_ids,
-        stop_token_ids=frozenset(stop_token_ids),
-        max_tokens=max_tokens,
-        stops=request.stop,
-        family=info.model_type if isinstance(request.prompt, ChatPrompt) else "",  # what completes a text writes no answer
-        want_logprobs=request.want_logprobs,
-        at_start=_opens_a_text(request, bundle.tokenizer, token_ids),
-        echo=request.echo,
-        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
-    )
+    rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
     return Prepared(
         sequences=sequences,
         rules=rules,
@@ -199,40 +188,3 @@ def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, voca
     if isinstance(request.prompt, ChatPrompt):
         ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
-
-
-def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
-    if isinstance(request.prompt, ChatPrompt):
-        return not request.prompt.continue_last
-    return token_ids == (tokenizer.bos_token_id,)
-
-
-def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
-    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-
-
-def text_reader(prompt: ChatPrompt, bundle: TokenizerBundle, *, info: ModelInfo) -> ReadMeaning:
-    """Tells what an answer in a rendered conversation says."""
-    return lambda text: bundle.read_texts.meaning(text, lambda: segment_format(info.model_type), context="")
-
-
-def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared, *, info: ModelInfo) -> Observe:
-    """What is to see all events of the answer: takes down the answers of a chat, which come back in its next turn.
-
-    Whoever continues a message gets back more than what is generated now.
-    """
-    if not isinstance(request.prompt, ChatPrompt) or prepared.opening is None:
-        return lambda event: None
-    opening_ids = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
-    prompt_ids = prepared.rules.prompt_token_ids
-    if prompt_ids[len(prompt_ids) - len(opening_ids) :] != opening_ids:
-        return lambda event: None  # what stands in front of the answer is in one token with what does not belong to it
-    return AnswerObserver(
-        known=bundle.known_answers,
-        forms=bundle.first_forms,
-        tokenizer=bundle.tokenizer,
-        read=lambda text, cut: meaning_of_text(text, segment_format(info.model_type), cut=cut),
-        opening=prepared.opening,
-        opening_token_ids=opening_ids,
-        tenant=request.tenant,
-    ).observe()

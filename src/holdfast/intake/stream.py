@@ -40,6 +40,7 @@ class GenerationStream:
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
         self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
+        self.unenforced = prepared.unenforced  # keywords of schemas, by their places
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
         self._sources = tuple(sources)

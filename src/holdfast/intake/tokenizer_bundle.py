@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
+from holdfast.store.answers import AnswerFile
 
 THOUGHT_MARKERS: Final = ("<think>", "</think>")
 
@@ -36,8 +38,11 @@ class TokenizerBundle:
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
 
 
-def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
-    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken."""
+def load_tokenizer_bundle(folder: Path, *, answers: AnswerFile | None = None) -> TokenizerBundle:
+    """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
+
+    answers: where those are kept that are to outlive this process.
+    """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
     template = load_template(folder)
@@ -48,6 +53,7 @@ def load_tokenizer_bundle(folder: Path) -> TokenizerBundle:
         answer_frame=AnswerFrame() if template is None else frame_of(template, tokenizer, ends=ends),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
+        known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=ends,
     )
 
@@ -70,6 +76,15 @@ def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
     added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
     written = max((content for content in added if behind.startswith(content)), key=len, default="")
     return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
+
+
+def _text_fingerprint(folder: Path) -> bytes:
+    """Stands for all that makes tokens of a conversation."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted((*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))):
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
+    return digest.digest()
 
 
 def _context_tokens(folder: Path) -> int:

@@ -1,12 +1,13 @@
-"""One choice of an answer: the worker's events in, what a client sees out. Pure: no clock, no I/O."""
+"""One choice of an answer: the worker's events in, what a client sees out. Pure: no clock, no I/O but a source of random ids."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+
+import msgspec
 
 from holdfast.errors import GenerationFailed
 from holdfast.messages.events import (
@@ -19,13 +20,27 @@ from holdfast.messages.events import (
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta, TokenText
+from holdfast.messages.output import (
+    ChoiceFinished,
+    DivergentTexts,
+    OutputDelta,
+    OutputEvent,
+    TextDelta,
+    TokenText,
+    ToolArgumentsDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.call_ids import CallIds, random_text
 from holdfast.parsing.detokenize import detokenizer
-from holdfast.parsing.formats.families import segment_format
+from holdfast.parsing.dialect import PLAIN, ModelDialect
+from holdfast.parsing.formats.declared import DeclaredTools
+from holdfast.parsing.formats.plain import PlainFormat
 from holdfast.parsing.pieces import TokenPieces
-from holdfast.parsing.places import PlacedToken, spread
-from holdfast.parsing.segments import AnswerPart, Segment
-from holdfast.parsing.stops import StopScanner
+from holdfast.parsing.placed_tokens import PlacedTokens, rival, text_and_bytes
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, SegmentFormat
+from holdfast.parsing.visible_stops import VisibleStops
 
 _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
 
@@ -38,7 +53,13 @@ class ChoiceRules:
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
-    family: str = ""  # of the model whose format the text is in; empty: it is text throughout
+    dialect: ModelDialect = PLAIN  # of the model, where it answers a conversation; what completes a text is text throughout
+    tools: DeclaredTools = field(default_factory=DeclaredTools)
+    reads_calls: bool = False  # tools were offered and may be called; without, what would be a call is text
+    one_call: bool = False  # the answer ends behind its first call
+    in_reasoning: bool = False  # the prompt has opened a thought
+    earlier_call_ids: tuple[str, ...] = ()  # of the conversation
+    random_text: Callable[[int], str] = random_text  # letters and digits for the ids of calls
     want_logprobs: bool = False
     at_start: bool = True  # the answer is a text of its own, not the continuation of one
     echo: bool = False
@@ -46,9 +67,9 @@ class ChoiceRules:
 
 
 class ChoiceText:
-    """Turns the events of one sequence into text deltas and exactly one `ChoiceFinished`.
+    """Turns the events of one sequence into deltas of text and calls, and exactly one `ChoiceFinished`.
 
-    Tokens become text, the text segments, and stop strings are looked for in those that are visible text.
+    Tokens become text, the text segments and calls, and stop strings are looked for in what is visible text.
     Stop tokens are not shown. A stop string cuts the answer before its first character; tokens that begin behind the cut are
     dropped with their logprobs, the text and bytes of a token that straddles it are cut. `completion_tokens` counts every token
     that was drawn up to the one that ended the choice.
@@ -60,18 +81,21 @@ class ChoiceText:
         self.completion_tokens = 0
         self.memory = CacheReport()  # known from the first token on
         self.timings = Timings()
-        self._pieces = pieces
-        self._rules = rules
-        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)
-        self._format = segment_format(rules.family)
-        self._stops = StopScanner(rules.stops) if rules.stops else None
-        self._tracks = bool(rules.stops) or rules.want_logprobs
-        self._held_ids: tuple[int, ...] = ()  # tokens without visible text so far, on the path that does not track
-        self._pending: deque[PlacedToken] = deque()
-        self._uncertain: list[PlacedToken] = []  # those of them without certain text
-        self._characters = 0  # of the answer that the detokenizer has given
-        self._visible = 0  # of the answer that have been shown
-        self._offset = len(rules.echo_text) if rules.echo else 0
+        self._pieces, self._rules = pieces, rules
+        self._format = _format(rules)
+        self._stops = VisibleStops(rules.stops)
+        self._plain = rules.dialect is PLAIN and not rules.stops and not rules.want_logprobs
+        self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
+        self._tokens = PlacedTokens(
+            pieces, rules.dialect.markers, at_start=rules.at_start, offset=len(rules.echo_text) if rules.echo else 0
+        )
+        calls = rules.dialect.calls
+        self._ids = CallIds(calls.id_form if calls else "random", earlier=rules.earlier_call_ids, random_text=rules.random_text)
+        self._calls = 0  # complete ones
+        self._begun = 0
+        self._reasoning_tokens = 0
+        self._owed_ids: tuple[int, ...] = ()  # tokens that no event has taken with it yet, and
+        self._owed_logprobs: tuple[TokenText, ...] = ()
         self._owes_echo = rules.echo
 
     def feed(self, event: Event) -> tuple[OutputEvent, ...]:
@@ -91,142 +115,102 @@ class ChoiceText:
         echo = self._echo(()) if self._owes_echo else ()
         if self._rules.max_tokens == 0:
             return echo  # only the prompt was to be scored
-        deltas = self._track(event) if self._tracks else self._pass_on(event.token_ids)
+        deltas = self._pass_on(event.token_ids) if self._plain else self._read(event)
         events = (*echo, *deltas)
         return (*events, self._ending(FinishReason.STOP)) if self.done else events
 
-    def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[TextDelta, ...]:
-        """The short way, when nobody needs to know which token made which character."""
+    def _pass_on(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
+        """The short way, when all is text and nobody needs to know which token made which character."""
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
-        text = self._detokenizer.push(token_ids)
-        if self._held_ids:
-            token_ids = (*self._held_ids, *token_ids)
-        segments = _segments(self._format.push(text))
-        self._held_ids = () if segments else token_ids
-        return self._deltas(segments, token_ids) if segments else ()
+        return self._deltas(self._format.push(self._detokenizer.push(token_ids)), token_ids)
 
-    def _track(self, event: TokensGenerated) -> tuple[TextDelta, ...]:
-        segments: list[Segment] = []
+    def _read(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
+        parts: list[AnswerPart] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
             if token_id in self._rules.stop_token_ids:
                 break
-            text = self._detokenizer.push((token_id,))
-            self._expect(token_id, text, event.logprobs[place] if event.logprobs else None)
-            segments += self._before_stop(_segments(self._format.push(text)))
+            text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
+            parts += self._up_to_end(self._format.push(text))
             if self.done:
                 break
-        return self._show(segments)
+        return self._show(parts)
 
-    def _expect(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
-        start = self._characters
-        self._characters += len(text)
-        token = PlacedToken(token_id, start, self._characters, text, logprob)
-        self._pending.append(token)
-        if self._uncertain or not text:
-            self._uncertain.append(token)
-        if text and self._uncertain:
-            self._place(text, start=start)
-
-    def _place(self, text: str, *, start: int) -> None:
-        """Place the tokens whose text was uncertain. Where bytes were replaced, all of it counts as made by the last of them."""
-        if not spread(
-            text, self._uncertain, [self._pieces.visible_bytes(token.token_id) for token in self._uncertain], start=start
-        ):
-            last = self._uncertain[-1]
-            last.start, last.end, last.emitted = start, start + len(text), text
-        self._uncertain.clear()
-
-    def _before_stop(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        """What may be shown of them. A stop string has to stand in visible text, and in one piece of it."""
-        for segment in segments:
-            if self._stops is None:
-                yield segment
-            elif segment.kind == "text":
-                yield Segment("text", self._stops.push(segment.text))
-                if self._stops.stopped:
-                    self.done = True
-                    return
-            else:
-                yield Segment("text", self._stops.flush())
-                yield segment
+    def _up_to_end(self, parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
+        """What may be shown of them: up to a stop string, and up to the end of the call that is the only one."""
+        for part in parts:
+            yield from self._stops.scan(part)
+            self.done = self._stops.cut is not None or (self._rules.one_call and isinstance(part, CallEnded))
+            if self.done:
+                return
 
     def _finished(self, event: Finished) -> tuple[OutputEvent, ...]:
-        self.done = True
         if event.reason is FinishReason.FAILED:
+            self.done = True
             raise GenerationFailed(event.error or "the generation failed")
         echo = self._echo(()) if self._owes_echo else ()
-        deltas = self._flush() if self._rules.max_tokens else ()
+        deltas = self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
+        self.done = True
         self.memory, self.timings = event.memory, event.timings
         return (*echo, *deltas, self._ending(event.reason))
 
-    def _flush(self) -> tuple[TextDelta, ...]:
-        text = self._detokenizer.flush()
-        segments = _segments([*self._format.push(text), *self._format.flush()])
-        if not self._tracks:
-            return self._deltas(segments, self._held_ids)
-        if text and self._uncertain:
-            self._place(text, start=self._characters)
-        self._characters += len(text)
-        shown = [*self._before_stop(segments)]
-        if self._stops is not None:
-            shown.append(Segment("text", self._stops.flush()))
-        return self._show(shown, all_of_it=True)
+    def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
+        text = self._detokenizer.flush() if self._plain else self._tokens.flush()
+        parts = [*self._up_to_end([*self._format.push(text), *self._format.flush(cut=cut)])]
+        if not self.done:
+            parts += self._stops.flush()
+        return self._show(parts, all_of_it=True)
 
-    def _show(self, segments: Sequence[Segment], *, all_of_it: bool = False) -> tuple[TextDelta, ...]:
-        """Deltas for what may newly be shown, with the tokens that are wholly visible now."""
-        self._visible += sum(len(segment.text) for segment in segments)
-        cut = self._stops is not None and self._stops.stopped
-        token_ids: list[int] = []
-        logprobs: list[TokenText] = []
-        while self._pending:
-            token = self._pending[0]
-            seen = token.end <= self._visible and token.start < self._visible
-            if cut and token.start >= self._visible:
-                break
-            if not (seen or cut or all_of_it):
-                break
-            self._pending.popleft()
-            token_ids.append(token.token_id)
-            if token.logprob is not None:
-                logprobs.append(self._token_text(token, token.logprob))
-        return self._deltas(segments, tuple(token_ids), tuple(logprobs))
+    def _show(self, parts: Sequence[AnswerPart], *, all_of_it: bool = False) -> tuple[OutputDelta, ...]:
+        """Deltas for what may newly be shown, with the tokens about which all is certain now."""
+        cut = self._stops.cut
+        certain = self._format.certain if cut is None else cut
+        tokens = [*self._tokens.take(certain if self._stops.held_from is None else min(certain, self._stops.held_from))]
+        if cut is not None or all_of_it:
+            tokens += self._tokens.take_before(cut)
+        thoughts = self._format.thoughts
+        if thoughts:
+            self._reasoning_tokens += sum(any(start <= token.start < end for start, end in thoughts) for token in tokens)
+        logprobs = tuple(self._tokens.shown(token, token.logprob, cut=cut) for token in tokens if token.logprob is not None)
+        return self._deltas(parts, tuple(token.token_id for token in tokens), logprobs, owes=not (self.done or all_of_it))
 
     def _deltas(
-        self, segments: Sequence[Segment], token_ids: tuple[int, ...], logprobs: tuple[TokenText, ...] = ()
-    ) -> tuple[TextDelta, ...]:
-        """One delta for each run of segments of a kind. All tokens stand with the last one, though it be empty."""
-        runs = segments if len(segments) == 1 else _runs(segments)
-        *before, last = runs or [Segment("text", "")]
-        if not last.text and not token_ids:
+        self,
+        parts: Sequence[AnswerPart],
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenText, ...] = (),
+        *,
+        owes: bool = True,
+    ) -> tuple[OutputDelta, ...]:
+        """One delta for each run of parts of a kind. All tokens stand with the last one; without any they are owed."""
+        if self._owed_ids:
+            token_ids, logprobs = (*self._owed_ids, *token_ids), (*self._owed_logprobs, *logprobs)
+        deltas = [self._delta(part) for part in (parts if len(parts) == 1 else _runs(parts))]
+        if not deltas and token_ids and not owes:
+            deltas.append(TextDelta(index=self.index, text=""))
+        if not deltas:
+            self._owed_ids, self._owed_logprobs = token_ids, logprobs
             return ()
-        return (
-            *(TextDelta(index=self.index, text=run.text, kind=run.kind) for run in before),
-            TextDelta(index=self.index, text=last.text, kind=last.kind, token_ids=token_ids, logprobs=logprobs),
-        )
+        self._owed_ids, self._owed_logprobs = (), ()
+        if token_ids:
+            deltas[-1] = msgspec.structs.replace(deltas[-1], token_ids=token_ids, logprobs=logprobs)
+        return tuple(deltas)
 
-    def _token_text(self, token: PlacedToken, scored: TokenLogprob) -> TokenText:
-        text, raw = self._shown(token.token_id)
-        if (hidden := token.end - self._visible) > 0:
-            raw = raw[: max(0, raw.rfind(token.emitted[-hidden:].encode()))]
-            text = raw.decode("utf-8", "replace")
-        return TokenText(
-            text=text,
-            raw=raw,
-            logprob=scored.logprob,
-            top=tuple(self._rival(token_id, logprob) for token_id, logprob in scored.top),
-            text_offset=self._offset + token.start,
-        )
-
-    def _rival(self, token_id: int, logprob: float) -> TokenText:
-        text, raw = self._shown(token_id)
-        return TokenText(text=text, raw=raw, logprob=logprob)
-
-    def _shown(self, token_id: int) -> tuple[str, bytes]:
-        raw = self._pieces.all_bytes(token_id)
-        return raw.decode("utf-8", "replace"), raw
+    def _delta(self, part: AnswerPart) -> OutputDelta:
+        match part:
+            case Segment():
+                return TextDelta(index=self.index, text=part.text, kind=part.kind)
+            case CallBegun():
+                self._begun += 1
+                call_id = self._ids.next(part.name, written=part.id)
+                return ToolCallStarted(index=self.index, call=self._begun - 1, id=call_id, name=part.name)
+            case CallArguments():
+                return ToolArgumentsDelta(index=self.index, call=self._begun - 1, text=part.text)
+            case CallEnded():
+                self._calls += 1
+                return ToolCallFinished(index=self.index, call=self._begun - 1, repairs=part.repairs)
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
         """The prompt as the beginning of the answer. Its first token has no score: NaN, since nothing stands before it."""
@@ -239,24 +223,26 @@ class ChoiceText:
             prompt_text = detokenizer(self._pieces, show_special=True)
             offset = 0
             for token_id, scored in zip(prompt, (None, *scores), strict=True):
-                text, raw = self._shown(token_id)
-                top = () if scored is None else tuple(self._rival(other, logprob) for other, logprob in scored.top)
+                text, raw = text_and_bytes(self._pieces, token_id)
+                top = () if scored is None else tuple(rival(self._pieces, other, logprob) for other, logprob in scored.top)
                 logprob = math.nan if scored is None else scored.logprob
                 logprobs.append(TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset))
                 offset += len(prompt_text.push((token_id,)))
         return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=prompt, logprobs=tuple(logprobs)),)
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
-        """Why the answer ended is decided here: what the worker reports, unless a stop string ended it before."""
-        stopped = self._stops is not None and self._stops.stopped
+        """Why the answer ended is decided here: the worker's reason, unless a stop string or the only call ended it before."""
+        ended_here = self._stops.cut is not None or (self._rules.one_call and self._calls > 0)
         return ChoiceFinished(
             index=self.index,
-            reason=FinishReason.STOP if stopped else reported,
+            reason=FinishReason.STOP if ended_here else reported,
             prompt_tokens=len(self._rules.prompt_token_ids),
             completion_tokens=self.completion_tokens,
             timings=self.timings,
             memory=self.memory,
             divergent=self._divergent_texts(),
+            reasoning_tokens=self._reasoning_tokens,
+            calls=self._calls,
         )
 
     def _divergent_texts(self) -> DivergentTexts | None:
@@ -266,16 +252,26 @@ class ChoiceText:
         before = self._rules.prompt_token_ids[max(0, found.position - _TOKENS_BEFORE) : found.position]
         return DivergentTexts(
             before=b"".join(self._pieces.all_bytes(token_id) for token_id in before).decode("utf-8", "replace"),
-            stored=self._shown(found.stored_token_id)[0],
-            prompt=self._shown(found.prompt_token_id)[0],
+            stored=text_and_bytes(self._pieces, found.stored_token_id)[0],
+            prompt=text_and_bytes(self._pieces, found.prompt_token_id)[0],
         )
 
 
-def _segments(parts: Iterable[AnswerPart]) -> list[Segment]:
-    return [part for part in parts if isinstance(part, Segment)]
+def _format(rules: ChoiceRules) -> SegmentFormat:
+    if rules.dialect is PLAIN:
+        return PlainFormat()
+    return AnswerReader(rules.dialect, tools=rules.tools, reads_calls=rules.reads_calls, in_reasoning=rules.in_reasoning)
 
 
-def _runs(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments of one kind that follow each other as one; none is empty."""
-    runs = [(kind, "".join([segment.text for segment in run])) for kind, run in groupby(segments, key=lambda each: each.kind)]
-    return [Segment(kind, text) for kind, text in runs if text]
+def _runs(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
+    """Segments of one kind and arguments that follow each other as one; none is empty."""
+    for kind, run in groupby(parts, key=lambda part: part.kind if isinstance(part, Segment) else type(part)):
+        if kind is CallArguments:
+            yield CallArguments("".join(part.text for part in run if isinstance(part, CallArguments)))
+            continue
+        if not isinstance(kind, str):
+            yield from run
+            continue
+        segments = [part for part in run if isinstance(part, Segment)]
+        if text := "".join(part.text for part in segments):
+            yield Segment(segments[0].kind, text, segments[0].start)

@@ -20,6 +20,17 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedDialect:
+    """What an answer is read by: the markers that are tokens are one character each (`Markers`)."""
+
+    calls: CallFormat | None
+    call_marks: frozenset[str]
+    start: str  # of a thought; empty: it has no marker
+    end: str
+    dropped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDialect:
     """What a model's answers are made of. Without anything: text throughout."""
 
@@ -29,9 +40,20 @@ class ModelDialect:
     marker_ids: Mapping[str, int] = field(default_factory=dict)  # markers, as text, that are single tokens of the model
     dropped_marks: tuple[str, ...] = ()  # stand around visible text and say nothing, such as <response> and </response>
     markers: Markers = field(init=False, repr=False, compare=False)
+    encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "markers", Markers(self.marker_ids))
+        markers = Markers(self.marker_ids)
+        calls, reasoning = markers.encoded(self.calls), markers.encoded(self.reasoning)
+        encoded = EncodedDialect(
+            calls=calls,
+            call_marks=frozenset(calls.marks) if calls else frozenset(),
+            start=reasoning.start.strip() if reasoning else "",
+            end=reasoning.end.strip() if reasoning else "",
+            dropped=tuple(mark.strip() for mark in markers.encoded(self.dropped_marks)),
+        )
+        object.__setattr__(self, "markers", markers)
+        object.__setattr__(self, "encoded", encoded)
 
 
 PLAIN = ModelDialect()

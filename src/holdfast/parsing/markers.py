@@ -16,6 +16,11 @@ _SURROGATE = re.compile("[\udc00-\udfff]")
 Data = TypeVar("Data")
 
 
+def is_marker(text: str) -> bool:
+    """Whether an encoded text begins with a marker that is a token."""
+    return "\udc00" <= text[:1] <= "\udfff"
+
+
 class Markers:
     """The markers of one model. Immutable."""
 

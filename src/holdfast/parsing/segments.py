@@ -13,6 +13,14 @@ class Segment(NamedTuple):
 
     kind: TextKind
     text: str
+    start: int = 0  # where it begins in the answer: characters before it, markers written out
+
+
+class Thought(NamedTuple):
+    """Where a thought stands in an answer, its markers included: characters before it and before what follows it."""
+
+    start: int
+    end: int
 
 
 class CallBegun(NamedTuple):
@@ -46,8 +54,13 @@ class SegmentFormat(Protocol):
     """
 
     @property
-    def held(self) -> int:
-        """Characters that came in and about which nothing is certain yet."""
+    def certain(self) -> int:
+        """Characters from the answer's beginning, markers written out, about which all is certain."""
+        ...
+
+    @property
+    def thoughts(self) -> Sequence[Thought]:
+        """Where the answer's reasoning stands, as far as it is certain."""
         ...
 
     def push(self, text: str) -> Sequence[AnswerPart]:

@@ -7,6 +7,7 @@ goes wrong here costs a shortcut, never an answer. A file that is damaged is beg
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
@@ -52,8 +53,8 @@ class AnswerFile:
     Opened when it is first needed and the folder is there: the store makes it, nobody else does.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int = 64 << 20) -> None:
-        self._path = folder / "answers" / f"answers-{_FORMAT}.sqlite"
+    def __init__(self, folder: Path, *, most_bytes: int = 32 << 20) -> None:
+        self._path = _path_in(folder)
         self._most_bytes, self._bytes = most_bytes, 0
         self._ids: set[bytes] = set()
         self._database: sqlite3.Connection | None = None
@@ -83,6 +84,7 @@ class AnswerFile:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="answers", daemon=True)
                 self._writer.start()
+                atexit.register(self.close)  # the thread dies with the process
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait((secret, answer))
 
@@ -90,6 +92,7 @@ class AnswerFile:
         """Write what waits, and close the file. May be called twice."""
         with self._lock:
             self._is_closed, writer = True, self._writer
+        atexit.unregister(self.close)
         if writer is not None:
             with contextlib.suppress(queue.Full):
                 self._waiting.put_nowait(None)
@@ -168,6 +171,23 @@ class AnswerFile:
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(OSError):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+
+def clear_answers(folder: Path) -> None:
+    """Delete all answers in a store's folder. A server may have the file open. Raises OSError."""
+    path = _path_in(folder)
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+            database.execute("DELETE FROM answers")
+            database.execute("VACUUM")
+    except _BROKEN:
+        path.unlink(missing_ok=True)
+
+
+def _path_in(folder: Path) -> Path:
+    return folder / "answers" / f"answers-{_FORMAT}.sqlite"
 
 
 def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:

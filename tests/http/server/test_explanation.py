@@ -115,3 +115,12 @@ def test_every_outcome_has_words_of_its_own(outcome: CacheOutcome) -> None:
     if outcome in (CacheOutcome.EVICTED, CacheOutcome.NO_BOUNDARY):
         assert "1,234 more tokens" in words(report)
     assert "another request" in words(msgspec.structs.replace(report, waited_for_another=True))
+
+
+async def test_what_no_grammar_enforces_is_named() -> None:
+    places = ("tools.0.function.parameters.properties.x.format",)
+    async with client_of(ScriptedGateway(unenforced=places)) as client:
+        explained = await client.post(CHAT, json=chat_body(holdfast={"explain": True}))
+        plain = await client.post(CHAT, json=chat_body())
+    assert explained.json()["holdfast"]["unenforced"] == [*places]
+    assert "holdfast" not in plain.json()

@@ -64,6 +64,7 @@ class MergedStream:
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
+        self.unenforced = tuple(dict.fromkeys(place for stream in streams for place in stream.unenforced))
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()

@@ -50,6 +50,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     explanation: str
     difference: Difference | None
     seconds: SecondsSpent
+    unenforced: tuple[str, ...] = ()  # places in the schemas of tools, of keywords that the answer need not keep to
     further_choices: list[Explanation] = []  # of the answer's first choice: the same for the others, if there are any
 
 
@@ -62,7 +63,12 @@ def explanation_of(choices: list[Explanation]) -> Explanation | None:
 
 
 def explain_choice(
-    event: ChoiceFinished, *, dropped_tokens: int = 0, accept_seconds: float, first_text_seconds: float | None
+    event: ChoiceFinished,
+    *,
+    dropped_tokens: int = 0,
+    accept_seconds: float,
+    first_text_seconds: float | None,
+    unenforced: tuple[str, ...] = (),
 ) -> Explanation:
     """What one choice began from. What the front itself knows is given."""
     memory, timings, difference = event.memory, event.timings, _difference(event)
@@ -86,6 +92,7 @@ def explain_choice(
             prefill=timings.prefill_seconds,
             first_text=first_text_seconds,
         ),
+        unenforced=unenforced,
     )
 
 

@@ -136,6 +136,7 @@ class GenerationResponse(Response):
                 dropped_tokens=self._answer.dropped_tokens,
                 accept_seconds=self._answer.accept_seconds,
                 first_text_seconds=self._answer.first_text_seconds(event.index),
+                unenforced=self._stream.unenforced if self._stream is not None else (),
             )
             self._explained.append(explained)
 

@@ -23,6 +23,7 @@ class OutputStream(Protocol):
 
     prompt_tokens: int  # counted once however many choices there are
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
+    unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """The events. Raises GenerationFailed when one of the choices cannot be finished."""

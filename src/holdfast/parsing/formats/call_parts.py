@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from holdfast.messages.output import TextKind
 from holdfast.parsing.formats.declared import DeclaredTools, ToolName
@@ -20,12 +21,18 @@ class CallParts:
         self.types = ParameterTypes(None)  # of the open call
         self.given: set[str] = set()  # its arguments
         self.is_open = False
+        self.any_ended = False
         self._repairs: list[str] = []
 
-    def say(self, kind: TextKind, text: str) -> None:
-        """Text or reasoning, of families that write these in channels; markers in it written out (`Incoming.plain`)."""
+    def say(self, kind: TextKind, text: str, *, start: int) -> None:
+        """Text or reasoning. Markers in it are written out (`Incoming.plain`); `start` is its `Incoming.position`."""
         if text:
-            self.done.append(Segment(kind, text))
+            self.done.append(Segment(kind, text, start))
+
+    def taken(self) -> Sequence[AnswerPart]:
+        """What was put out since the last time."""
+        done, self.done = self.done, []
+        return done
 
     def begin(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
         """A call whose name is certain."""
@@ -56,7 +63,7 @@ class CallParts:
         self.repair(*repairs)
         if not complete:
             self._write("}" if self.given else "{}")
-        self.is_open = False
+        self.is_open, self.any_ended = False, True
         self.done.append(CallEnded(tuple(self._repairs)))
 
     def _write(self, text: str) -> None:

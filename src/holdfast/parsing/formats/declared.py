@@ -38,6 +38,16 @@ class DeclaredTools:
         alike = self._alike.get(_essence(written), ())
         return ToolName(alike[0], declared=True, repaired=True) if len(alike) == 1 else ToolName(written, declared=False)
 
+    def declares(self, name: str) -> bool:
+        """Whether there is a tool of exactly this name."""
+        return name in self._parameters
+
+    def required(self, name: str) -> frozenset[str]:
+        """The arguments that a tool cannot do without."""
+        parameters = self._parameters.get(name)
+        found = parameters.get("required") if isinstance(parameters, Mapping) else None
+        return frozenset(key for key in found if isinstance(key, str)) if isinstance(found, list) else frozenset()
+
     def parameters(self, name: str) -> ParameterTypes:
         """The types of a tool's parameters."""
         return ParameterTypes(self._parameters.get(name))

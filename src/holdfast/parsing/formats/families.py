@@ -1,17 +1,14 @@
-"""Which format the models of a family write in: a format is a file beside this one, and a line here."""
+"""How the families of models write calls: a family is a line here, a mechanism a file beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
-from holdfast.parsing.formats.plain import PlainFormat
-from holdfast.parsing.segments import SegmentFormat
+from holdfast.parsing.formats.call_format import CallFormat
+from holdfast.parsing.formats.json_calls import JsonCalls
 
-FORMATS: Final[Mapping[str, Callable[[], SegmentFormat]]] = {}
-"""By `model_type` of config.json; models that are not here write plain text."""
-
-
-def segment_format(family: str) -> SegmentFormat:
-    """A fresh format for one sequence of a model of that family. Empty: no model's own, the text is taken as it is."""
-    return FORMATS.get(family, PlainFormat)()
+FAMILIES: Final[Mapping[str, CallFormat]] = {
+    "hermes": JsonCalls(wrapper=("<tool_call>\n", "\n</tool_call>")),
+}
+"""By the family's name."""

@@ -19,15 +19,40 @@ class Incoming:
         self.text = ""
         self.place = 0
         self.ended = False  # no more text will come
+        self.came = self.passed = 0  # characters, markers written out: all of them, and those that were read and dropped
+        self._kept: list[str] | None = None  # what was dropped since `keep`
 
     def add(self, text: str) -> None:
         """More text has come."""
         self.text += text
+        self.came += len(self.plain(text))
 
     def drop_read(self) -> str:
         """Forget what was read, and return it."""
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
+        if self._kept is not None:
+            self._kept.append(read)
+        else:
+            self.passed += len(self.plain(read))
         return read
+
+    @property
+    def position(self) -> int:
+        """How many characters, markers written out, stand before the place that is read next."""
+        return self.passed + len(self.plain("".join((*(self._kept or ()), self.text[: self.place]))))
+
+    def keep(self) -> None:
+        """From here on what is dropped can be had back."""
+        self._kept = []
+
+    def forget(self) -> None:
+        """What was dropped since `keep` is not wanted back."""
+        kept, self._kept = "".join(self._kept or ()), None
+        self.passed += len(self.plain(kept))
+
+    def take_back(self) -> None:
+        """Stand again where `keep` was called."""
+        self.text, self._kept, self.place = "".join((*(self._kept or ()), self.text)), None, 0
 
     @property
     def rest(self) -> str:

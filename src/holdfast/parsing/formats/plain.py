@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.parsing.segments import Segment
+from holdfast.parsing.segments import Segment, Thought
 
 
 class PlainFormat:
     """All of it is visible text, and nothing is held back."""
 
-    held = 0
+    thoughts: Sequence[Thought] = ()
+
+    def __init__(self) -> None:
+        self.certain = 0
 
     def push(self, text: str) -> Sequence[Segment]:
         """The text, as one segment."""
-        return (Segment("text", text),) if text else ()
+        start = self.certain
+        self.certain += len(text)
+        return (Segment("text", text, start),) if text else ()
 
     def flush(self, *, cut: bool = False) -> Sequence[Segment]:
         """Nothing: there is no state."""

@@ -1,0 +1,59 @@
+"""How the answers to a request are to be read: what `parsing` has to know of the request and of its model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.intake.grammars.thought import thought_state
+from holdfast.intake.prompt import PromptText, PromptTokens
+from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.parsing.choice import ChoiceRules
+from holdfast.parsing.dialect import PLAIN
+from holdfast.parsing.formats.declared import DeclaredTools
+
+
+def answer_rules(
+    request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, tokens: PromptTokens, *, sequence: SequenceRequest
+) -> ChoiceRules:
+    """The rules for all choices of a request. sequence: any of them, as it goes to the worker.
+
+    What completes a text, and is no chat, has neither reasoning nor calls in it.
+    """
+    chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
+    return ChoiceRules(
+        prompt_token_ids=tokens.token_ids,
+        stop_token_ids=frozenset(sequence.stop_token_ids),
+        max_tokens=sequence.max_tokens,
+        stops=request.stop,
+        dialect=PLAIN if chat is None else bundle.dialect,
+        tools=DeclaredTools(chat.tools if chat else ()),
+        reads_calls=chat is not None and bool(chat.tools) and request.tool_choice.mode != "none",
+        one_call=not request.tool_choice.parallel,
+        in_reasoning=chat is not None and thought_state(prompt.text, bundle.dialect) == "open",
+        earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
+        want_logprobs=request.want_logprobs,
+        at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
+        echo=request.echo,
+        echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
+    )
+
+
+def _call_ids(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            if isinstance(call, Mapping) and isinstance(call.get("id"), str):
+                yield call["id"]
+
+
+def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
+    if isinstance(request.prompt, ChatPrompt):
+        return not request.prompt.continue_last
+    return token_ids == (tokenizer.bos_token_id,)
+
+
+def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:
+    return prompt.text or tokenizer.decode(prompt.token_ids, skip_special_tokens=False)

@@ -1,0 +1,257 @@
+"""Reads an answer in one pass: reasoning, visible text and calls, by the dialect of its model. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from holdfast.messages.output import TextKind
+from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.formats.call_format import CallFormat, ChannelFormat
+from holdfast.parsing.formats.call_parts import CallParts
+from holdfast.parsing.formats.declared import DeclaredTools
+from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.markers import is_marker
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, Thought
+
+_NEWLINES = "\r\n"
+_SPACES = " \t\r\n"
+_MOST_SPACES = 64  # more of them before a marker are text: they are not held back
+
+
+class AnswerReader:
+    """The `SegmentFormat` of a model whose dialect is known. One for each sequence.
+
+    White space next to a marker belongs to it: newlines at a thought's beginning and behind its end, all of it before a marker
+    and around calls.
+    """
+
+    def __init__(
+        self,
+        dialect: ModelDialect,
+        *,
+        tools: DeclaredTools | None = None,
+        reads_calls: bool = True,
+        in_reasoning: bool = False,
+    ) -> None:
+        """in_reasoning: the prompt has opened a thought. reads_calls: off, and what would be a call is text."""
+        self._source = Incoming(dialect.markers.restore)
+        self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
+        self._marks = dialect.encoded
+        self._openers = _openers(dialect.encoded.calls, reads_calls)
+        self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.call_marks)
+        self._thinking = in_reasoning and bool(self._marks.end)
+        self._thoughts: list[Thought] = []
+        self._thought_start = 0
+        self._thought_text = False  # the open thought has text
+        self._skipped = _NEWLINES if self._thinking else ""  # white space that is left out of what follows
+        self._long_space = False  # white space has been given because it was too much, and more of it follows
+        self._blank_line = True  # nothing but white space stands in the line before
+        self._reading = False  # a call, or what may be one
+        self._steps = self._read()
+        next(self._steps)
+
+    @property
+    def certain(self) -> int:
+        """Characters from the answer's beginning, markers written out, about which all is certain."""
+        return self._source.passed
+
+    @property
+    def thoughts(self) -> Sequence[Thought]:
+        """Where the answer's reasoning stands; an open thought ends where certainty does."""
+        if not self._thinking:
+            return self._thoughts
+        return (*self._thoughts, Thought(self._thought_start, self._source.passed))
+
+    def push(self, text: str) -> Sequence[AnswerPart]:
+        """Add text; returns the parts that are certain now."""
+        if text:
+            self._source.add(text)
+            next(self._steps, None)
+        return self._taken()
+
+    def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
+        """What was held back, when no text follows. cut: by the answer's length; a call that is open stays as it is."""
+        source = self._source
+        source.ended = True
+        if not (cut and self._reading):
+            next(self._steps, None)
+        elif not self._parts.is_open:
+            self._steps.close()
+            source.take_back()
+            if not self._is_markup(source.text.strip(_SPACES)):
+                self._give(len(source.text))
+        source.place = len(source.text)
+        source.forget()
+        source.drop_read()
+        return self._taken()
+
+    def _taken(self) -> Sequence[AnswerPart]:
+        parts = self._parts.taken()
+        if isinstance(self._marks.calls, ChannelFormat):
+            spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
+            self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
+        return parts
+
+    def _is_markup(self, text: str) -> bool:
+        """Whether nothing but the beginning of a marker is left of calls that are complete."""
+        calls = self._marks.calls
+        return not text or (self._parts.any_ended and calls is not None and any(mark.startswith(text) for mark in calls.marks))
+
+    # one pass
+
+    def _read(self) -> Waiting[None]:
+        """Yields whenever nothing more is certain; ends when the text has."""
+        source = self._source
+        yield
+        while True:
+            marks = self._marks_here()
+            certain = source.certain(marks) if marks else len(source.text)
+            space = self._give_up_to(certain)
+            if space == len(source.text):
+                if source.ended:
+                    self._give(space)
+                    return
+                yield
+            elif mark := (yield from source.standing(marks, space)):
+                yield from self._at_mark(mark, space)
+
+    def _marks_here(self) -> Sequence[str]:
+        marks = self._marks
+        if self._thinking:
+            return tuple(mark for mark in (marks.end, marks.start, *self._openers_in_thought) if mark)
+        return tuple(mark for mark in (marks.start, marks.end, *marks.dropped, *self._openers) if mark)
+
+    def _at_mark(self, mark: str, space: int) -> Waiting[None]:
+        """Do what the mark that stands behind so much white space says."""
+        marks, behind = self._marks, space + len(mark)
+        counts = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
+        if mark == marks.end and self._thinking:
+            self._end_thought(behind)
+        elif (mark == marks.end and counts) or (mark == marks.start and self._thinking and not self._thought_text):
+            self._drop(behind)
+        elif mark == marks.start and not self._thinking and counts:
+            self._thought_start, self._thinking, self._thought_text = self._source.passed + space, True, False
+            self._drop(behind)
+        elif mark in marks.dropped and not self._thinking:
+            self._drop(behind)
+        elif mark in self._openers and self._thinking:
+            if counts:
+                yield from self._read_call_in_thought(mark, space)
+            else:
+                self._give(behind)
+        elif mark in self._openers and marks.calls is not None and (counts or mark in marks.call_marks):
+            yield from self._read_call(marks.calls, mark, space)
+        else:
+            self._give(behind)
+
+    def _read_call(self, calls: CallFormat, mark: str, space: int) -> Waiting[None]:
+        source, parts = self._source, self._parts
+        source.place = space
+        self._reading = True
+        is_call = yield from calls.read(source, parts)
+        self._reading = False
+        if parts.is_open:
+            parts.end("unclosed_call")
+        if is_call:
+            self._drop(source.place, spaces=_SPACES)
+        else:
+            self._give(space + len(mark))
+
+    def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
+        """A thought may speak of calls. A call ends it if it is of a declared tool and, where no token marks it, complete."""
+        source, calls = self._source, self._marks.calls
+        trial, start = CallParts(self._parts.tools), source.passed + space
+        source.keep()
+        source.place = space
+        self._reading = True
+        is_call = calls is not None and (yield from calls.read(source, trial))
+        self._reading = False
+        if is_call and _is_valid(trial, marked=is_marker(mark)):
+            source.forget()
+            self._thoughts.append(Thought(self._thought_start, start))
+            self._thinking = False
+            self._parts.done += trial.done
+            self._drop(source.place, spaces=_SPACES)
+        else:
+            source.take_back()
+            self._give(space + len(mark))
+
+    def _end_thought(self, behind: int) -> None:
+        self._drop(behind)
+        self._thoughts.append(Thought(self._thought_start, self._source.passed))
+        self._thinking = False
+
+    # what is given
+
+    def _give_up_to(self, end: int) -> int:
+        """Give what stands before this place, but for white space that may belong to a marker; how much of it is left."""
+        text = self._source.text[:end]
+        if self._skipped:
+            rest = text.lstrip(self._skipped)
+            if not rest:
+                self._source.place = end
+                self._source.drop_read()
+                return 0
+            self._source.place = end - len(rest)
+            self._source.drop_read()
+            self._skipped, text = "", rest
+        body = text.rstrip(_SPACES)
+        if body:
+            self._long_space = False
+        if self._long_space or len(text) - len(body) > _MOST_SPACES:
+            self._long_space = True
+            body = text
+        self._give(len(body))
+        return len(text) - len(body)
+
+    def _give(self, length: int) -> None:
+        """Give so many characters, as what they are here."""
+        source = self._source
+        kind: TextKind = "reasoning" if self._thinking else "text"
+        text = source.plain(source.text[:length])
+        if text:
+            self._parts.say(kind, text, start=source.passed)
+            self._thought_text = self._thinking
+            *above, line = text.rsplit("\n", 1)
+            self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
+            self._skipped = ""
+        source.place = length
+        source.drop_read()
+
+    def _drop(self, length: int, *, spaces: str = _NEWLINES) -> None:
+        """Leave out so many characters of markup, and the white space behind them."""
+        self._source.place = length
+        self._source.drop_read()
+        self._skipped, self._blank_line, self._long_space = spaces, True, False
+
+
+def _openers(calls: CallFormat | None, reads_calls: bool) -> Sequence[str]:
+    if calls is None:
+        return ()
+    if reads_calls:
+        return tuple(calls.openers)
+    return tuple(calls.channel_openers) if isinstance(calls, ChannelFormat) else ()
+
+
+def _is_valid(trial: CallParts, *, marked: bool) -> bool:
+    """Whether all calls are of declared tools and, unless marked, have all arguments that are required."""
+    arguments: list[str] = []
+    for part in trial.done:
+        if isinstance(part, CallBegun):
+            name, arguments = part.name, []
+            if not trial.tools.declares(name):
+                return False
+        elif isinstance(part, CallArguments):
+            arguments.append(part.text)
+        elif isinstance(part, CallEnded) and not marked and not _is_complete(trial.tools, name, "".join(arguments), part.repairs):
+            return False
+    return not trial.is_open
+
+
+def _is_complete(tools: DeclaredTools, name: str, arguments: str, repairs: Sequence[str]) -> bool:
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return not any(repair.startswith("unclosed") for repair in repairs) and tools.required(name) <= set(given)

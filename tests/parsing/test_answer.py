@@ -1,0 +1,201 @@
+"""An answer is read in one pass, and however it was cut: reasoning, text and calls, and no text is lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
+from holdfast.parsing.formats.declared import DeclaredTools
+from holdfast.parsing.formats.families import FAMILIES
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.parsing.whole_answer import whole_answer
+
+THINK = ReasoningFormat(start="<think>", end="</think>")
+TOKENS = {"<think>": 1, "</think>": 2, "<tool_call>": 3, "</tool_call>": 4}
+TOOLS = DeclaredTools(
+    [
+        {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "required": ["city"]}}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]
+)
+AS_TOKENS = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, marker_ids=TOKENS)
+AS_TEXT = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK)
+BOTH = pytest.mark.parametrize("dialect", [AS_TOKENS, AS_TEXT], ids=["tokens", "text"])
+
+pieces = st.sampled_from(
+    [
+        "<think>", "</think>", "<tool_call>", "</tool_call>", "{", "}", "[", "]", "True", "1", "name", "get_weather", ":", ",",
+        '{"name": "get_weather", "arguments": {"city": "Rom"}}', '{"arguments": {"x": 1.50}, "name": "stop"}', '"', "\\", "'",
+        '{"name": "stop", "arguments": ', '{"a": [1, {"b": null}]', "```json\n", "```", " ", "\n", "\n\n", "a", "🙂",
+        "<tool", "</th",
+    ]
+)  # fmt: skip
+texts = st.lists(pieces, max_size=12).map("".join)
+places = st.lists(st.integers(0, 400), max_size=12)
+
+
+def cut(text: str, at: list[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in at), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+def read(
+    text: str, dialect: ModelDialect = AS_TOKENS, *, at: list[int] | None = None, ends_cut: bool = False, **rules: bool
+) -> list[AnswerPart]:
+    reader = AnswerReader(dialect, tools=TOOLS, **rules)  # type: ignore[arg-type]
+    parts = [part for piece in cut(dialect.markers.encode(text), at or []) for part in reader.push(piece)]
+    return [*parts, *reader.flush(cut=ends_cut)]
+
+
+def joined(parts: list[AnswerPart]) -> list[tuple[object, ...]]:
+    """The parts, those of a kind that follow each other as one."""
+    found: list[tuple[object, ...]] = []
+    for part in parts:
+        match part:
+            case Segment():
+                entry: tuple[object, ...] = (part.kind, part.text)
+            case CallArguments():
+                entry = ("arguments", part.text)
+            case _:
+                entry = tuple(part)
+                assert isinstance(part, (CallBegun, CallEnded))
+        if found and len(entry) == 2 and entry[0] in ("text", "reasoning", "arguments") and found[-1][0] == entry[0]:
+            found[-1] = (entry[0], str(found[-1][1]) + str(entry[1]))
+        else:
+            found.append(entry)
+    return found
+
+
+def outcome(text: str, dialect: ModelDialect = AS_TOKENS, **rules: bool) -> tuple[str, str, list[tuple[str, dict[str, object]]]]:
+    whole = whole_answer(read(text, dialect, **rules))
+    return whole.reasoning, whole.text, [(call.name, dict(call.arguments)) for call in whole.calls]
+
+
+@BOTH
+@given(text=texts, at=places, in_reasoning=st.booleans(), reads_calls=st.booleans(), ends_cut=st.booleans())
+def test_cuts_change_nothing(
+    dialect: ModelDialect, text: str, at: list[int], in_reasoning: bool, reads_calls: bool, ends_cut: bool
+) -> None:
+    in_parts = read(text, dialect, at=at, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
+    at_once = read(text, dialect, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
+    assert joined(in_parts) == joined(at_once)
+
+
+@given(text=texts, at=places)
+def test_without_reasoning_and_calls_the_text_is_what_came(text: str, at: list[int]) -> None:
+    dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"], marker_ids=TOKENS)
+    parts = read(text, dialect, at=at, reads_calls=False)
+    assert "".join(part.text for part in parts if isinstance(part, Segment)) == text
+
+
+@BOTH
+@given(text=texts, at=places, in_reasoning=st.booleans())
+def test_fragments_of_a_call_that_ends_join_to_an_object(
+    dialect: ModelDialect, text: str, at: list[int], in_reasoning: bool
+) -> None:
+    parts = read(text, dialect, at=at, in_reasoning=in_reasoning)
+    begun, arguments = False, ""
+    for part in parts:
+        if isinstance(part, CallBegun):
+            assert not begun
+            begun, arguments = True, ""
+        elif isinstance(part, CallArguments):
+            assert begun and part.text
+            arguments += part.text
+        elif isinstance(part, CallEnded):
+            assert begun and isinstance(json.loads(arguments), dict)
+            begun = False
+    assert not begun
+
+
+@BOTH
+@given(text=texts, at=places)
+def test_places_are_those_of_the_whole_text(dialect: ModelDialect, text: str, at: list[int]) -> None:
+    for part in read(text, dialect, at=at):
+        if isinstance(part, Segment):
+            assert text[part.start : part.start + len(part.text)] == part.text
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+ROME = [("get_weather", {"city": "Rom"})]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hello", ("", "hello", [])),
+        ("<think>\nhm\n</think>\n\nhello", ("hm", "hello", [])),
+        (f"<think>\nhm\n</think>\n\n{CALL}", ("hm", "", ROME)),
+        (f"Let me see.\n\n{CALL}\n", ("", "Let me see.", ROME)),
+        (f"{CALL}\n{CALL}", ("", "", [*ROME, *ROME])),
+        (f"{CALL}\n\nand so\n<think>more</think>\non", ("more", "and soon", ROME)),
+        ("</think>\n\nhello", ("", "hello", [])),
+        ("\n\n<think>\n\n</think>\n\nhello", ("", "hello", [])),
+        ("<think>cut off", ("cut off", "", [])),
+    ],
+)
+def test_reasoning_text_and_calls_come_apart(
+    dialect: ModelDialect, text: str, expected: tuple[str, str, list[tuple[str, dict[str, object]]]]
+) -> None:
+    assert outcome(text, dialect) == expected
+
+
+def test_a_thought_that_the_prompt_has_opened_needs_no_marker_and_may_repeat_it() -> None:
+    assert outcome("hm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])
+    assert outcome("<think>\nhm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])
+
+
+def test_a_call_in_a_thought_ends_it_if_its_tool_is_declared() -> None:
+    assert outcome(f"so I call\n{CALL}", in_reasoning=True) == ("so I call", "", ROME)
+    other = CALL.replace("get_weather", "unknown")
+    assert outcome(f"so I call {other} or", in_reasoning=True) == (f"so I call {other} or", "", [])
+
+
+def test_talk_of_calls_in_a_thought_stays_a_thought() -> None:
+    assert outcome("one writes <tool_call> and a name</think>", in_reasoning=True) == (
+        "one writes <tool_call> and a name",
+        "",
+        [],
+    )
+    assert outcome(f"like `{CALL}` it</think>ok", AS_TEXT, in_reasoning=True) == (f"like `{CALL}` it", "ok", [])
+
+
+def test_a_call_in_a_thought_that_no_token_marks_has_to_be_complete() -> None:
+    assert outcome(f"so\n{CALL}", AS_TEXT, in_reasoning=True) == ("so", "", ROME)
+    missing = CALL.replace("city", "town")
+    assert outcome(f"so\n{missing}", AS_TEXT, in_reasoning=True) == (f"so\n{missing}", "", [])
+
+
+def test_markers_that_are_tokens_cannot_be_written_with_letters() -> None:
+    reader = AnswerReader(AS_TOKENS, tools=TOOLS)
+    text = '<think>\n<tool_call>{"name": "stop", "arguments": {}}</tool_call>'
+    assert whole_answer([*reader.push(text), *reader.flush()]).text == text
+
+
+def test_without_calls_their_markup_is_text() -> None:
+    assert outcome(f"so {CALL}", reads_calls=False) == ("", f"so {CALL}", [])
+
+
+def test_a_call_cut_by_length_stays_open_and_one_not_begun_is_text() -> None:
+    assert joined(read('<tool_call>\n{"name": "stop", "arguments": {"a": "b', ends_cut=True)) == [
+        ("stop", ""),
+        ("arguments", '{"a": "b'),
+    ]
+    assert joined(read('so <tool_call>\n{"name": "st', ends_cut=True)) == [("text", 'so <tool_call>\n{"name": "st')]
+    assert joined(read(f"{CALL}\n<tool_", AS_TEXT, ends_cut=True))[-1] == ((),)
+
+
+def test_what_is_no_call_is_text() -> None:
+    assert outcome("<tool_call>\nnonsense\n</tool_call>") == ("", "<tool_call>\nnonsense\n</tool_call>", [])
+    assert outcome('<tool_call>\n{"name": "stop"') == ("", '<tool_call>\n{"name": "stop"', [])
+
+
+def test_a_long_run_of_white_space_is_text() -> None:
+    assert outcome("a" + "\n" * 100 + CALL) == ("", "a" + "\n" * 100, ROME)
