@@ -83,7 +83,7 @@ demo-chat: $(SERVING)
 	@mv docs/demo-chat.new docs/demo-chat.md
 
 agents: $(TOOLS)
-	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 ai@7 @ai-sdk/openai-compatible@3 zod@4
+	@npm install --silent --no-fund --no-audit --prefix .agents opencode-ai@1.18 ai@6 @ai-sdk/openai-compatible@2 zod@4
 	@test -x .agents/aider/bin/aider || { $(BIN)/python -m venv .agents/aider && .agents/aider/bin/pip install --quiet "aider-chat>=0.86,<0.90"; }
 	@$(ONE_THREAD) $(BIN)/python -m tools.try_agents $(ARGS)
 

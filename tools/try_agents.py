@@ -187,7 +187,16 @@ def run(agent: Agent, *, folder: Path) -> str:
         shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "/work").replace(str(folder), ".agents")
         call = " ".join(part if part.isprintable() and " " not in part else json.dumps(part) for part in command)
         call = call.replace(str(folder), ".agents").replace(str(home), "~")
-        return f"## {agent.name} {_plain(version)}\n\n```\n$ {call}\n{shown.strip()}\n```\n\n{requests}\n"
+        version = _plain(version).removeprefix(agent.name).strip()
+        return f"## {agent.name} {version}\n\n{_setup(agent)}````\n$ {call}\n{shown.strip()}\n````\n\n{requests}\n"
+
+
+def _setup(agent: Agent) -> str:
+    """What a user has to write to point the agent at the server."""
+    address = {"url": "http://127.0.0.1:8321"}
+    files = [f"`~/{path}`:\n\n````\n{_filled(text, address).strip()}\n````\n\n" for path, text in agent.home.items()]
+    variables = " ".join(f"{name}={_filled(value, address)}" for name, value in agent.environment.items())
+    return "".join(files) + (f"Environment: `{variables}`\n\n" if variables else "")
 
 
 def _write(path: Path, text: str) -> None:
@@ -235,12 +244,17 @@ def _requests(server: ServerProcess) -> str:
         if line.startswith("#"):
             continue
         name, _, value = line.rpartition(" ")
-        for wanted in ("prompt_tokens_total", "cached_tokens_total", "completion_tokens_total", "accept_seconds_count"):
+        for wanted in (
+            "request_prompt_tokens_total",
+            "request_cached_tokens_total",
+            "completion_tokens_total",
+            "accept_seconds_count",
+        ):
             if name.split("{")[0].endswith(wanted):
                 totals[wanted] = totals.get(wanted, 0) + int(float(value))
     return (
-        f"{totals['accept_seconds_count']} requests, {totals['prompt_tokens_total']} tokens of prompts, of which "
-        f"{totals['cached_tokens_total']} were not read again; {totals['completion_tokens_total']} tokens written."
+        f"{totals['accept_seconds_count']} requests, {totals['request_prompt_tokens_total']} tokens of prompts, of which "
+        f"{totals['request_cached_tokens_total']} were not read again; {totals['completion_tokens_total']} tokens written."
     )
 
 
@@ -262,7 +276,7 @@ def main() -> None:
 INTRODUCTION = """# Agents that were tried
 
 What `make agents` printed: each agent has done a task with its own prompt and tools, in a throw-away home, against a model
-whose weights spell a script. Paths are shortened. Each one's configuration is in `tools/try_agents.py`.
+whose weights spell a script. Paths are shortened.
 
 """
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast_bench.compare import changes_between
-from holdfast_bench.engine_steps import BareForward, EngineSteps, alternate
+from holdfast_bench.engine_steps import BareForward, EngineSteps, alternate, requests_of
 from holdfast_bench.results import Results
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -27,7 +28,7 @@ def measured(engine_class: type[Engine]) -> tuple[Results, dict[str, list[list[i
     model = kept_tiny("qwen3")
     engine = engine_class(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     steppers = {
-        "engine": EngineSteps(engine, PROMPTS, capacity_tokens=64),
+        "engine": EngineSteps(engine, requests_of(PROMPTS, max_tokens=58)),
         "bare": BareForward(model, PROMPTS, pipelined=False),
         "bare, pipelined": BareForward(model, PROMPTS, pipelined=True),
     }

@@ -31,6 +31,7 @@ DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
 CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
+ConstrainChoice: TypeAlias = Literal["strict", "auto"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -170,6 +171,19 @@ class LimitsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsSettings:
+    """How calls of tools are written."""
+
+    constrain: ConstrainChoice = _setting(
+        "strict",
+        "Whose calls are held to names and schemas where a model may call: `strict`: those that ask for it, `auto`: of all.",
+    )
+
+
+DEFAULT_TOOLS = ToolsSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """Where what was read stays, and in which form."""
 
@@ -223,6 +237,7 @@ class Settings:
     residency: ResidencySettings = ResidencySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
+    tools: ToolsSettings = ToolsSettings()
     store: StoreSettings = StoreSettings()
     log: LogSettings = LogSettings()
 

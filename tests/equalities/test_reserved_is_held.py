@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams

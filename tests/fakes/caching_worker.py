@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import SchedulerSettings
+from holdfast.engine.constraints import Constraints
 from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import Runner
 from holdfast.kv.form import Codec
@@ -58,10 +59,11 @@ class CachingWorker:
         most_sessions: int = 4,
         pinned_percent: int = 50,
         engine: type[Engine] = Engine,
+        constraints: Constraints | None = None,
         clock: Callable[[], float] = time.time,
         **settings: Any,
     ) -> None:
-        self.engine = engine(runner, vocab_size=vocab_size)
+        self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
@@ -28,6 +29,7 @@ class Played:
     leaves_after: int  # tokens drawn when it is closed, however many were wanted
     joins_at: int
     sampling: SamplingParams = SamplingParams(temperature=0.0, seed=0)
+    constraints: Mapping[str, Any] = field(default_factory=dict)  # fields of its request: a grammar, a budget
     read: int = 0
     planned: int = 0  # draws that were given to the engine
     tokens: list[int] = field(default_factory=list)
@@ -90,6 +92,7 @@ def _request(index: int, each: Played) -> SequenceRequest:
         sampling=each.sampling,
         want_logprobs=True,
         top_logprobs=TOP_LOGPROBS,
+        **each.constraints,
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.messages.commands import SHUT_DOWN, Command, SequenceControl
-from holdfast.messages.events import Accepted, Event, Finished, Rejected, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, Rejected, Started, TokensGenerated
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.sessions import SessionAnswer
 
@@ -82,6 +82,10 @@ class ScriptInbox:
     def finished(self, request_id: str) -> Finished:
         (finished,) = [event for event in self.of(request_id) if isinstance(event, Finished)]
         return finished
+
+    def started(self, request_id: str) -> Started:
+        (started,) = [event for event in self.of(request_id) if isinstance(event, Started)]
+        return started
 
     def check_protocol(self) -> None:
         """Accepted first, one Finished last; Rejected alone; counts agree."""

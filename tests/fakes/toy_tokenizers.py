@@ -47,7 +47,7 @@ def _add(tokenizer: Tokenizer, special: Sequence[str], shown: Sequence[str] = _S
     return tokenizer
 
 
-def byte_level(*, special: Sequence[str] = _CHATML_TOKENS) -> Tokenizer:
+def byte_level(*, special: Sequence[str] = _CHATML_TOKENS, shown: Sequence[str] = _SHOWN) -> Tokenizer:
     """Like Qwen: NFC, split by a pattern, byte-level BPE, no BOS."""
     tokenizer = Tokenizer(_byte_level_model())
     tokenizer.normalizer = normalizers.NFC()
@@ -58,7 +58,7 @@ def byte_level(*, special: Sequence[str] = _CHATML_TOKENS) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    return _add(tokenizer, special)
+    return _add(tokenizer, special, shown)
 
 
 def llama3() -> Tokenizer:

@@ -7,6 +7,7 @@ import pytest
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.parsing.dialect import PLAIN
 from tests.fakes import toy_tokenizers
 
 
@@ -18,7 +19,7 @@ def bundle() -> TokenizerBundle:
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=template,
-        answer_frame=frame_of(template, tokenizer),
+        answer_frame=frame_of(template, tokenizer, PLAIN),
         generation_defaults={"temperature": 0.6, "top_k": 20},
         context_tokens=200,
     )

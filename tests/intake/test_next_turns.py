@@ -56,19 +56,20 @@ def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
     ids = tokenizer.backend.get_vocab(with_added_tokens=True)
     chat = ChatTemplate({"default": template}, special_tokens=tokenizer.special_tokens)
+    dialect = ModelDialect(
+        family="hermes",
+        calls=FAMILIES["hermes"],
+        reasoning=ReasoningFormat(start="<think>", end="</think>"),
+        marker_ids={text: ids[text] for text in ("<think>", "</think>", "<tool_call>")},
+    )
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=chat,
-        answer_frame=frame_of(chat, tokenizer),
+        answer_frame=frame_of(chat, tokenizer, dialect),
         generation_defaults={},
         context_tokens=100_000,
         known_answers=KnownAnswers(),
-        dialect=ModelDialect(
-            family="hermes",
-            calls=FAMILIES["hermes"],
-            reasoning=ReasoningFormat(start="<think>", end="</think>"),
-            marker_ids={text: ids[text] for text in ("<think>", "</think>", "<tool_call>")},
-        ),
+        dialect=dialect,
     )
 
 

@@ -100,7 +100,7 @@ def test_tools_reach_the_template_and_choose_its_variant() -> None:
         "{{ messages[0].content + 3 }}",
         "{{ messages[7].content.x.y }}",
         "{{ messages[0].__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ 1 / 0 }}",
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],

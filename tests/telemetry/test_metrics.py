@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.messages.figures import Histogram, WorkerStatistics
+from holdfast.messages.figures import ConstraintFigures, Histogram, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -28,6 +28,14 @@ def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None
     assert restarts == {"died": 1.0, "hung": 2.0}
     buckets = [sample.value for sample in families["holdfast_worker_step_seconds"].samples if sample.name.endswith("bucket")]
     assert buckets == [1.0, 3.0]
+
+
+def test_constrained_sequences_are_shown_as_counters() -> None:
+    numbers = WorkerStatistics(constraints=ConstraintFigures(sequences=3, masks=40, mask_seconds=0.5, failures=1))
+    text = Metrics().exposition({"a": numbers}).decode()
+    shown = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
+    names = ("sequences", "masks", "mask_seconds", "failures")
+    assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
 
 
 def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:

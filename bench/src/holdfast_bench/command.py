@@ -101,6 +101,9 @@ def engine(
     ] = None,
     quick: Quick = False,
     threads: Annotated[int, typer.Option(help="BLAS threads; 0: one per core.")] = 0,
+    constrained: Annotated[
+        bool, typer.Option(help="Instead: streams that have to write JSON of a schema, over the same streams without it.")
+    ] = False,
 ) -> None:
     """Measure a step of the engine over a bare forward pass of the same rows, and where the rest goes."""
     from holdfast_bench.engine_run import engine_results
@@ -111,10 +114,19 @@ def engine(
     with plain_errors():
         counts = _counts(streams, "--streams")
         command = shlex.join(["holdfast", *sys.argv[1:]])
-        results = engine_results(model, streams=counts, context_tokens=context, quick=quick, threads=threads, command=command)
+        results = engine_results(
+            model,
+            streams=counts,
+            context_tokens=context,
+            quick=quick,
+            threads=threads,
+            command=command,
+            kind="constrained" if constrained else "bare",
+        )
         file = out or _folder(None) / "engine.json"
         write_results(results, file)
-        file.with_suffix(".md").write_text(markdown(results, title="The engine over a bare forward pass"))
+        title = "Constrained streams over plain ones" if constrained else "The engine over a bare forward pass"
+        file.with_suffix(".md").write_text(markdown(results, title=title))
     for line in (*summary(results), "", f"results: {file}"):
         typer.echo(line)
 

@@ -19,6 +19,20 @@ from holdfast_bench.results import Agreement, CaseResult, Sample
 
 _SPARE_TOKENS = 64
 _PROFILE_STEPS = 8
+_OBJECT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "size": {"type": "number"},
+        "kind": {"enum": ["file", "folder", "link"]},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+        "is_new": {"type": "boolean"},
+    },
+    "required": ["name", "age", "size", "kind", "tags", "is_new"],
+    "additionalProperties": False,
+}
+_ENDLESS_LIST = {"type": "array", "items": _OBJECT, "minItems": 10_000}
 
 
 def _measure(job: EngineJob) -> list[CaseResult]:
@@ -27,24 +41,74 @@ def _measure(job: EngineJob) -> list[CaseResult]:
     probe = importlib.import_module("holdfast.engine.probe")
     loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
     chosen = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
-    return [_one(job, loaded, chosen, streams) for streams in job.streams]
+    measure = _constrained if job.kind == "constrained" else _over_bare
+    return [measure(job, loaded, chosen, streams) for streams in job.streams]
 
 
-def _one(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
+def _over_bare(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
     steps = importlib.import_module("holdfast_bench.engine_steps")
     engine_module = importlib.import_module("holdfast.engine.engine")
-    source = random.Random(streams)
-    prompts = [[source.randrange(300, loaded.vocab_size) for _ in range(job.context_tokens)] for _ in range(streams)]
-    capacity = job.context_tokens + (job.rounds + 6) * job.steps + 4 * _PROFILE_STEPS + _SPARE_TOKENS
+    prompts = _prompts(job, loaded, streams)
     engine = engine_module.Engine(runner, vocab_size=loaded.vocab_size)
-    ours = steps.EngineSteps(engine, prompts, capacity_tokens=capacity)
+    ours = steps.EngineSteps(engine, steps.requests_of(prompts, max_tokens=_most_tokens(job)))
     bare = steps.BareForward(loaded.model, prompts, pipelined=False)
     steppers = {"engine": ours, "bare": bare, "bare, pipelined": steps.BareForward(loaded.model, prompts, pipelined=True)}
     case: CaseResult
-    case, tokens = steps.alternate(f"{streams} stream{'s' if streams > 1 else ''}", steppers, rounds=job.rounds, steps=job.steps)
+    case, tokens = steps.alternate(_streams(streams), steppers, rounds=job.rounds, steps=job.steps)
     for each in case.contenders[1:]:
         each.agreement = _agreement(tokens["engine"], tokens[each.label])
-    case.settings = {
+    case.settings = _settings(job, loaded, runner, streams)
+    _add_profile(case, loaded, ours, bare)
+    ours.close()
+    return case
+
+
+def _constrained(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
+    """Streams that write JSON of a schema without end, against the same streams unconstrained; both at temperature 1."""
+    steps = importlib.import_module("holdfast_bench.engine_steps")
+    engine_module = importlib.import_module("holdfast.engine.engine")
+    constraints = importlib.import_module("holdfast.engine.constraints")
+    grammars = importlib.import_module("holdfast.engine.grammars").Grammars(Path(job.folder), vocab_size=loaded.vocab_size)
+    grammar = importlib.import_module("llguidance").LLMatcher.grammar_from_json_schema(
+        msgspec.json.encode(_ENDLESS_LIST).decode()
+    )
+    limits = constraints.Constraints(grammars, vocab_size=loaded.vocab_size)
+    engine = engine_module.Engine(runner, vocab_size=loaded.vocab_size, constraints=limits)
+    prompts = _prompts(job, loaded, streams)
+    steppers = {
+        name: steps.EngineSteps(
+            engine,
+            steps.requests_of(prompts, max_tokens=_most_tokens(job), name=name, temperature=1.0, grammar=grammar_or_none),
+            pipelined=engine.runs_ahead,
+        )
+        for name, grammar_or_none in (("plain", ""), ("constrained", grammar))
+    }
+    case: CaseResult
+    case, tokens = steps.alternate(_streams(streams), steppers, rounds=job.rounds, steps=job.steps)
+    case.settings = _settings(job, loaded, runner, streams)
+    microseconds = limits.figures.mask_seconds / max(1, limits.figures.masks) * 1e6
+    case.notes.append(f"A mask took {microseconds:.0f} µs to fill, on average over {limits.figures.masks}.")
+    tokenizer = importlib.import_module("holdfast.intake.tokenize").load_tokenizer(Path(job.folder))
+    text = tokenizer.decode(tokens["constrained"][0], skip_special_tokens=False)
+    case.notes.append(f"The first constrained stream wrote, among other things: {text[:400]!r}")
+    return case
+
+
+def _prompts(job: EngineJob, loaded: Any, streams: int) -> list[list[int]]:
+    source = random.Random(streams)
+    return [[source.randrange(300, loaded.vocab_size) for _ in range(job.context_tokens)] for _ in range(streams)]
+
+
+def _most_tokens(job: EngineJob) -> int:
+    return (job.rounds + 6) * job.steps + 4 * _PROFILE_STEPS + _SPARE_TOKENS
+
+
+def _streams(count: int) -> str:
+    return f"{count} stream{'s' if count > 1 else ''}"
+
+
+def _settings(job: EngineJob, loaded: Any, runner: Any, streams: int) -> dict[str, Any]:
+    return {
         "streams": streams,
         "context_tokens": job.context_tokens,
         "steps_per_round": job.steps,
@@ -53,9 +117,6 @@ def _one(job: EngineJob, loaded: Any, runner: Any, streams: int) -> CaseResult:
         "compute_dtype": str(loaded.compute_dtype).removeprefix("mlx.core."),
         "blas": str(platform.report().blas),
     }
-    _add_profile(case, loaded, ours, bare)
-    ours.close()
-    return case
 
 
 def _add_profile(case: CaseResult, loaded: Any, ours: Any, bare: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -15,9 +16,13 @@ from holdfast_bench.results import CaseResult, Results
 _LONGEST_SECONDS = 1200.0
 
 
+EngineKind: TypeAlias = Literal["bare", "constrained"]  # the engine over a bare forward pass; constrained streams over plain ones
+
+
 class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the other process is to measure."""
 
+    kind: EngineKind
     folder: str
     streams: tuple[int, ...]
     context_tokens: int
@@ -27,13 +32,26 @@ class EngineJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_results(
-    model: str, *, streams: tuple[int, ...], context_tokens: int, quick: bool, threads: int, command: str
+    model: str,
+    *,
+    streams: tuple[int, ...],
+    context_tokens: int,
+    quick: bool,
+    threads: int,
+    command: str,
+    kind: EngineKind = "bare",
 ) -> Results:
-    """Step times of the engine and of a bare forward pass on this model. Raises HoldfastError."""
+    """Step times of the engine on this model, and of what it is compared with. Raises HoldfastError."""
     found = ensure_model(model)
     rounds, steps = (4, 4) if quick else (9, 16)
     job = EngineJob(
-        folder=str(found.folder), streams=streams, context_tokens=context_tokens, rounds=rounds, steps=steps, threads=threads
+        kind=kind,
+        folder=str(found.folder),
+        streams=streams,
+        context_tokens=context_tokens,
+        rounds=rounds,
+        steps=steps,
+        threads=threads,
     )
     results = Results(
         kind="engine", made_at=now(), version=holdfast_version(), commit=commit(), command=command, machine=machine()

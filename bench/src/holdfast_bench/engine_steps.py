@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from holdfast.engine.engine import Engine, PendingStep
+from holdfast.engine.engine import Engine
 from holdfast.engine.layouts import own_caches
+from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
@@ -58,23 +59,22 @@ class BareForward:
 
 
 class EngineSteps:
-    """The engine as the worker drives it: the next step is laid out while this one computes."""
+    """The engine as a worker drives it. pipelined: the next step is laid out while this one computes."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], *, capacity_tokens: int) -> None:
-        self._engine = engine
-        self._ids = [f"row {number}" for number in range(len(prompts))]
-        self._position = len(prompts[0])
+    def __init__(self, engine: Engine, requests: Sequence[SequenceRequest], *, pipelined: bool = True) -> None:
+        """The prompts must be of one length, and be read already when this returns."""
+        self._engine, self._pipelined = engine, pipelined
+        self._ids = [request.request_id for request in requests]
+        self._position = len(requests[0].prompt_token_ids)
         self.dispatch_seconds: list[float] = []  # laying out one step
         self.collect_seconds: list[float] = []  # waiting for one, and reading what it drew
-        for request_id, prompt in zip(self._ids, prompts, strict=True):
-            sampling = SamplingParams(temperature=0.0, seed=0)
-            request = SequenceRequest(
-                request_id=request_id, prompt_token_ids=tuple(prompt), max_tokens=capacity_tokens - len(prompt), sampling=sampling
-            )
-            engine.open(request, capacity_tokens=capacity_tokens)
-            for first in range(0, len(prompt), CHUNK_TOKENS):
-                tokens = min(CHUNK_TOKENS, len(prompt) - first)
-                span = Span(request_id=request_id, start=first, tokens=tokens, draws=first + tokens == len(prompt))
+        for request in requests:
+            prompt_tokens = len(request.prompt_token_ids)
+            engine.open(request, capacity_tokens=prompt_tokens + request.max_tokens)
+            for first in range(0, prompt_tokens, CHUNK_TOKENS):
+                tokens = min(CHUNK_TOKENS, prompt_tokens - first)
+                draws = first + tokens == prompt_tokens
+                span = Span(request_id=request.request_id, start=first, tokens=tokens, draws=draws)
                 engine.collect(engine.dispatch(StepPlan(spans=(span,))))
 
     def advance(self, steps: int) -> list[list[int]]:
@@ -85,7 +85,10 @@ class EngineSteps:
             following = self._dispatch()
             if waiting is not None:
                 drawn.append(self._collect(waiting))
-            waiting = following
+            if self._pipelined:
+                waiting = following
+            else:
+                drawn.append(self._collect(following))
         if waiting is not None:
             drawn.append(self._collect(waiting))
         return [list(row) for row in zip(*drawn, strict=True)]
@@ -108,6 +111,22 @@ class EngineSteps:
         results = self._engine.collect(pending)
         self.collect_seconds.append(time.perf_counter() - began)
         return [span.token_ids[0] for span in results]
+
+
+def requests_of(
+    prompts: Sequence[Sequence[int]], *, max_tokens: int, name: str = "row", temperature: float = 0.0, grammar: str = ""
+) -> list[SequenceRequest]:
+    """One request per prompt, each with a seed of its own."""
+    return [
+        SequenceRequest(
+            request_id=f"{name} {number}",
+            prompt_token_ids=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=temperature, seed=number),
+            grammar=grammar,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
 
 
 def alternate(

@@ -132,7 +132,9 @@ class LLM:
         return completions
 
     def _start_answer(self, request: GenerationRequest) -> TextStream:
-        prepared = prepare(request, self._bundle, info=self._client.info, limits=self._settings.limits)
+        prepared = prepare(
+            request, self._bundle, info=self._client.info, limits=self._settings.limits, tools=self._settings.tools
+        )
         (sequence,) = prepared.sequences
         return TextStream(
             self._client.submit(sequence),

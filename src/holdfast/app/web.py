@@ -29,7 +29,7 @@ def build_application(
     answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
     bundles = {model: load_tokenizer_bundle(folder, answers=answers) for model, folder in folders.items()}
     services = Services(
-        generate=Gateway(residency.client, bundles, settings.limits).generate,
+        generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

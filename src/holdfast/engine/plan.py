@@ -40,7 +40,8 @@ class SpanResult:
     token_ids: tuple[int, ...] = ()  # empty for a prompt chunk that draws nothing, and on failure
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens after each position of this chunk, when wanted
-    failure: str = ""  # why this sequence alone must end
+    failure: str = ""  # what went wrong in computing it; this sequence alone must end, unless it can be read afresh
+    refusal: str = ""  # why nothing can be drawn though what was computed is right: this sequence alone must end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Draw one token for each row of a step's logits, on the device, for rows of any mix of parameters.
 
 Nothing is read back from a GPU. On a CPU, rows of large vocabularies go to numpy (`host_draw`, `host_scores`), which waits.
-Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then temperature, top-k,
-top-p, min-p, the draw. A row's token depends on its logits, its parameters, its seed and its position only. Device thread only.
+Order: logit bias, repetition, presence and frequency penalties; log-probabilities are taken there; then the mask of a grammar,
+temperature, top-k, top-p, min-p, the draw. A row's token depends on its logits, its parameters, its mask, its seed and its
+position only. Device thread only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mlx.core as mx
 from holdfast.engine.host_draw import draw_on_host, drawing_pays
 from holdfast.engine.host_rows import rows_of
 from holdfast.engine.host_scores import Scores, score_on_host, scoring_pays
+from holdfast.engine.masking import NO_LIMITS, RowLimits, with_forced, with_masks
 from holdfast.engine.sampling_draw import DrawKind, draw, draw_key, draw_kind, largest
 from holdfast.engine.sampling_edits import RowEdits, apply_edits
 from holdfast.messages.commands import SequenceRequest
@@ -39,17 +41,20 @@ class DrawnRows:
     """What a call of `sample` gave, lazily, for R rows.
 
     tokens: uint32 [R]. ok: bool [R], False where the row's logits hold NaN or inf or nothing is left to draw: its token is then
-    meaningless (but a valid id). scores: of R rows, with the largest k that any row wants, so cut each row to its own; those
-    of rows that do not want them mean nothing. None when no row does.
+    meaningless (but a valid id). empty: bool [R], True where nothing is left; None when no row is masked. scores: of R rows, with
+    the largest k that any row wants, so cut each row to its own; those of rows that do not want them mean nothing. None when no
+    row does.
     """
 
     tokens: mx.array
     ok: mx.array
+    empty: mx.array | None = None
     scores: Scores | None = None
 
     def arrays(self) -> list[mx.array]:
         """All arrays that are there, for one evaluation."""
-        return [self.tokens, self.ok, *([] if self.scores is None else self.scores.arrays())]
+        empty = [] if self.empty is None else [self.empty]
+        return [self.tokens, self.ok, *empty, *([] if self.scores is None else self.scores.arrays())]
 
 
 def row_state(request: SequenceRequest, *, generated: Sequence[int] = (), vocab_size: int) -> RowState:
@@ -77,21 +82,23 @@ def advance(rows: Sequence[RowState], tokens: mx.array) -> None:
             row.edits = row.edits.with_token(tokens[index : index + 1])
 
 
-def sample(logits: mx.array, rows: Sequence[RowState]) -> DrawnRows:
+def sample(logits: mx.array, rows: Sequence[RowState], limits: RowLimits = NO_LIMITS) -> DrawnRows:
     """Draw a token for each row. Lazy, unless rows are drawn by numpy; changes neither `logits` nor `rows`.
 
     logits: any float dtype [R, vocab], R = len(rows) ≥ 1.
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
+    drawable = with_masks(logits, limits)
     if any(drawing_pays(row.kind, vocab_size=logits.shape[-1]) for row in rows):
-        logits = logits.astype(mx.float32)
-        peaks = mx.array(rows_of(logits).max(axis=-1))
+        drawable = drawable.astype(mx.float32)
+        peaks = mx.array(rows_of(drawable).max(axis=-1))
     else:
-        peaks = mx.max(logits, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
-    tokens = _drawn_tokens(logits, rows, peaks)
+        peaks = mx.max(drawable, axis=-1).astype(mx.float32)  # NaN if the row holds one, here and there
+    tokens = with_forced(_drawn_tokens(drawable, rows, peaks), limits)
     scores = _scores_of(tokens, logits, rows) if any(row.want_logprobs for row in rows) else None
-    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), scores=scores)
+    empty = None if limits.words is None else peaks == -mx.inf
+    return DrawnRows(tokens=tokens, ok=mx.isfinite(peaks), empty=empty, scores=scores)
 
 
 def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -> Scores:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from holdfast.engine.constraints import SequenceConstraint
 from holdfast.engine.plan import KeepPolicy, Span
 from holdfast.engine.sampling import RowState, row_state
 from holdfast.kv.layer import LayerState
@@ -22,6 +23,7 @@ class EngineSequence:
     known: mx.array  # int32 [tokens]
     layers: list[LayerState]
     sampler: RowState
+    constraint: SequenceConstraint | None = None  # of what it may draw
     drawn: mx.array | None = None  # int32 [rows] of the step that drew last
     drawn_row: int = 0
     fed: int = 0  # tokens that the live state has (in steps under way too)

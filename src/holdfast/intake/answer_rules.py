@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.intake.grammars.thought import thought_state
 from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -33,7 +32,7 @@ def answer_rules(
         tools=DeclaredTools(chat.tools if chat else ()),
         reads_calls=chat is not None and bool(chat.tools) and request.tool_choice.mode != "none",
         one_call=not request.tool_choice.parallel,
-        in_reasoning=chat is not None and thought_state(prompt.text, bundle.dialect) == "open",
+        in_reasoning=prompt.in_reasoning,
         earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),

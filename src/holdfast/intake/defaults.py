@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.intake.tokenize import read_json
 from holdfast.messages.requests import SAMPLING_RANGES, SamplingParams
+from holdfast.models.tokenizer_files import read_json
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # named there as in SamplingParams
 

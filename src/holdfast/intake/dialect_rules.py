@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from holdfast.parsing.dialect import ReasoningFormat
+from holdfast.parsing.markers import in_vocabulary
 
 
 class FamilyRule(NamedTuple):
@@ -29,13 +30,12 @@ FAMILY_RULES: Final = (
     FamilyRule("gemma4", ("<|tool_call>", "<tool_call|>")),
     FamilyRule("function_gemma", ("<start_function_call>",)),
     FamilyRule("longcat", ("<longcat_tool_call>",)),
-    FamilyRule("deepseek_v4", ("｜DSML｜", "tool_calls>"), ("function_calls",)),
-    FamilyRule("deepseek_v32", ("｜DSML｜",)),
+    FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
     FamilyRule("deepseek_v4", ("｜DSML｜",)),
     FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    FamilyRule("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    FamilyRule("deepseek_v3_1", ("<｜tool▁calls▁begin｜>",)),
     FamilyRule("step3", ("<steptml:invoke",)),
-    FamilyRule("muse", ("<atem:",)),
+    FamilyRule("muse_spark", ("<atem:",)),
     FamilyRule("harmony", ("<|channel|>", "<|start|>")),
     FamilyRule("cohere_a_plus", ("<cofl:tool_calls>",)),
     FamilyRule("cohere", ("<|START_ACTION|>",)),
@@ -45,6 +45,7 @@ FAMILY_RULES: Final = (
     FamilyRule("hy3", ("tool_sep", "arg_key")),
     FamilyRule("glm47", ("<arg_key>",)),
     FamilyRule("glm45", ("<arg_key>",)),
+    FamilyRule("ling3", ("<arg_key>",)),
     FamilyRule("mistral_v11", ("[TOOL_CALLS]", "[CALL_ID]")),
     FamilyRule("mistral_v13", ("[TOOL_CALLS]", "[ARGS]")),
     FamilyRule("mistral_v3", ("[TOOL_CALLS]",)),
@@ -59,6 +60,8 @@ FAMILY_RULES: Final = (
     FamilyRule("nemotron", ("<TOOLCALL>",)),
     FamilyRule("minicpm5", ('<function name="', '<param name="')),
     FamilyRule("qwen3_coder", ("<function=", "<parameter=")),
+    FamilyRule("step3_5", ("<function=", "<parameter=")),
+    FamilyRule("mimo_v2", ("<function=", "<parameter=")),
     FamilyRule("functionary_v31", ("<function=",)),
     FamilyRule("functionary_v32", (">>>",)),
     FamilyRule("olmo3", ("<function_calls>",)),
@@ -73,8 +76,8 @@ FAMILY_RULES: Final = (
     FamilyRule("llama3_json", ("<|python_tag|>",)),
     FamilyRule("llama3_json", ("Environment: ipython",)),
     FamilyRule("llama3_json", ('"parameters":', "<|start_header_id|>")),
-    FamilyRule("llama4_pythonic", ("<|python_start|>",)),
-    FamilyRule("llama4_pythonic", ("[func_name1(",)),
+    FamilyRule("pythonic", ("<|python_start|>",)),
+    FamilyRule("pythonic", ("[func_name1(",)),
 )
 
 BY_PARSER_TYPE: Final[Mapping[str, str]] = {
@@ -89,7 +92,7 @@ BY_PARSER_TYPE: Final[Mapping[str, str]] = {
     "minicpm5": "minicpm5",
     "minimax_m2": "minimax_m2",
     "mistral": "mistral_v13",
-    "muse_spark": "muse",
+    "muse_spark": "muse_spark",
     "pythonic": "lfm2",
     "qwen3_coder": "qwen3_coder",
 }
@@ -97,12 +100,12 @@ BY_PARSER_TYPE: Final[Mapping[str, str]] = {
 
 BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     "gpt_oss": "harmony",
-    "deepseek_v32": "deepseek_v32",
+    "deepseek_v3_2": "deepseek_v3_2",
     "granite": "granite3",
     "granitemoe": "granite3",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2",
-    "llama4": "llama4_pythonic",
+    "llama4": "pythonic",
     "minimax_m2": "minimax_m2",
     "phi3": "phi4",
     "qwen2": "hermes",
@@ -117,7 +120,6 @@ REASONING_FORMATS: Final = (
     ReasoningFormat(start="<seed:think>", end="</seed:think>"),
     ReasoningFormat(start="<mm:think>", end="</mm:think>"),
     ReasoningFormat(start="<longcat_think>", end="</longcat_think>"),
-    ReasoningFormat(start="<think:opensource>", end="</think:opensource>"),
     ReasoningFormat(start="<|think:start|>", end="<|think:end|>"),
     ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
     ReasoningFormat(start="<|inner_prefix|>", end="<|inner_suffix|>"),
@@ -153,9 +155,10 @@ def _all_families(source: str, tokens: Collection[str], parser_type: str, model_
 
 def reasoning_for(source: str, tokens: Collection[str]) -> ReasoningFormat | None:
     """The markers of thoughts that a template names, or that are a pair of tokens though it names none."""
-    named = (each for each in REASONING_FORMATS if each.end in source and each.start.strip() in source)
-    paired = (each for each in REASONING_FORMATS if each.end in tokens and _first_token(each.start, tokens))
-    half = (each for each in REASONING_FORMATS if each.end in source)  # R1's template only cuts thoughts out
+    formats = [in_vocabulary(each, (each.start,), tokens) for each in REASONING_FORMATS]
+    named = (each for each in formats if each.end in source and each.start.strip() in source)
+    paired = (each for each in formats if each.end in tokens and _first_token(each.start, tokens))
+    half = (each for each in formats if each.end in source)  # R1's template only cuts thoughts out
     return next(named, None) or next(paired, None) or next(half, None)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from holdfast.config import LimitsSettings
+from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
@@ -29,10 +29,16 @@ class Gateway:
     bundles: by served id, the same ids that `client_of` knows.
     """
 
-    def __init__(self, client_of: ClientOf, bundles: Mapping[str, TokenizerBundle], limits: LimitsSettings) -> None:
+    def __init__(
+        self,
+        client_of: ClientOf,
+        bundles: Mapping[str, TokenizerBundle],
+        limits: LimitsSettings,
+        tools: ToolsSettings = DEFAULT_TOOLS,
+    ) -> None:
         self._client_of = client_of
         self._bundles = bundles
-        self._limits = limits
+        self._limits, self._tools = limits, tools
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
@@ -55,9 +61,11 @@ class Gateway:
         else:
             prompt = prompt_text(request, bundle, info=info)
         grammar = UNCONSTRAINED
-        if is_constrained(request):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
+        if is_constrained(
+            request, tools=self._tools
+        ):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
             grammar = await asyncio.to_thread(
-                answer_grammar, request, bundle.dialect, prompt_text=prompt.text, limits=self._limits
+                answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )
         if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
             tokens = encode_prompt(request, bundle, prompt, info=info)

@@ -23,9 +23,17 @@ class _GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """As in `transformers`, but templates may append to lists: some that people mended by hand do."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """What a template may reach."""
+        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(obj, attr, value)
+
+
 def jinja_environment() -> ImmutableSandboxedEnvironment:
     """A fresh environment, in which chat templates are compiled."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from holdfast.config import LimitsSettings
+from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
-from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
+from holdfast.intake.dialects import prompt_opens_thought
+from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.intake.limits import check_limits, check_token_ids
 from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.read_history import history_reader
 from holdfast.intake.splice import splice
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -50,21 +51,36 @@ class Prepared:
 
     def constrained(self, grammar: AnswerGrammar) -> Prepared:
         """The same, drawn by a grammar."""
-        if not grammar.text:
+        if grammar is UNCONSTRAINED:
             return self
-        sequences = tuple(msgspec.structs.replace(sequence, grammar=grammar.text) for sequence in self.sequences)
-        return replace(self, sequences=sequences)
+        banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"][0])
+        sequences = tuple(
+            msgspec.structs.replace(
+                sequence,
+                grammar=grammar.text,
+                sampling=msgspec.structs.replace(sequence.sampling, logit_bias=sequence.sampling.logit_bias | banned),
+            )
+            for sequence in self.sequences
+        )
+        return replace(self, sequences=sequences, unenforced=grammar.unenforced)
 
     def choice(self, index: int) -> ChoiceText:
         """A reader for the events of one of the sequences."""
         return ChoiceText(index=index, pieces=self.pieces, rules=self.rules)
 
 
-def prepare(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo, limits: LimitsSettings) -> Prepared:
+def prepare(
+    request: GenerationRequest,
+    bundle: TokenizerBundle,
+    *,
+    info: ModelInfo,
+    limits: LimitsSettings,
+    tools: ToolsSettings = DEFAULT_TOOLS,
+) -> Prepared:
     """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
-    grammar = answer_grammar(request, bundle.dialect, prompt_text=prompt.text, limits=limits)
+    grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
     tokens = encode_prompt(request, bundle, prompt, info=info)
     return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
 
@@ -90,7 +106,8 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    prompt = canonical(prompt, bundle.first_forms, tenant=request.tenant)
+    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
+    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = msgspec.structs.replace(prompt, messages=past.messages)
     # The template writes the special tokens itself, BOS included.
@@ -99,6 +116,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     return PromptText(
         text=text,
         answers=answers,
+        in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
         opening=None if prompt.continue_last else bundle.answer_frame.opening(text),
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
@@ -165,6 +183,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
             branch_points=tokens.branch_points,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
@@ -179,6 +198,15 @@ def assemble(
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=prompt.dropped_tokens,
     )
+
+
+def _thinking_budget(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+    """The bound on the thought, for models that have a marker for its end."""
+    budget, reasoning = request.thinking.budget_tokens, bundle.dialect.reasoning
+    if budget is None or reasoning is None or not isinstance(request.prompt, ChatPrompt):
+        return None
+    start, end = (tuple(bundle.tokenizer.encode(mark, add_special_tokens=False)) for mark in (reasoning.start, reasoning.end))
+    return ThinkingBudget(tokens=budget, start_token_ids=() if in_reasoning else start, end_token_ids=end)
 
 
 def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ class PromptText:
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
     answers: tuple[PlacedAnswer, ...] = ()  # of a chat, in order of appearance
+    in_reasoning: bool = False  # the template has opened a thought, in which the answer begins
     branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
     opening: str | None = None  # what the template writes behind the header of the new answer; None: nobody can tell
     dropped_tokens: int = 0  # of earlier answers, which the template left out

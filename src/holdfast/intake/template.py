@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,17 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
 from holdfast.intake.jinja_environment import jinja_environment
-from holdfast.intake.tokenize import named_special_tokens, read_json
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
 from holdfast.intake.tools_in_text import tools_in_text
 from holdfast.messages.requests import ChatPrompt
+from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
 # What a template may raise at rendering, by itself or through the expressions in it.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE = "probe7391"
+_FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
 
 
@@ -117,7 +120,8 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
-        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
+        # Deep copies: a template may append to lists, and the definitions are kept for other requests.
+        tools = copy.deepcopy(list(prompt.tools)) if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
 
@@ -136,10 +140,17 @@ class ChatTemplate:
         options: Mapping[str, Any],
         answer: bool,
     ) -> str:
-        variables = {**self._special_tokens, **options}
+        variables = {**self._special_tokens, **self._wanted(name, tools), **options}
         return self._templates[name].render(
             variables, messages=messages, tools=tools, documents=None, add_generation_prompt=answer
         )
+
+    def _wanted(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """Tools as text, for those templates that take them so."""
+        if not _FUNCTIONS.search(self.sources[name]):
+            return {}
+        functions = [tool.get("function", tool) for tool in tools or ()]
+        return {"functions": json.dumps(functions, ensure_ascii=False, indent=4), "datetime": datetime.now().strftime("%Y-%m-%d")}
 
     def _before_mark(self, text: str, field: str) -> str:
         before, mark, _ = text.rpartition(_MARK)

@@ -6,20 +6,20 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
+from holdfast.intake.dialects import DialectReport, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
-from holdfast.intake.tokenize import Tokenizer, load_tokenizer, read_json
+from holdfast.intake.thinking import Options, ThinkingSwitch
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.tokenizer_files import read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
 from holdfast.store.answers import AnswerFile
-
-THOUGHT_MARKERS: Final = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,34 +36,53 @@ class TokenizerBundle:
     first_forms: FirstForms = field(default_factory=FirstForms)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
+    thinking_switch: ThinkingSwitch = ThinkingSwitch()
+    template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
+    dialect_report: DialectReport = DialectReport()
 
 
-def load_tokenizer_bundle(folder: Path, *, answers: AnswerFile | None = None) -> TokenizerBundle:
+def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers: AnswerFile | None = None) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
-    answers: where those are kept that are to outlive this process.
+    keep_thoughts: those of earlier turns stay in the prompt, where the template has a switch for it.
+    answers: where answers are kept that are to outlive this process.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
     template = load_template(folder)
+    found = find_dialect(
+        template,
+        tokenizer,
+        config=read_json(folder / "tokenizer_config.json"),
+        model_type=str(read_json(folder / "config.json").get("model_type", "")),
+    )
     ends = () if template is None else turn_end(template, tokenizer)
     return TokenizerBundle(
         tokenizer=tokenizer,
-        template=template,
-        answer_frame=AnswerFrame() if template is None else frame_of(template, tokenizer, ends=ends),
+        template=found.template,
+        answer_frame=frame_of(found.template, tokenizer, found.dialect, ends=ends),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=ends,
+        dialect=found.dialect,
+        thinking_switch=found.switch,
+        template_options=dict(found.switch.keeping) if keep_thoughts else {},
+        dialect_report=found.report,
     )
 
 
-def frame_of(template: ChatTemplate, tokenizer: Tokenizer, *, ends: tuple[int, ...] = ()) -> AnswerFrame:
+def frame_of(
+    template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect, *, ends: tuple[int, ...] = ()
+) -> AnswerFrame:
     """Where answers stand in what the template writes. ends: tokens that end one, beside those that the tokenizer knows."""
+    if template is None:
+        return AnswerFrame()
+    reasoning = dialect.reasoning
     return find_frame(
         template,
         ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in (*tokenizer.eos_token_ids, *ends)],
-        thought_markers=THOUGHT_MARKERS,
+        thought_markers=() if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
 
 

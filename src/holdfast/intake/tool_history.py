@@ -9,6 +9,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any, TypeAlias
 
+from holdfast.intake.conversation import arguments_object
 from holdfast.parsing.dialect import Call, CallFormat, IdForm
 
 Message: TypeAlias = dict[str, Any]
@@ -59,7 +60,7 @@ def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message
 def write_calls(message: Message, form: CallFormat) -> None:
     """Put the calls of an answer behind its text, as its model would have written them."""
     calls = [
-        Call(call["function"]["name"], _as_mapping(call["function"].get("arguments")), str(call.get("id") or ""))
+        Call(call["function"]["name"], arguments_object(call["function"].get("arguments")), str(call.get("id") or ""))
         for call in message.pop("tool_calls")
     ]
     text, content = form.write(calls), message["content"]
@@ -67,10 +68,6 @@ def write_calls(message: Message, form: CallFormat) -> None:
         content.append({"type": "text", "text": text})
     else:
         message["content"] = f"{content}\n{text}" if content.strip() else text
-
-
-def _as_mapping(arguments: Any) -> dict[str, Any]:
-    return arguments if isinstance(arguments, dict) else {"raw": arguments}
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[Message | _CallingTurn]:

@@ -58,6 +58,15 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreFigures | None = None  # None: no folder is set
 
 
+class ConstraintFigures(msgspec.Struct, kw_only=True):
+    """Counters of a worker since its start. The engine counts in one of these; what travels is a copy."""
+
+    sequences: int = 0  # that were opened with a grammar or a thinking budget
+    masks: int = 0  # of tokens that a grammar allowed, one for each that was drawn
+    mask_seconds: float = 0.0
+    failures: int = 0  # sequences that ended because nothing was allowed any more
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Counters since the worker's start, and gauges of now."""
 
@@ -78,3 +87,4 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident_bytes: int = 0
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: this worker keeps nothing
+    constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)

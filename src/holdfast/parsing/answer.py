@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.messages.output import TextKind
 from holdfast.parsing.dialect import ModelDialect
-from holdfast.parsing.formats.call_format import CallFormat, ChannelFormat
+from holdfast.parsing.formats.call_format import ChannelFormat
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.incoming import Incoming, Waiting
@@ -38,8 +38,8 @@ class AnswerReader:
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
-        self._openers = _openers(dialect.encoded.calls, reads_calls)
-        self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.call_marks)
+        self._openers = self._marks.openers if reads_calls else self._channel_openers()
+        self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
@@ -63,6 +63,11 @@ class AnswerReader:
             return self._thoughts
         return (*self._thoughts, Thought(self._thought_start, self._source.passed))
 
+    @property
+    def waiting(self) -> int:
+        """Characters that came and are kept, because more has to come before they are done with."""
+        return len(self._source.text)
+
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Add text; returns the parts that are certain now."""
         if text:
@@ -76,6 +81,9 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
+        elif self._channel_openers():
+            self._parts.cut()
+            next(self._steps, None)
         elif not self._parts.is_open:
             self._steps.close()
             source.take_back()
@@ -88,15 +96,17 @@ class AnswerReader:
 
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
-        if isinstance(self._marks.calls, ChannelFormat):
+        if self._channel_openers():
             spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
             self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
         return parts
 
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
-        calls = self._marks.calls
-        return not text or (self._parts.any_ended and calls is not None and any(mark.startswith(text) for mark in calls.marks))
+        return not text or (self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks))
+
+    def _channel_openers(self) -> tuple[str, ...]:
+        return tuple(mark for form in self._marks.forms if isinstance(form, ChannelFormat) for mark in form.channel_openers)
 
     # one pass
 
@@ -140,17 +150,14 @@ class AnswerReader:
                 yield from self._read_call_in_thought(mark, space)
             else:
                 self._give(behind)
-        elif mark in self._openers and marks.calls is not None and (counts or mark in marks.call_marks):
-            yield from self._read_call(marks.calls, mark, space)
+        elif mark in self._openers and (counts or mark in marks.marked_openers):
+            yield from self._read_call(mark, space)
         else:
             self._give(behind)
 
-    def _read_call(self, calls: CallFormat, mark: str, space: int) -> Waiting[None]:
+    def _read_call(self, mark: str, space: int) -> Waiting[None]:
         source, parts = self._source, self._parts
-        source.place = space
-        self._reading = True
-        is_call = yield from calls.read(source, parts)
-        self._reading = False
+        is_call = yield from self._read_any_form(parts, space)
         if parts.is_open:
             parts.end("unclosed_call")
         if is_call:
@@ -160,13 +167,10 @@ class AnswerReader:
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
         """A thought may speak of calls. A call ends it if it is of a declared tool and, where no token marks it, complete."""
-        source, calls = self._source, self._marks.calls
+        source = self._source
         trial, start = CallParts(self._parts.tools), source.passed + space
         source.keep()
-        source.place = space
-        self._reading = True
-        is_call = calls is not None and (yield from calls.read(source, trial))
-        self._reading = False
+        is_call = yield from self._read_any_form(trial, space)
         if is_call and _is_valid(trial, marked=is_marker(mark)):
             source.forget()
             self._thoughts.append(Thought(self._thought_start, start))
@@ -176,6 +180,17 @@ class AnswerReader:
         else:
             source.take_back()
             self._give(space + len(mark))
+
+    def _read_any_form(self, parts: CallParts, place: int) -> Waiting[bool]:
+        """Read calls in the first of the forms in which some stand at this place. False: there are none."""
+        self._reading = True
+        is_call = False
+        for form in self._marks.forms:
+            if not is_call and (yield from self._source.standing(form.openers, place)):
+                self._source.place = place
+                is_call = yield from form.read(self._source, parts)
+        self._reading = False
+        return is_call
 
     def _end_thought(self, behind: int) -> None:
         self._drop(behind)
@@ -224,14 +239,6 @@ class AnswerReader:
         self._source.place = length
         self._source.drop_read()
         self._skipped, self._blank_line, self._long_space = spaces, True, False
-
-
-def _openers(calls: CallFormat | None, reads_calls: bool) -> Sequence[str]:
-    if calls is None:
-        return ()
-    if reads_calls:
-        return tuple(calls.openers)
-    return tuple(calls.channel_openers) if isinstance(calls, ChannelFormat) else ()
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:

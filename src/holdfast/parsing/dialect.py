@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.parsing.formats.call_format import Call as Call  # what rooms above need of it stands here
 from holdfast.parsing.formats.call_format import CallFormat as CallFormat
 from holdfast.parsing.formats.call_format import IdForm as IdForm
+from holdfast.parsing.formats.families import FAMILIES, READ_TOO
 from holdfast.parsing.markers import Markers
 
 
@@ -23,8 +24,10 @@ class ReasoningFormat:
 class EncodedDialect:
     """What an answer is read by: the markers that are tokens are one character each (`Markers`)."""
 
-    calls: CallFormat | None
+    forms: tuple[CallFormat, ...]  # of calls: the family's own first
     call_marks: frozenset[str]
+    openers: tuple[str, ...]
+    marked_openers: frozenset[str]  # those that hold a marker; the others are ordinary text
     start: str  # of a thought; empty: it has no marker
     end: str
     dropped: tuple[str, ...]
@@ -44,10 +47,16 @@ class ModelDialect:
 
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
-        calls, reasoning = markers.encoded(self.calls), markers.encoded(self.reasoning)
+        reasoning = markers.encoded(self.reasoning)
+        too = (FAMILIES[family] for family in READ_TOO.get(self.family, ()))
+        forms = tuple(markers.encoded(form) for form in (self.calls, *too) if form is not None and self.calls is not None)
+        marks = frozenset(mark for form in forms for mark in form.marks)
+        openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         encoded = EncodedDialect(
-            calls=calls,
-            call_marks=frozenset(calls.marks) if calls else frozenset(),
+            forms=forms,
+            call_marks=marks,
+            openers=openers,
+            marked_openers=frozenset(opener for opener in openers if any(mark in opener for mark in marks)),
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
             dropped=tuple(mark.strip() for mark in markers.encoded(self.dropped_marks)),

@@ -6,11 +6,13 @@ So a marker can be told from the same letters written with ordinary tokens, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 _FIRST, _MOST = 0xDC00, 0x400
+_TAG = re.compile(r"<(/?[a-z_]+)>")
+_SUFFIX = re.compile(r":[\w.-]+")
 _SURROGATE = re.compile("[\udc00-\udfff]")
 
 Data = TypeVar("Data")
@@ -47,16 +49,30 @@ class Markers:
 
     def encoded(self, data: Data) -> Data:
         """The same data, a string, tuple, mapping or frozen dataclass, with markers as characters in all its texts."""
-        return cast(Data, self._encoded(data))
+        return rewritten(data, self.encode)
 
-    def _encoded(self, data: Any) -> Any:
-        if isinstance(data, str):
-            return self.encode(data)
-        if isinstance(data, tuple):
-            items: Iterable[Any] = map(self._encoded, data)
-            return type(data)(*items) if hasattr(data, "_fields") else tuple(items)
-        if isinstance(data, Mapping):
-            return {self._encoded(key): self._encoded(value) for key, value in data.items()}
-        if is_dataclass(data) and not isinstance(data, type):
-            return replace(data, **{each.name: self._encoded(getattr(data, each.name)) for each in fields(data) if each.init})
-        return data
+
+def rewritten(data: Data, change: Callable[[str], str]) -> Data:
+    """The same data, a string, tuple, mapping or frozen dataclass, with all its texts changed."""
+    return cast(Data, _rewritten(data, change))
+
+
+def in_vocabulary(data: Data, marks: Iterable[str], tokens: Collection[str]) -> Data:
+    """The same data with its tags as a tokenizer has them: some have one suffix for all, as in `<tool_call:opensource>`."""
+    tags = [mark.strip() for mark in marks if _TAG.fullmatch(mark.strip()) and mark.strip() not in tokens]
+    suffixes = (token[len(tag) - 1 : -1] for tag in tags for token in sorted(tokens) if token.startswith(f"{tag[:-1]}:"))
+    suffix = next((found for found in suffixes if _SUFFIX.fullmatch(found)), "")
+    return rewritten(data, lambda text: _TAG.sub(rf"<\1{suffix}>", text)) if suffix else data
+
+
+def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(data, str):
+        return change(data)
+    if isinstance(data, tuple):
+        items: Iterable[Any] = (_rewritten(item, change) for item in data)
+        return type(data)(*items) if hasattr(data, "_fields") else tuple(items)
+    if isinstance(data, Mapping):
+        return {_rewritten(key, change): _rewritten(value, change) for key, value in data.items()}
+    if is_dataclass(data) and not isinstance(data, type):
+        return replace(data, **{each.name: _rewritten(getattr(data, each.name), change) for each in fields(data) if each.init})
+    return data

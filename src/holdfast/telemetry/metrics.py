@@ -36,6 +36,12 @@ _COUNTERS = (
     ("cancelled", "Sequences that were cancelled."),
     ("rejected", "Sequences that were not accepted."),
 )
+_CONSTRAINED = (
+    ("sequences", "Sequences that were begun with a grammar or a thinking budget."),
+    ("masks", "Masks of tokens that a grammar allowed, one for each token that was drawn."),
+    ("mask_seconds", "Time that filling masks took."),
+    ("failures", "Sequences that ended because their grammar allowed nothing any more."),
+)
 _SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
@@ -89,6 +95,8 @@ class Metrics(Collector):
         yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
         yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
         yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)
+        constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}
+        yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
         yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
         yield from cache_families(self._statistics)
 

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason
-from holdfast.messages.figures import CacheFigures, Histogram, WorkerStatistics
+from holdfast.messages.figures import CacheFigures, ConstraintFigures, Histogram, WorkerStatistics
 from holdfast.scheduler.decision import SchedulerStatistics
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -49,6 +49,7 @@ class Counters:
     disk_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
+    constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
 
     def count_step(self, seconds: float) -> None:
         """One step has been collected."""
@@ -84,6 +85,7 @@ class Counters:
             resident_bytes=resident_bytes(),
             step_seconds=self.step_seconds.histogram(),
             memory=None if cache is None else self._with_lookups(cache),
+            constraints=msgspec.structs.replace(self.constraints),
         )
 
     def _with_lookups(self, cache: CacheFigures) -> CacheFigures:

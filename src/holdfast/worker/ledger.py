@@ -25,8 +25,8 @@ from holdfast.worker.sequences import LiveSequence
 class Ledger:
     """Live sequences by id, events that wait to be sent, and counters. Device thread only."""
 
-    def __init__(self, *, clock: Callable[[], float]) -> None:
-        self.counters = Counters()
+    def __init__(self, *, clock: Callable[[], float], counters: Counters | None = None) -> None:
+        self.counters = counters or Counters()
         self._clock = clock
         self._live: dict[RequestId, LiveSequence] = {}
         self._outbox: list[Event] = []

@@ -27,6 +27,7 @@ from holdfast.prefix.no_cache import NoCache
 from holdfast.scheduler.decision import Decision, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.cache_steps import CacheSteps
+from holdfast.worker.counters import Counters
 from holdfast.worker.device_steps import DeviceSteps
 from holdfast.worker.failures import costing_no_answer
 from holdfast.worker.flight import Flight, expected_together
@@ -59,15 +60,19 @@ class WorkerLoop:
         sessions: WorkerSessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
         pulse: Pulse | None = None,
+        counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_rest` is called once whenever there has been nothing to do for a while. `pulse`: where to show what is done."""
+        """`on_rest` is called once whenever there has been nothing to do for a while. `pulse`: where to show what is done.
+
+        counters: new ones, of which the engine may have a part to count in.
+        """
         self._pulse = pulse or Pulse()
         self._scheduler, self._inbox, self._clock, self._on_rest = scheduler, inbox, clock, on_rest
         self._sessions = sessions or NoSessions()
         self._engine = engine
         self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens)
-        self._ledger = ledger = Ledger(clock=clock)
+        self._ledger = ledger = Ledger(clock=clock, counters=counters)
         self._cache = CacheSteps(
             cache or NoCache(),
             engine=engine,
@@ -318,6 +323,9 @@ class WorkerLoop:
                     ended.append((sequence, FinishReason.FAILED, given.failure))
                 continue
             if not ledger.is_live(sequence):
+                continue
+            if given.refusal:
+                ended.append((sequence, FinishReason.FAILED, given.refusal))
                 continue
             ledger.score(sequence, given.prompt_logprobs)
             if given.token_ids:

@@ -20,12 +20,13 @@ def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> Sp
         part = Span(request_id=span.request_id, start=start, tokens=tokens, draws=is_last and span.draws)
         (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
         scores += given.prompt_logprobs
-        if is_last or given.failure:
+        if is_last or given.failure or given.refusal:
             return SpanResult(
                 request_id=given.request_id,
                 token_ids=given.token_ids,
                 logprobs=given.logprobs,
                 prompt_logprobs=tuple(scores),
                 failure=given.failure,
+                refusal=given.refusal,
             )
         start += tokens

@@ -12,7 +12,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from holdfast.config import SchedulerSettings
+from holdfast.engine.constraints import Constraints
 from holdfast.engine.engine import Engine
+from holdfast.engine.grammars import Grammars
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.messages.events import ModelInfo
@@ -26,6 +28,7 @@ from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.cache_setup import open_cache, open_sessions
+from holdfast.worker.counters import Counters
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
@@ -66,9 +69,12 @@ def _loop_over(
     model = settings.model
     platform.prepare_device()
     loaded = load_model(Path(settings.folder), model, progress=progress)
+    grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
+    grammars.prepare()
     progress("probing", 0.0)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
-    engine = Engine(runner, vocab_size=loaded.vocab_size)
+    constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
+    engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     measured = engine.measure_costs()
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
@@ -90,6 +96,7 @@ def _loop_over(
         sessions=None if kept is None else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
         pulse=pulse,
+        counters=Counters(constraints=constraints.figures),
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.config import LimitsSettings
+from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar
+from holdfast.intake.prompt import PromptText
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, OutputFormat
 from holdfast.parsing.dialect import PLAIN, ModelDialect, ReasoningFormat
 from tests.fakes.grammar_walker import accepts, demo_token_ids
 
 _TEXT_MARKERS = ModelDialect(reasoning=ReasoningFormat(start="<seed:think>", end="</seed:think>"))
+_NO_PROMPT = PromptText()
 _PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"]}
 
 
@@ -21,9 +23,9 @@ def _dialect() -> ModelDialect:
     return ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"), marker_ids=demo_token_ids())
 
 
-def _grammar(form: OutputFormat, *, dialect: ModelDialect = PLAIN, prompt_text: str = "") -> str:
+def _grammar(form: OutputFormat, *, dialect: ModelDialect = PLAIN, prompt: PromptText = _NO_PROMPT) -> str:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()), output_format=form)
-    return answer_grammar(request, dialect, prompt_text=prompt_text, limits=LimitsSettings()).text
+    return answer_grammar(request, dialect, prompt=prompt, limits=LimitsSettings(), tools=ToolsSettings()).text
 
 
 def _schema(schema: Any) -> OutputFormat:
@@ -32,7 +34,7 @@ def _schema(schema: Any) -> OutputFormat:
 
 def test_an_answer_without_a_form_has_no_grammar() -> None:
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=()))
-    assert answer_grammar(request, PLAIN, prompt_text="", limits=LimitsSettings()) is UNCONSTRAINED
+    assert answer_grammar(request, PLAIN, prompt=_NO_PROMPT, limits=LimitsSettings(), tools=ToolsSettings()) is UNCONSTRAINED
 
 
 def test_a_json_object_is_an_object_of_anything() -> None:
@@ -86,23 +88,25 @@ def test_a_thought_may_come_first_and_is_free() -> None:
 
 
 def test_a_thought_that_the_prompt_has_opened_must_be_ended() -> None:
-    grammar = _grammar(_schema(_PERSON), dialect=_dialect(), prompt_text="<|im_start|>assistant\n<think>\n")
+    grammar = _grammar(
+        _schema(_PERSON), dialect=_dialect(), prompt=PromptText(text="<|im_start|>assistant\n<think>\n", in_reasoning=True)
+    )
     assert accepts(grammar, 'hm</think>{"name": "Ada"}')
     assert not accepts(grammar, '{"name": "Ada"}')
 
 
 def test_a_thought_that_the_prompt_has_closed_does_not_come_again() -> None:
-    grammar = _grammar(_schema(_PERSON), dialect=_dialect(), prompt_text="assistant\n<think>\n\n</think>\n\n")
+    grammar = _grammar(_schema(_PERSON), dialect=_dialect(), prompt=PromptText(text="assistant\n<think>\n\n</think>\n\n"))
     assert accepts(grammar, '{"name": "Ada"}')
     assert not accepts(grammar, '<think>hm</think>{"name": "Ada"}')
 
 
-@pytest.mark.parametrize("prompt_text", ["", "<seed:think>"])
-def test_markers_that_are_no_tokens_are_text_of_the_grammar(prompt_text: str) -> None:
-    grammar = _grammar(_schema(_PERSON), dialect=_TEXT_MARKERS, prompt_text=prompt_text)
-    opened = "" if prompt_text else "<seed:think>"
+@pytest.mark.parametrize("is_open", [False, True])
+def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> None:
+    grammar = _grammar(_schema(_PERSON), dialect=_TEXT_MARKERS, prompt=PromptText(text="<seed:think>", in_reasoning=is_open))
+    opened = "" if is_open else "<seed:think>"
     assert accepts(grammar, opened + 'a </seed b</seed:think>\n{"name": "Ada"}')
-    assert accepts(grammar, '{"name": "Ada"}') is not bool(prompt_text)
+    assert accepts(grammar, '{"name": "Ada"}') is not is_open
 
 
 @pytest.mark.parametrize(

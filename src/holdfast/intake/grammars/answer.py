@@ -2,79 +2,128 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from holdfast.config import LimitsSettings
+from holdfast.config import LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.intake.grammars.checked import checked_schema
-from holdfast.intake.grammars.lark import grammar_text, json_value, literal, pattern
-from holdfast.intake.grammars.schema import Schema, SchemaBounds, SchemaFault
-from holdfast.intake.grammars.thought import thought_rules, thought_state
-from holdfast.intake.grammars.trial import fault_of
-from holdfast.messages.requests import GenerationRequest, OutputFormat
-from holdfast.parsing.dialect import ModelDialect
+from holdfast.intake.grammars.calls import (
+    call_block,
+    can_constrain,
+    only_calls,
+    text_or_calls,
+    text_without_calls,
+    tokens_of_openers,
+    unenforced,
+)
+from holdfast.intake.grammars.forms import form_of
+from holdfast.intake.grammars.lark import Rules, grammar_text
+from holdfast.intake.grammars.schema import SchemaBounds
+from holdfast.intake.grammars.thought import thought, thought_state
+from holdfast.intake.grammars.tools import callable_tools, is_strict
+from holdfast.intake.grammars.trial import fault_of_composed
+from holdfast.intake.prompt import PromptText
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.parsing.dialect import PLAIN, ModelDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGrammar:
-    """What the worker draws by. `unenforced`: places in schemas of keywords that no grammar enforces."""
+    """What the worker draws by. `unenforced`: places in the tools' schemas of keywords that no grammar enforces."""
 
     text: str = ""  # of llguidance; empty: all is allowed
+    banned_token_ids: tuple[int, ...] = ()
     unenforced: tuple[str, ...] = ()
 
 
 UNCONSTRAINED = AnswerGrammar()
 
 
-def is_constrained(request: GenerationRequest) -> bool:
-    """Whether the answer is to have a form, so that a grammar has to be made."""
-    return request.output_format is not None
+def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
+    """Whether a grammar has to be made for the answer."""
+    choice, offered = request.tool_choice, offered_tools(request)
+    if request.output_format is not None:
+        return True
+    asked = choice.mode != "auto" or bool(choice.names) or tools.constrain == "auto"
+    return bool(offered) and (asked or any(map(is_strict, offered)))
+
+
+def offered_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
+    """The tools in the request's prompt."""
+    return request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
 
 
 def answer_grammar(
-    request: GenerationRequest, dialect: ModelDialect, *, prompt_text: str, limits: LimitsSettings
+    request: GenerationRequest, dialect: ModelDialect, *, prompt: PromptText, limits: LimitsSettings, tools: ToolsSettings
 ) -> AnswerGrammar:
     """The grammar of an answer. Raises InvalidRequest for a form that cannot be had. Costs milliseconds: off the event loop.
 
-    prompt_text: as rendered; its end tells whether the answer begins within a thought.
+    prompt: as rendered; its end tells whether the answer begins within a thought.
     """
-    if request.output_format is None:
+    if not is_constrained(request, tools=tools):
         return UNCONSTRAINED
-    body, others = _form(request.output_format, limits=limits)
-    lark = [*thought_rules(dialect, thought_state(prompt_text, dialect)), f"start: thought {body}"]
-    return AnswerGrammar(text=grammar_text("\n".join(lark) + "\n", **others))
-
-
-def _form(form: OutputFormat, *, limits: LimitsSettings) -> tuple[str, dict[str, str]]:
-    """The visible answer as an expression, and the grammar that it refers to."""
-    match form.kind:
-        case "json_object":
-            return json_value({"type": "object"}), {}
-        case "json_schema":
-            return json_value(_schema(form, limits=limits)), {}
-        case "choice":
-            return _tried(form, "(" + " | ".join(literal(choice) for choice in form.choices) + ")"), {}
-        case "regex":
-            return _tried(form, pattern(form.pattern)), {}
-        case "lark":
-            _try(form, form.pattern)
-            return "@form", {"form": form.pattern}
-
-
-def _schema(form: OutputFormat, *, limits: LimitsSettings) -> Schema | bool:
+    if not isinstance(request.prompt, ChatPrompt):
+        dialect = PLAIN  # what completes a text has neither thoughts nor calls in it
     bounds = SchemaBounds(parts=limits.max_schema_parts, depth=limits.max_schema_depth)
-    try:
-        return checked_schema(form.schema, bounds=bounds, strict=True).schema
-    except SchemaFault as fault:
-        raise InvalidRequest(f"`{form.field}`: {fault.reason}", field=form.field, shown=fault.where) from None
-
-
-def _tried(form: OutputFormat, expression: str) -> str:
-    _try(form, f"start: {expression}")
-    return expression
-
-
-def _try(form: OutputFormat, lark: str) -> None:
-    fault = fault_of(grammar_text(lark))
+    body = _Body(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
+    made = body.expression()
+    if not made:
+        return AnswerGrammar(banned_token_ids=body.banned)
+    start = f"{thought(body.rules, dialect, thought_state(prompt, dialect))} {made}"
+    text = grammar_text(body.rules.lark(start), **body.grammars)
+    fault = fault_of_composed(text)
     if fault:
-        raise InvalidRequest(f"`{form.field}`: {form.kind} cannot be served", field=form.field, shown=f": {fault.strip()}")
+        field = "response_format" if request.output_format else "tools"
+        raise InvalidRequest(f"`{field}`: no grammar can be made of what is asked for", field=field, shown=f": {fault}")
+    return AnswerGrammar(text=text, banned_token_ids=body.banned, unenforced=body.unenforced)
+
+
+class _Body:
+    """What stands behind the thought, as an expression over its rules."""
+
+    def __init__(self, request: GenerationRequest, dialect: ModelDialect, *, bounds: SchemaBounds, constrain_all: bool) -> None:
+        self.rules = Rules(dialect.marker_ids)
+        self.grammars: dict[str, str] = {}
+        self.banned: tuple[int, ...] = ()
+        self.unenforced: tuple[str, ...] = ()
+        self._request, self._dialect, self._bounds, self._constrain_all = request, dialect, bounds, constrain_all
+
+    def expression(self) -> str:
+        """Empty: anything may stand there."""
+        form = self._request.output_format
+        said = ""
+        if form is not None:
+            said, self.grammars = form_of(form, bounds=self._bounds)
+        calls, choice = self._dialect.calls, self._request.tool_choice
+        if not offered_tools(self._request):
+            return said
+        if choice.mode == "none":
+            return said or self._no_calls()
+        if calls is None or not can_constrain(calls):
+            if choice.mode == "required":
+                reason = "the form in which this model calls tools is not known, so that no call can be enforced"
+                raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
+            return said
+        return self._calls(said)
+
+    def _calls(self, said: str) -> str:
+        form, choice = self._dialect.calls, self._request.tool_choice
+        assert form is not None
+        enforce_all = self._constrain_all or choice.mode == "required"
+        tools = callable_tools(offered_tools(self._request), choice, bounds=self._bounds, enforce_all=enforce_all)
+        block = call_block(self.rules, form, tools)
+        self.unenforced = unenforced(tools, block)
+        if choice.mode == "required":
+            return only_calls(self.rules, block, parallel=choice.parallel)
+        if said:
+            return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
+        return text_or_calls(self.rules, form, block, parallel=choice.parallel)
+
+    def _no_calls(self) -> str:
+        """Tools are in the prompt, so that it stays the same, but none may be called: what opens a call is not drawn."""
+        calls = self._dialect.calls
+        if calls is None:
+            return ""
+        self.banned, words = tokens_of_openers(self.rules, calls)
+        return "" if self.banned else text_without_calls(self.rules, calls) if words else ""

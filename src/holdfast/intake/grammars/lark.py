@@ -4,24 +4,108 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
-
-from llguidance import regex_to_lark
 
 # A space, or a new line and its indent: what models write. Without a bound a small model writes white space for ever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
-ANY_TEXT: Final = r"/(.|\n)*/"  # of no token that stands for a marker: those have no text for a grammar
+ANY: Final = r"(.|\n)*"  # as regular expressions; tokens that are markers have no text for a grammar, and are never a part of it
+GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
+
+
+class Rules:
+    """The rules of one grammar. Equal ones are written once."""
+
+    def __init__(self, marker_ids: Mapping[str, int]) -> None:
+        """marker_ids: markers that are single tokens of the model."""
+        self.marker_ids = marker_ids
+        self._names: dict[str, str] = {}
+        self._lines: list[str] = []
+        self._cutter = re.compile("(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")")
+
+    def rule(self, body: str, *, is_lazy: bool = False) -> str:
+        """The name of a rule. A lazy one is a single lexeme that ends as soon as it can."""
+        return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
+
+    def terminal(self, body: str) -> str:
+        """The name of a lexeme, of which regular expressions can be made with `&` and `~`."""
+        return self._named(body, "T{}")
+
+    def open_rule(self) -> str:
+        """A name for a rule whose body comes later, since it refers to itself."""
+        name = f"o{len(self._names)}"
+        self._names[name] = name
+        return name
+
+    def close_rule(self, name: str, body: str) -> None:
+        """The body of such a rule."""
+        self._lines.append(f"{name}: {body}")
+
+    def literal(self, text: str) -> str:
+        """A text, the markers in it as their tokens."""
+        if not self.marker_ids or not text:
+            return literal(text)
+        pieces = (piece for piece in self._cutter.split(text) if piece)
+        return " ".join(self.token(piece) if piece in self.marker_ids else literal(piece) for piece in pieces)
+
+    def token(self, marker: str) -> str:
+        """A marker that is a single token."""
+        return f"<[{self.marker_ids[marker]}]>"
+
+    def parted(self, marker: str) -> tuple[str, str, str]:
+        """A text, cut at the first token in it: what is before, the token's marker (empty: there is none), what is behind."""
+        if not self.marker_ids:
+            return marker, "", ""
+        before, *rest = self._cutter.split(marker, maxsplit=1)
+        return (before, rest[0], rest[1]) if rest else (marker, "", "")
+
+    def text_before(self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()) -> str:
+        """Free text and the end that it stops at, the first time that this comes.
+
+        content: regular expressions that the text all matches. never: of what does not occur in it.
+        """
+        before, token, behind = self.parted(end)
+        body = " & ".join(f"/{each}{escaped(before)}/" for each in content)
+        unwanted = "|".join(never)
+        if unwanted:
+            body += f" & ~/{ANY}({unwanted}){ANY}/"
+        if not token:
+            return self.rule(body, is_lazy=True)
+        text = self.terminal(body)
+        return " ".join(filter(None, (text, self.token(token), self.literal(behind) if behind else "")))
+
+    def text_without(self, marks: Iterable[str]) -> str:
+        """Free text up to the end of the answer, without these marks. Those with a token in them cannot occur anyway."""
+        unwanted = "|".join(escaped(mark) for mark in marks if not self.parted(mark)[1])
+        return self.terminal(f"/{ANY}/" + (f" & ~/{ANY}({unwanted}){ANY}/" if unwanted else ""))
+
+    def lark(self, start: str) -> str:
+        """The grammar, beginning with an expression."""
+        return "\n".join((f"start: {start}", *self._lines)) + "\n"
+
+    def _named(self, body: str, form: str) -> str:
+        key = form + body
+        if key not in self._names:
+            self._names[key] = form.format(len(self._names))
+            self._lines.append(f"{self._names[key]}: {body}")
+        return self._names[key].removesuffix("[lazy]")
 
 
 def literal(text: str) -> str:
     """This text, and no other."""
-    return json.dumps(text) if text else '""'
+    return json.dumps(text)
+
+
+def one_of(expressions: Iterable[str]) -> str:
+    """Any of some expressions."""
+    return "(" + " | ".join(dict.fromkeys(expressions)) + ")"
 
 
 def pattern(regex: str) -> str:
     """What matches a regular expression, as a whole."""
+    from llguidance import regex_to_lark  # takes 0.1 s to import, for whoever constrains something
+
     return f"/{regex_to_lark(regex, use_ascii='')}/"
 
 
@@ -30,12 +114,6 @@ def json_value(schema: Any) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
-
-
-def marker(text: str, marker_ids: Mapping[str, int]) -> str:
-    """A marker, as its token where it is a single one of the model, else as its text."""
-    token_id = marker_ids.get(text)
-    return literal(text) if token_id is None else f"<[{token_id}]>"
 
 
 def escaped(text: str) -> str:

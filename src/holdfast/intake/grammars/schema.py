@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from holdfast.intake.grammars import keywords
+from holdfast.intake.grammars.bounds import LONGEST_LITERAL, MOST_ALTERNATIVES, alternatives, pattern_fault, size_of_literal
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -72,7 +72,7 @@ class _Walk:
         self._parts = 0
 
     def schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
-        self._parts += 1
+        self._parts += 1 + (len(node["enum"]) if isinstance(node, dict) and isinstance(node.get("enum"), list) else 0)
         if self._parts > self._bounds.parts:
             raise SchemaFault(f"the schema has more than {self._bounds.parts} parts")
         if depth > self._bounds.depth:
@@ -98,6 +98,8 @@ class _Walk:
             _put(found, keyword, key, inner)
         if may_close and _lists_its_properties(node):
             found["additionalProperties"] = False
+        if alternatives(found) > MOST_ALTERNATIVES:
+            raise SchemaFault(f"more than {MOST_ALTERNATIVES} branches in one place", place=place)
         return found
 
     def _leave_out(self, keyword: str, *, place: str, reason: str = "cannot be enforced") -> None:
@@ -117,6 +119,8 @@ class _Walk:
                 if reason:
                     self._leave_out(keyword, place=place, reason=reason)
                 return not reason
+            case "enum" | "const" if size_of_literal(value) > LONGEST_LITERAL * (64 if keyword == "enum" else 1):
+                raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
             case "minProperties" if isinstance(value, int):
                 return value > len(set(_names(node.get("required"))))
             case "maxProperties" if isinstance(value, int):
@@ -156,16 +160,6 @@ class _Walk:
         return target
 
 
-def pattern_fault(pattern: str) -> str:
-    """What keeps a pattern from being enforced; empty: nothing does. It is bounded, since it costs time with every token."""
-    if len(pattern) > 2000:
-        return "is longer than 2,000 characters"
-    repeated = 1
-    for most in re.findall(r"\{(?:\d*,)?(\d+)\}|\{\d+,\}", pattern):
-        repeated *= max(int(most[:9] or 1), 1)
-    return "" if repeated <= 20_000 else "repeats too often"
-
-
 def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """The schemas directly in a schema: keyword, schema, and its name or number under the keyword if it has one.
 
@@ -175,7 +169,10 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
         members = node.get(keyword, {})
         if not isinstance(members, dict):
             raise SchemaFault(f"{keyword!r} is an object of schemas", place=join_place(place, keyword))
-        yield from ((keyword, member, (name,)) for name, member in members.items())
+        for name, member in members.items():
+            if len(name) > LONGEST_LITERAL:
+                raise SchemaFault(f"a name has more than {LONGEST_LITERAL:,} characters", place=join_place(place, keyword))
+            yield keyword, member, (name,)
     for keyword in keywords.LISTS + keywords.SINGLES:
         value = node.get(keyword)
         if isinstance(value, list | tuple):

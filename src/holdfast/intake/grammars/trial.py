@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-
-# Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its answer slow; those of agents'
-# tools need less than a tenth. What is refused by these bounds is refused after 5 to 40 ms of one core.
-TRIAL_LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=100_000,
-    step_lexer_fuel=50_000,
-    step_max_items=10_000,
-    max_lexer_states=20_000,
-    max_grammar_size=50_000,
-    verbose_errors=False,
-)
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
 
 
 class _Bytes:
@@ -32,16 +22,39 @@ class _Bytes:
 
 
 @cache
-def byte_tokenizer() -> LLTokenizer:
+def _trial() -> tuple[LLTokenizer, LLParserLimits]:
     """Token n is the byte n, 256 the end."""
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
+    from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper  # takes 0.1 s, for whoever constrains something
+
+    # Fuel is what llguidance counts its work in. A grammar that needs more makes every token of its answer slow; those of agents'
+    # tools need less than a tenth. What is refused by these bounds is refused after 5 to 40 ms of one core.
+    limits = LLParserLimits(
+        initial_lexer_fuel=100_000,
+        step_lexer_fuel=50_000,
+        step_max_items=10_000,
+        max_lexer_states=20_000,
+        max_grammar_size=50_000,
+        verbose_errors=False,
+    )
+    return LLTokenizer(TokenizerWrapper(_Bytes())), limits
 
 
 def fault_of(grammar: str) -> str:
     """What is wrong with a grammar; empty: nothing. The interpreter is not held up meanwhile."""
-    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=TRIAL_LIMITS)
+    from llguidance import LLMatcher
+
+    tokenizer, limits = _trial()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         mask = matcher.compute_bitmask()
         if not matcher.is_error() and not any(mask):
             return "it allows nothing"
     return matcher.get_error()
+
+
+def fault_of_composed(grammar: str) -> str:
+    """What is wrong with a grammar that names tokens of a model, as far as it can be said without its tokenizer."""
+    from llguidance import LLMatcher
+
+    is_error, said = LLMatcher.validate_grammar_with_warnings(grammar, limits=_trial()[1])
+    return said[0] if is_error else ""

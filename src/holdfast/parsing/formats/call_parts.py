@@ -23,6 +23,11 @@ class CallParts:
         self.is_open = False
         self.any_ended = False
         self._repairs: list[str] = []
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """The answer was ended by its length: from here on no call is begun, gone on with or ended."""
+        self._is_cut = True
 
     def say(self, kind: TextKind, text: str, *, start: int) -> None:
         """Text or reasoning. Markers in it are written out (`Incoming.plain`); `start` is its `Incoming.position`."""
@@ -39,7 +44,8 @@ class CallParts:
         self.types, self.given, self.is_open = self.tools.parameters(tool.name), set(), True
         self._repairs = []
         self.repair(repair, "name" if tool.repaired else "")
-        self.done.append(CallBegun(tool.name, call_id))
+        if not self._is_cut:
+            self.done.append(CallBegun(tool.name, call_id))
 
     def repair(self, *names: str) -> None:
         """Something was mended; empty names are nothing."""
@@ -64,8 +70,9 @@ class CallParts:
         if not complete:
             self._write("}" if self.given else "{}")
         self.is_open, self.any_ended = False, True
-        self.done.append(CallEnded(tuple(self._repairs)))
+        if not self._is_cut:
+            self.done.append(CallEnded(tuple(self._repairs)))
 
     def _write(self, text: str) -> None:
-        if text:
+        if text and not self._is_cut:
             self.done.append(CallArguments(text))

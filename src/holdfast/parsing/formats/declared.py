@@ -48,6 +48,14 @@ class DeclaredTools:
         found = parameters.get("required") if isinstance(parameters, Mapping) else None
         return frozenset(key for key in found if isinstance(key, str)) if isinstance(found, list) else frozenset()
 
+    def only_fitting(self, arguments: Any) -> str:
+        """The only tool that takes these arguments; empty when there are several, or none."""
+        if not isinstance(arguments, Mapping) or not arguments:
+            return ""
+        given = set(arguments)
+        fitting = [name for name in self._parameters if self.required(name) <= given <= set(self.parameters(name).properties)]
+        return fitting[0] if len(fitting) == 1 else ""
+
     def parameters(self, name: str) -> ParameterTypes:
         """The types of a tool's parameters."""
         return ParameterTypes(self._parameters.get(name))

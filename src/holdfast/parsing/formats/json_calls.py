@@ -13,6 +13,7 @@ from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.json_stream import JsonStream
 from holdfast.parsing.formats.literals import Literals
+from holdfast.parsing.formats.marks import marks_in
 
 _JSON: Final = Literals()
 _FENCES: Final = ("```json", "```")
@@ -43,7 +44,7 @@ class JsonCalls:
     @property
     def marks(self) -> Sequence[str]:
         """All markers."""
-        return tuple(dict.fromkeys(mark for pair in self._pairs for mark in pair if mark))
+        return marks_in(*(mark for pair in self._pairs for mark in pair))
 
     @property
     def openers(self) -> Sequence[str]:
@@ -60,23 +61,27 @@ class JsonCalls:
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
         opening = tuple(dict.fromkeys(pair[0] for pair in self._pairs if pair[0]))
+        endless = {pair[0] for pair in self._pairs if not pair[1]}  # nothing closes them
         closing = tuple(dict.fromkeys(pair[1] for pair in self._pairs if pair[1]))
-        marked = fenced = begun = False
+        opener, begun = "", False
         while True:
             yield from source.skip_space()
-            if opening and (yield from source.taken(*opening)):
-                marked = True
+            if opening and (mark := (yield from source.taken(*opening))):
+                opener = mark
+            elif begun and (source.text.startswith("]", source.place) or (yield from source.standing(closing))):
+                source.place += max(1, len((yield from source.standing(closing))))
+                source.drop_read()
             elif source.text.startswith(("[", ",", ";"), source.place):
                 source.place += 1
             elif (yield from source.taken(*_FENCES)):
-                fenced = True
+                closing = (*closing, "```")
             else:
-                call = _JsonCall(self, parts, marked=marked, opening=opening, closing=closing)
+                call = _JsonCall(self, parts, marked=bool(opener), opening=opening, closing=closing)
                 if not source.text.startswith("{", source.place) or not (yield from call.read(source)):
                     break
                 begun = True
-                closed = yield from _close(source, parts, (*closing, "```") if fenced else closing)
-                parts.end("unclosed_call" if marked and not closed else "", complete=True)
+                closed = yield from _close(source, parts, closing)
+                parts.end("" if closed or not opener or opener in endless else "unclosed_call", complete=True)
                 source.drop_read()
         if begun:
             source.place = 0
@@ -220,15 +225,12 @@ class _JsonCall:
 
 def _close(source: Incoming, parts: CallParts, closing: tuple[str, ...]) -> Waiting[bool]:
     """Read the markup behind a call. Whether something closed it, or another call follows in the same markup."""
-    closed = False
     while True:
         yield from source.skip_space()
         character = source.text[source.place : source.place + 1]
         if character == "}":
             source.place += 1
             parts.repair("extra_bracket")
-        elif character == "]" or (closing and (yield from source.taken(*closing))):
-            source.place += character == "]"
-            closed = True
         else:
-            return closed or character in (",", ";", "{")
+            closed = bool(character) and character in ",;]{"
+            return closed or bool((yield from source.taken(*closing)))

@@ -27,11 +27,13 @@ class Literals:
     """The syntax of a family's values.
 
     raw_quotes: marks of strings without escapes. bare_keys: the keys of objects stand without quotes, up to a colon.
+    stops: marks that end all that is open, quoted strings excepted.
     """
 
     raw_quotes: tuple[str, ...] = ()
     quotes: tuple[str, ...] = ('"""', "'''", '"', "'")
     bare_keys: bool = False
+    stops: tuple[str, ...] = ()
 
     def value(self, source: Incoming, repairs: list[str], *, ends: str, depth: int = 0) -> Waiting[str]:
         """Read one value, as JSON text. `ends`: the characters before which a value without quotes ends."""
@@ -43,7 +45,7 @@ class Literals:
         if opener in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
             return (yield from self._members(source, repairs, opener=opener, depth=depth + 1))
-        return _word(source.plain((yield from _before(source, ends))).strip(), repairs)
+        return _word(source.plain((yield from _before(source, (*ends, *self.stops)))).strip(), repairs)
 
     def _string(self, source: Incoming, repairs: list[str], quote: str) -> Waiting[str]:
         """What stands before the closing quote. One of a single character that no separator follows belongs to the string."""
@@ -60,7 +62,8 @@ class Literals:
                 continue
             if mark and not raw and len(quote) == 1:
                 behind = yield from source.behind_space(source.place)
-                if behind < len(source.text) and source.text[behind] not in _BEHIND_STRING:
+                stops = bool(self.stops) and bool((yield from source.standing(self.stops, behind)))
+                if behind < len(source.text) and source.text[behind] not in _BEHIND_STRING and not stops:
                     _note(repairs, "inner_quote")
                     continue
             if not mark:
@@ -74,7 +77,7 @@ class Literals:
         ends = "," + "".join(_CLOSERS.values())
         while True:
             yield from source.skip_space()
-            if source.place == len(source.text):
+            if source.place == len(source.text) or (self.stops and (yield from source.standing(self.stops))):
                 _note(repairs, "unclosed_value")
                 break
             character = source.text[source.place]
@@ -83,22 +86,22 @@ class Literals:
                 if character == ",":
                     continue
                 break
-            key = (yield from self._key(source, repairs)) + ": " if opener == "{" else ""
+            key = _json_text((yield from self.key(source, repairs))) + ": " if opener == "{" else ""
             items.append(key + (yield from self.value(source, repairs, ends=ends, depth=depth)))
         return f"{{{', '.join(items)}}}" if opener == "{" else f"[{', '.join(items)}]"
 
-    def _key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
-        """An object's key and the colon behind it."""
+    def key(self, source: Incoming, repairs: list[str]) -> Waiting[str]:
+        """Read an object's key and the colon behind it."""
         quote = yield from source.taken(*self.raw_quotes, *self.quotes)
         if quote:
             key = yield from self._string(source, repairs, quote)
             if self.bare_keys:
                 _note(repairs, "quoted_key")
         else:
-            key = source.plain((yield from _before(source, ":,}"))).strip()
+            key = source.plain((yield from _before(source, (":", ",", "}", *self.stops)))).strip()
         yield from source.skip_space()
         yield from source.taken(":")
-        return _json_text(key)
+        return key
 
 
 def unescaped(text: str) -> str:
@@ -132,10 +135,10 @@ def _character(match: re.Match[str]) -> str:
 def _before(source: Incoming, ends: Sequence[str]) -> Waiting[str]:
     """Read up to one of these characters."""
     start = source.place
-    if ends:
-        source.place, _ = yield from source.find(tuple(ends), start)
-    else:
+    if not ends:
         source.place = len(source.text)
+        return source.text[start:]
+    source.place, _ = yield from source.find(ends, start)
     return source.text[start : source.place]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.formats.json_stream import JsonStream
+from holdfast.parsing.formats.literals import Literals
 from holdfast.parsing.formats.typed_values import typed
 
+_JSON: Final = Literals()
 _STRING = frozenset({"string"})
 _NULLABLE = frozenset({"string", "null"})
 _NULLS = ("null", "None")
@@ -25,14 +29,18 @@ class Header(NamedTuple):
 
 
 class ValueEnd(NamedTuple):
-    """What ends a value: a mark that one of `before` follows, white space between, or the end of the text."""
+    """What ends a value: a mark that one of `before` follows, white space between, or the end of the text.
+
+    last: what may come behind that again, or the end of the text; empty: anything.
+    """
 
     mark: str
     before: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()  # what is white space too
     closes: bool = True  # the mark belongs to the value's markup; else it is only looked at
     repair: str = ""
     names_parameter: bool = False  # behind the mark stands the name of a parameter that has no value yet, and `before`
-    at_end: bool = True
 
 
 def header(source: Incoming, *, close: str = ">") -> Waiting[Header | None]:
@@ -80,6 +88,33 @@ def read_value(
     parts.json(value.json)
 
 
+def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body") -> Waiting[bool]:
+    """Read the arguments of an open call where they stand as one object in place of tags, up to `stops` at most."""
+    if parts.given or not source.text.startswith("{", source.place):
+        return False
+    stream = JsonStream(source, parts.json, stops=stops)
+    parts.repair(repair)
+    yield from stream.read()
+    parts.repair(*stream.repairs)
+    return True
+
+
+def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call") -> Waiting[bool]:
+    """Read a call that stands as one object with name and arguments in place of tags. False: none does."""
+    if not source.text.startswith("{", source.place):
+        return False
+    repairs = [repair]
+    found = json.loads((yield from _JSON.value(source, repairs, ends="")))
+    name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+    tool = parts.tools.named(name) if isinstance(name, str) else None
+    if tool is None or not isinstance(arguments, dict):
+        return False
+    parts.begin(tool)
+    parts.json(json.dumps(arguments, ensure_ascii=False))
+    parts.end(*repairs, complete=True)
+    return True
+
+
 def _raw(
     source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], padding: str, give: Callable[[str], None]
 ) -> Waiting[None]:
@@ -121,10 +156,21 @@ def _ending(source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], mark: 
             continue
         if not end.before:
             return end
-        place = yield from source.behind_space(behind)
-        if (yield from source.standing(end.before, place)):
-            return end
-        rest = source.text[place:]  # at the text's end, a mark may be cut too
-        if end.at_end and source.ended and any(other.startswith(rest) for other in end.before):
+        if (yield from _goes_on(source, behind, end)):
             return end
     return None
+
+
+def _goes_on(source: Incoming, place: int, end: ValueEnd) -> Waiting[bool]:
+    """Whether behind a value's end stands what has to."""
+    for marks in (end.before, end.last):
+        place = yield from source.behind_space(place, spaces=end.spaces)
+        if marks:
+            mark = yield from source.standing(marks, place)
+            rest = source.text[place:]  # at the text's end, a mark may be cut too
+            if source.ended and any(other.startswith(rest) for other in marks):
+                return True
+            if not mark:
+                return False
+            place += len(mark)
+    return True

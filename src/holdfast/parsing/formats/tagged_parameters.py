@@ -9,13 +9,10 @@ from typing import Any, Final
 
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
-from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.literals import Literals
-from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_value
+from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_json_body, read_json_call, read_value
 from holdfast.parsing.formats.typed_values import JSON_TYPES
 
-_JSON: Final = Literals()
 _STRING: Final = frozenset({"string"})
 _CDATA: Final = ("<![CDATA[", "]]>")
 
@@ -36,6 +33,7 @@ class TaggedParameters:
     between: str = "\n"  # two calls
     padding: str = ""  # stands once at either side of a value and belongs to the markup
     types: tuple[str, str] = ("", "")  # how a parameter's tag says that the value is a string, and that it is JSON
+    tokens: tuple[str, ...] = ()  # parts of the tags that may be tokens by themselves
     cdata: bool = False  # a value may stand in a CDATA section
     id_form: IdForm = "random"
 
@@ -44,7 +42,7 @@ class TaggedParameters:
         """All markers."""
         pairs = (self.section, *self.sections_too, self.wrapper)
         words = [word.strip() for pair in pairs for word in pair] + [self._open_call, self._close_call]
-        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value) if word))
+        return tuple(dict.fromkeys(word for word in (*words, self._open_value, self._close_value, *self.tokens) if word))
 
     @property
     def openers(self) -> Sequence[str]:
@@ -62,7 +60,9 @@ class TaggedParameters:
         bare = opener == self._open_call
         if bare:
             source.place -= len(opener)
-        closers = [pair[1].strip() for pair in (self.section, *self.sections_too) if opener and pair[0].strip() == opener]
+        closers = [
+            pair[1].strip() for pair in (self.section, *self.sections_too) if pair[0] and (bare or pair[0].strip() == opener)
+        ]
         begun = False
         while True:
             yield from source.skip_space()
@@ -115,39 +115,30 @@ class TaggedParameters:
 
     def _read_call(self, source: Incoming, parts: CallParts, *, bare: bool, wrapped: bool) -> Waiting[bool]:
         if not (yield from source.taken(*_forms(self._open_call))):
-            return wrapped and (yield from self._read_json_call(source, parts))
+            read = wrapped and (yield from read_json_call(source, parts))
+            if read:
+                yield from self._close_wrapper(source)
+            return read
         tag = yield from header(source)
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        parts.begin(tool, repair="missing_open" if bare and self.wrapper[0] else "")
+        parts.begin(tool, repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "")
         yield from self._read_values(source, parts)
         return True
 
     def _read_values(self, source: Incoming, parts: CallParts) -> Waiting[None]:
         """The parameters of an open call, and its end."""
-        closing = (
-            self._close_call,
-            self.wrapper[1].strip(),
-            self.section[1].strip(),
-            *(pair[1].strip() for pair in self.sections_too),
-        )
-        closing = tuple(mark for mark in closing if mark)
         while True:
             yield from source.skip_space()
             form = yield from source.taken(*_forms(self._open_value))
             tag = (yield from header(source)) if form else None
             if tag is not None:
-                parts.repair("" if form == self._open_value or form == _forms(self._open_value)[-1] else "parameter_form")
+                parts.repair("" if form == self._open_value else "parameter_form")
                 yield from self._read_value(source, parts, tag)
                 continue
-            if not parts.given and source.text.startswith("{", source.place):
-                repairs = ["json_body"]
-                parts.json((yield from _JSON.value(source, repairs, ends="")))
-                parts.repair(*repairs)
-                yield from self._read_end(source, parts, complete=True)
-                return
-            yield from self._read_end(source, parts)
+            complete = yield from read_json_body(source, parts, stops=(self._close_call,))
+            yield from self._read_end(source, parts, complete=complete)
             return
 
     def _read_value(self, source: Incoming, parts: CallParts, tag: Header) -> Waiting[None]:
@@ -168,8 +159,9 @@ class TaggedParameters:
         outer = tuple(mark for mark in (wrapper, section, *(pair[1].strip() for pair in self.sections_too)) if mark)
         again = tuple(mark for mark in (self.wrapper[0].strip(), self._open_call) if mark)
         ends = [
-            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call, *outer)),
-            ValueEnd(self._close_call, (*outer, *again), closes=False, repair="unclosed_value"),
+            ValueEnd(self._close_value, (*_forms(self._open_value), self._close_call)),
+            ValueEnd(self._close_value, outer, last=(*outer, *again)),
+            ValueEnd(self._close_call, outer or again, last=(*outer, *again), closes=False, repair="unclosed_value"),
             ValueEnd("\n" + self._open_value, (">",), closes=False, repair="unclosed_value", names_parameter=True),
         ]
         return (*ends, *(ValueEnd(mark, (section or again[0],), closes=False, repair="unclosed_value") for mark in outer[:1]))
@@ -180,26 +172,12 @@ class TaggedParameters:
         closed = yield from source.taken(self._close_call)
         parts.end("" if closed else "unclosed_call", complete=complete)
         source.drop_read()
+        yield from self._close_wrapper(source)
+
+    def _close_wrapper(self, source: Incoming) -> Waiting[None]:
         if self.wrapper[1]:
             yield from source.skip_space()
             yield from source.taken(self.wrapper[1].strip())
-
-    def _read_json_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """A call that stands in the wrapper as one JSON object."""
-        if not source.text.startswith("{", source.place):
-            return False
-        repairs = ["json_call"]
-        found = json.loads((yield from _JSON.value(source, repairs, ends="")))
-        name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
-        tool = parts.tools.named(name) if isinstance(name, str) else None
-        if tool is None or not isinstance(arguments, dict):
-            return False
-        parts.begin(ToolName(*tool), repair="")
-        parts.json(json.dumps(arguments, ensure_ascii=False))
-        parts.end(*repairs, complete=True)
-        yield from source.skip_space()
-        yield from source.taken(self.wrapper[1].strip())
-        return True
 
 
 def _forms(mark: str) -> tuple[str, ...]:

@@ -48,6 +48,19 @@ class ParameterTypes:
         """A parameter's value from its text."""
         return typed(raw, self.of(key))
 
+    def inner(self, schema: Any, key: str, depth: int = _MAX_DEPTH) -> Any:
+        """The schema of a member of an object, or of an array's items; None: there is none."""
+        if not isinstance(schema, Mapping) or not depth:
+            return None
+        if isinstance(members := schema.get("properties"), Mapping) and key in members:
+            return members[key]
+        if isinstance(schema.get("items"), Mapping):
+            return schema["items"]
+        inner = [self._target(schema["$ref"])] if "$ref" in schema else []
+        for word in ("anyOf", "oneOf", "allOf"):
+            inner += schema[word] if isinstance(schema.get(word), list) else []
+        return next((found for each in inner if (found := self.inner(each, key, depth - 1)) is not None), None)
+
     def _types(self, schema: Any, depth: int) -> Iterator[str]:
         if not isinstance(schema, Mapping) or not depth:
             return

@@ -1,0 +1,108 @@
+"""Grammars of one model, compiled by llguidance: the one place of a worker that knows that library. Plain Python, no MLX."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError
+from holdfast.models.tokenizer_files import (
+    add_missing_tokens,
+    end_token_ids,
+    eos_token_ids,
+    named_special_tokens,
+    read_backend,
+    tokenizer_config,
+)
+
+if TYPE_CHECKING:  # 0.1 s and 8 MB, which nobody pays who never constrains anything
+    from llguidance import LLMatcher, LLTokenizer
+
+KEPT_GRAMMARS = 32  # compiled, for the next request with the same one
+LARGE_FILE_BYTES = 1 << 20  # from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarVocabulary:
+    """What a grammar has to know of a tokenizer: the text of tokenizer.json, and all ids that end an answer."""
+
+    tokenizer_json: str
+    end_token_ids: tuple[int, ...]
+
+    @staticmethod
+    def of_folder(folder: Path) -> GrammarVocabulary:
+        """That of the model in a folder. Raises ModelLoadError."""
+        backend, config = read_backend(folder), tokenizer_config(folder)
+        special_tokens = named_special_tokens(config)
+        add_missing_tokens(backend, config, special_tokens)
+        ends = end_token_ids(backend, special_tokens, named=eos_token_ids(folder))
+        return GrammarVocabulary(tokenizer_json=backend.to_str(), end_token_ids=ends)
+
+
+class Grammars:
+    """Makes matchers. Compiled grammars are kept; a matcher is a copy of one, at its beginning.
+
+    The tokenizer is built at the first grammar, or on a thread of its own that `prepare` has begun.
+    """
+
+    def __init__(self, source: Path | GrammarVocabulary, *, vocab_size: int) -> None:
+        """source: a model's folder, or what would be read there. vocab_size: columns of the logits."""
+        self._source, self._vocab_size = source, vocab_size
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Begin to build a tokenizer that takes long; does not wait."""
+        if isinstance(self._source, Path) and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES:
+            threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A new one. Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for grammars."""
+        compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
+        self._compiled[grammar] = compiled
+        if len(self._compiled) > KEPT_GRAMMARS:
+            self._compiled.popitem(last=False)
+        return compiled.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._built(), grammar, log_level=0)
+        if matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be used: {first_line(matcher.get_error())}", field="grammar")
+        return matcher
+
+    def _build_if_possible(self) -> None:
+        try:
+            self._built()
+        except HoldfastError:
+            return  # the first grammar says so
+
+    def _built(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    source = self._source
+                    known = GrammarVocabulary.of_folder(source) if isinstance(source, Path) else source
+                    ends = list(known.end_token_ids) or None
+                    self._tokenizer = LLTokenizer(known.tokenizer_json, n_vocab=self._vocab_size, eos_token=ends)
+                except (ModelLoadError, ValueError) as error:
+                    raise InvalidRequest(f"this model takes no grammar: {first_line(str(error))}", field="grammar") from error
+            return self._tokenizer
+
+
+def first_line(text: str) -> str:
+    """What the library says of an error, without the states that it dumps behind it."""
+    line = text.strip().splitlines()[0] if text.strip() else "no reason given"
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

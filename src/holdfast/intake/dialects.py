@@ -1,0 +1,217 @@
+"""How a model writes calls and thoughts, and what its template makes of them: found by rules when it is loaded, and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.errors import InvalidRequest
+from holdfast.intake.dialect_proof import Proof, follows_results, leaves_out_calls, opens_thought, prove, shows_tools
+from holdfast.intake.dialect_rules import families_for, reasoning_for
+from holdfast.intake.template import ChatTemplate
+from holdfast.intake.thinking import Options, ThinkingSwitch, find_switch
+from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.tool_history import ToolHabits
+from holdfast.messages.requests import ChatPrompt
+from holdfast.parsing.dialect import PLAIN, CallFormat, ModelDialect, ReasoningFormat
+from holdfast.parsing.formats.families import FAMILIES
+from holdfast.parsing.formats.response_template import read_response_template
+from holdfast.parsing.markers import in_vocabulary
+
+ToolsBy: TypeAlias = Literal["template", "text", "none"]
+
+_IN_TEXT: Final = "hermes"
+_LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
+_QUESTION = {"role": "user", "content": "Hello!"}
+
+
+class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model's thoughts. `switch` are the template's options that turn them on and off."""
+
+    start: str
+    end: str
+    opened_by_prompt: bool  # unless a request asks for something else
+    switch: tuple[str, ...] = ()
+    efforts: dict[str, dict[str, Any]] = {}  # what is asked → the template's options for it
+
+
+class DialectReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of a model's tools and thoughts when it was loaded.
+
+    `tools`: its template shows them ("template"), they are told in text ("text"), or there is no template ("none").
+    """
+
+    family: str = ""
+    tools: ToolsBy = "none"
+    proven: bool = False
+    why: str = ""  # the family's own way was not proven
+    calls_kept: bool = False  # the template writes the calls of earlier answers; else they are written into their text
+    parallel: bool = False  # it takes several calls in one answer; else they become pairs of call and result
+    ids: str = ""  # what call ids look like
+    thinking: ThinkingReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDialect:
+    """All of it, for requests and for the reports."""
+
+    dialect: ModelDialect = PLAIN
+    template: ChatTemplate | None = None  # brings conversations with tools into the form that it needs
+    switch: ThinkingSwitch = ThinkingSwitch()
+    report: DialectReport = DialectReport()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    dialect: ModelDialect
+    habits: ToolHabits
+    proof: Proof
+
+
+def find_dialect(
+    template: ChatTemplate | None, tokenizer: Tokenizer, *, config: Mapping[str, Any], model_type: str = ""
+) -> FoundDialect:
+    """Try the families that fit a template, and take the first whose calls come back through it.
+
+    config: tokenizer_config.json. A model whose template shows no tools, or of which nothing is proven, gets them in text.
+    """
+    tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    reasoning = reasoning_for("" if template is None else template.with_tools, tokens)
+    says = read_response_template(config.get("response_template"))
+    if reasoning is None and says.reasoning is not None:
+        reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
+    plain = _dialect("", None, reasoning, tokens)
+    if template is None:
+        return FoundDialect(dialect=plain)
+    search = _Search(template, tokenizer, reasoning, tokens)
+    names = families_for(template.with_tools, tokens, parser_type=str(config.get("tool_parser_type", "")), model_type=model_type)
+    found, why = search.by_family(names)
+    tools: ToolsBy = "template"
+    if found is None and (found := search.by_response_template(says.calls)):
+        why = ""
+    if found is None:
+        found, tools = search.in_text(), "text"
+    adapted = template.with_tool_habits(found.habits)
+    switch = find_switch(template.with_tools, lambda options: _rendered(template, options))
+    return FoundDialect(
+        dialect=found.dialect,
+        template=adapted,
+        switch=switch,
+        report=DialectReport(
+            family=found.dialect.family,
+            tools=tools,
+            proven=not found.proof.failure,
+            why=why or found.proof.failure,
+            calls_kept=tools == "template" and found.habits.written is None,
+            parallel=found.habits.parallel,
+            ids=found.habits.id_form,
+            thinking=None if reasoning is None else _thinking_report(adapted, found.dialect, reasoning, switch),
+        ),
+    )
+
+
+class _Search:
+    """Looks for the family of one model."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]
+    ) -> None:
+        self._template, self._tokenizer = template, tokenizer
+        self._reasoning, self._tokens = reasoning, tokens
+        self._drops_calls = leaves_out_calls(template)
+
+    def by_family(self, names: Iterator[str]) -> tuple[_Candidate | None, str]:
+        """The best proven candidate, and why there is none."""
+        if not shows_tools(self._template):
+            return None, "the chat template shows no tools"
+        failure, best = "no family of models is known that writes calls like this", None
+        for name in names:
+            if name not in FAMILIES:
+                continue
+            found = self._tried(name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens))
+            if not found.proof.failure and (best is None or found.proof.as_written):
+                best = found
+            if best is found and found.proof.as_written:
+                break
+            failure = f"{name}: {found.proof.failure}"
+        return best, "" if best else failure
+
+    def by_response_template(self, calls: CallFormat | None) -> _Candidate | None:
+        """As the checkpoint itself says that its calls are read, if they come back like that."""
+        found = None if calls is None or not shows_tools(self._template) else self._tried("response_template", calls)
+        return None if found is None or found.proof.failure else found
+
+    def in_text(self) -> _Candidate:
+        """Tools told in the system message."""
+        calls = FAMILIES[_IN_TEXT]
+        return self._candidate(_IN_TEXT, calls, ToolHabits(in_text=calls, id_form=calls.id_form))
+
+    def _tried(self, name: str, calls: CallFormat) -> _Candidate:
+        """The family with the first habits with which its calls come back."""
+        habits = ToolHabits(id_form=calls.id_form)
+        candidates = (
+            self._candidate(name, calls, each)
+            for each in ((replace(habits, written=calls),) if self._drops_calls else (habits, replace(habits, parallel=False)))
+        )
+        tried = []
+        for candidate in candidates:
+            if not candidate.proof.failure:
+                return candidate
+            tried.append(candidate)
+        return tried[0]
+
+    def _candidate(self, name: str, calls: CallFormat, habits: ToolHabits) -> _Candidate:
+        dialect = _dialect(name, calls, self._reasoning, self._tokens)
+        template = self._template.with_tool_habits(habits)
+        proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
+        if not proof.failure and not follows_results(template):
+            bridged = replace(habits, answer_behind_results="")
+            habits = bridged if follows_results(self._template.with_tool_habits(bridged)) else habits
+        return _Candidate(dialect=dialect, habits=habits, proof=proof)
+
+
+def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]) -> ModelDialect:
+    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ())]
+    ids = {
+        token: token_id
+        for token, token_id in tokens.items()
+        if len(token.strip()) >= _LEAST_MARKER and any(token in mark for mark in marks)
+    }
+    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids)
+
+
+def _rendered(template: ChatTemplate, options: Options) -> str:
+    try:
+        return template.render(ChatPrompt(messages=(_QUESTION,), template_options=options))
+    except InvalidRequest:
+        return ""
+
+
+def _thinking_report(
+    template: ChatTemplate, dialect: ModelDialect, reasoning: ReasoningFormat, switch: ThinkingSwitch
+) -> ThinkingReport:
+    prompt = ChatPrompt(messages=(_QUESTION,))
+    return ThinkingReport(
+        start=reasoning.start.strip(),
+        end=reasoning.end.strip(),
+        opened_by_prompt=prompt_opens_thought(template, dialect, prompt, _rendered(template, {})),
+        switch=switch.names,
+        efforts={str(effort): options for effort, options in switch.options.items()},
+    )
+
+
+def prompt_opens_thought(template: ChatTemplate, dialect: ModelDialect, prompt: ChatPrompt, text: str) -> bool:
+    """Whether an answer to a rendered conversation begins within a thought.
+
+    What counts is what the template writes behind the last message: a message may hold the markers too.
+    """
+    if dialect.reasoning is None:
+        return False
+    if prompt.continue_last:
+        content = prompt.messages[-1].get("content")
+        return isinstance(content, str) and opens_thought(content, dialect)
+    opening = template.opening(prompt, text)
+    return opens_thought(opening, dialect) if opening else text.rstrip().endswith(dialect.reasoning.start.strip())

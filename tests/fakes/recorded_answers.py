@@ -1,0 +1,342 @@
+"""Answers as models of each family write them, by the families' grammars, and as they write them wrongly.
+
+Tools: `get_weather(city: string, days: integer, opt: object, ok: boolean)` and `get_time(tz: string)`.
+Expected: texts, ("thought", text) and (name, arguments, repairs).
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+from typing import Any, Final
+
+TOOLS: Final[list[dict[str, Any]]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "opt": {"type": "object"},
+                    "ok": {"type": "boolean"},
+                },
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {"name": "get_time", "parameters": {"type": "object", "properties": {"tz": {"type": "string"}}}},
+    },
+]
+ROME: Final = ("get_weather", {"city": "Rome", "days": 3}, ())
+TIME: Final = ("get_time", {}, ())
+BOTH: Final = [ROME, TIME]
+
+
+def rome(*repairs: str, **more: Any) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """A call for the weather in Rome that had to be mended."""
+    return "get_weather", {"city": "Rome", **more}, repairs
+
+
+RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
+    (
+        "qwen3_coder",
+        "I look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        ["I look.", *BOTH],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\n  Rome\n\n</parameter>\n<parameter=opt>\n{'a': [1, None], 'b': True}\n"
+        "</parameter>\n<parameter=ok>\nTrue\n</parameter>\n</function>\n</tool_call>",
+        [("get_weather", {"city": "\n  Rome\n", "opt": {"a": [1, None], "b": True}, "ok": True}, ("python_literal",))],
+    ),
+    (
+        "step3_5",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
+        "</tool_call><tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        BOTH,
+    ),
+    (
+        "mimo_v2",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n<parameter=days>3</parameter>\n</function>\n</tool_call>"
+        "<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        BOTH,
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n<parameter=days>3</parameter>\n</function>\n"
+        "</seed:tool_call>\n<seed:tool_call>\n<function=get_time>\n</function>\n</seed:tool_call>",
+        BOTH,
+    ),
+    (
+        "minimax_m2",
+        '\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n<parameter name="days">3</parameter>\n'
+        '</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
+        BOTH,
+    ),
+    (
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]minimax[>[<city>Rome]<]minimax[>[</city>]<]minimax[>[<days>3'
+        "]<]minimax[>[</days>]<]minimax[>[<opt>]<]minimax[>[<a>]<]minimax[>[<item>x]<]minimax[>[</item>]<]minimax[>[<item>y]<]minimax[>["
+        "</item>]<]minimax[>[</a>]<]minimax[>[<t>x y]<]minimax[>[</t>]<]minimax[>[</opt>]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="get_time">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+        [rome(days=3, opt={"a": ["x", "y"], "t": "x y"}), TIME],
+    ),
+    (
+        "deepseek_v3_2",
+        'Let me see.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Rome'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        ["Let me see.", *BOTH],
+    ),
+    (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Rome</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="get_time">\n\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+        BOTH,
+    ),
+    (
+        "deepseek_v4",
+        '<｜DSML｜ calls>\n<｜DSML｜invoke name="get_time">\n<｜DSML｜parameter name="tz" string="true">5</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜ calls>",
+        [("get_time", {"tz": "5"}, ())],
+    ),
+    (
+        "step3",
+        '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather"><steptml:parameter name="city">'
+        'Rome</steptml:parameter><steptml:parameter name="days">3</steptml:parameter></steptml:invoke><｜tool_call_end｜>'
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_time"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+        BOTH,
+    ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city"><![CDATA[Rome\n<b> & ]]></param><param name="days">3</param></function>\n'
+        '<function name="get_time"></function>',
+        [("get_weather", {"city": "Rome\n<b> & ", "days": 3}, ()), TIME],
+    ),
+    (
+        "glm45",
+        "Sure.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time\n</tool_call>",
+        ["Sure.", *BOTH],
+    ),
+    (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+        "<tool_call>get_time</tool_call>",
+        BOTH,
+    ),
+    (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>\n  Rome\n</arg_value></tool_call>",
+        [("get_weather", {"city": "\n  Rome\n"}, ())],
+    ),
+    (
+        "ling3",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value><arg_key>days</arg_key>\n<arg_value>3</arg_value>\n"
+        "</tool_call>\n<tool_call>get_time\n\n</tool_call>",
+        BOTH,
+    ),
+    (
+        "longcat",
+        "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n<longcat_arg_value>Rome</longcat_arg_value>\n"
+        "<longcat_arg_key>days</longcat_arg_key>\n<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>\n"
+        "<longcat_tool_call>get_time\n</longcat_tool_call>",
+        BOTH,
+    ),
+    (
+        "hy3",
+        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>get_time<tool_sep>\n</tool_call>\n</tool_calls>",
+        BOTH,
+    ),
+    (
+        "hy3",  # Hy4 has no mark behind the name
+        "<tool_calls>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>\n</tool_calls>",
+        [rome()],
+    ),
+    ("pythonic", '[get_weather(city="Rome", days=3), get_time()]', BOTH),
+    ("pythonic", "<|python_start|>[get_weather(city='Rome', days=3), get_time()]<|python_end|>", BOTH),
+    ("pythonic", "[see](http://a/b) and [1, 2] or [get_lost(1)]", ["[see](http://a/b) and [1, 2] or [get_lost(1)]"]),
+    (
+        "lfm2",
+        'On it.<|tool_call_start|>[get_weather(city=\'Rome\nat "é"\', opt={"a": [1, null]}, ok=True), get_time()]<|tool_call_end|>',
+        ["On it.", ("get_weather", {"city": 'Rome\nat "é"', "opt": {"a": [1, None]}, "ok": True}, ()), TIME],
+    ),
+    ("lfm2", '<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}]<|tool_call_end|>', [ROME]),
+    ("olmo3", '<function_calls>\nget_weather(city="Rome", days=3)\nget_time()\n</function_calls>', BOTH),
+    ("olmo3", '<function_calls>get_weather(city="Rome", ok=true, opt=null)</function_calls>', [rome(ok=True, opt=None)]),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|><|tool_call>call:get_time{}<tool_call|>',
+        BOTH,
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>a "b" {c}, \\n<|"|>,ok:true,opt:{a:[1,None],t:{x:<|"|><|"|>}}}<tool_call|>',
+        [("get_weather", {"city": 'a "b" {c}, \\n', "ok": True, "opt": {"a": [1, None], "t": {"x": ""}}}, ())],
+    ),
+    (
+        "function_gemma",
+        "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}<end_function_call>"
+        "<start_function_call>call:get_time{}<end_function_call>",
+        BOTH,
+    ),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>"
+        'assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}',
+        [("thought", "The user asks."), "I look.", ROME],
+    ),
+    (
+        "harmony",
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Rome","days":3}<|call|>',
+        [ROME],
+    ),
+    ("harmony", "<|channel|>final<|message|>It is <b> 3 °C.<|return|>", ["It is <b> 3 °C."]),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|><|open|>tools<|sep|><|open|>"
+        'call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|><|open|>'
+        'argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="get_time" index="2"'
+        "<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        [("thought", "Hm."), "I look.", *BOTH],
+    ),
+    (
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>json type="object"<|sep|>{"city": "Rome", "days": 3}'
+        "<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        [ROME],
+    ),
+    (
+        "muse_spark",
+        " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>I look.<|eom|><|start|>assistant to=get_weather<|message|>"
+        '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Rome</atem:parameter>\n'
+        '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=get_time'
+        '<|message|><atem:function_calls>\n<atem:invoke name="get_time">\n</atem:invoke>\n</atem:function_calls><|eot|>',
+        [("thought", "Hm."), "I look.", *BOTH],
+    ),
+]
+
+MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
+    # tags that are missing
+    (
+        "qwen3_coder",
+        "I look.\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+        ["I look.", rome("missing_open")],
+    ),
+    ("qwen3_coder", "<function=get_lost>\n</function>", ["<function=get_lost>\n</function>"]),
+    ("qwen3_coder", "Write <tool_call> and then <function=NAME>.", ["Write <tool_call> and then <function=NAME>."]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</tool_call>",
+        [rome("unclosed_call")],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        [rome("unclosed_value", days=3)],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</function>\n</tool_call>",
+        [rome("unclosed_value")],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome", [rome("unclosed_value", "unclosed_call")]),
+    # other forms
+    (
+        "qwen3_coder",
+        '<tool_call>\n<function=get_weather>\n<parameter name="city">\nRome\n</parameter>\n</function>\n</tool_call>',
+        [rome("parameter_form")],
+    ),
+    (
+        "qwen3_coder",
+        '<tool_call>\n<function=get_weather>\n{"city": "Rome", "days": 3}\n</function>\n</tool_call>',
+        [rome("json_body", days=3)],
+    ),
+    (
+        "qwen3_coder",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+        [rome("json_call")],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=Get-Weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+        [rome("name")],
+    ),
+    # values
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n</parameter>\nRome </function> </tool_call>\n</parameter>\n"
+        "<parameter=days>\n3 apples\n</parameter>\n</function>\n</tool_call>",
+        [("get_weather", {"city": "</parameter>\nRome </function> </tool_call>", "days": "3 apples"}, ())],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n{"city": "Rome"}\n</invoke>\n</minimax:tool_call>',
+        [rome("json_body")],
+    ),
+    (
+        "minimax_m2",
+        '<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>',
+        [rome("missing_open")],
+    ),
+    (
+        "deepseek_v3_2",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n{"city": "Rome"}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        [rome("json_body")],
+    ),
+    (
+        "deepseek_v3_2",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="false">Rome</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        [rome()],
+    ),
+    ("glm45", "<tool_call>get_weather\\n<arg_key>city</arg_key>\\n<arg_value>Rome</arg_value>\\n</tool_call>", [rome()]),
+    (
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
+        [rome("unclosed_value", days=3)],
+    ),
+    ("glm47", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</tool_call>", [rome("unclosed_value")]),
+    ("glm47", "<tool_call>get_weather<arg_key>city<arg_value>Rome</arg_value></tool_call>", [rome("missing_tag")]),
+    ("glm47", '<tool_call>get_weather{"city": "Rome"}</tool_call>', [rome("json_body")]),
+    ("glm47", "<tool_call>any words at all</tool_call>", ["<tool_call>any words at all</tool_call>"]),
+    ("glm47", "<tool_call>word</tool_call>", ["<tool_call>word</tool_call>"]),
+    ("pythonic", "I look.\n[get_weather(city='Rome', ok=true,)]", ["I look.", rome(ok=True)]),
+    ("pythonic", "[get_weather('Rome', 3)]", [rome("positional_argument", days=3)]),
+    ("pythonic", '[get_weather(city="say "Rome" twice")]', [("get_weather", {"city": 'say "Rome" twice'}, ("inner_quote",))]),
+    ("pythonic", "[functions.get_weather(city=Rome)]", [rome("name", "bare_string")]),
+    ("pythonic", "[get_weather(city='Rome'", [rome("unclosed_call")]),
+    ("lfm2", "<|tool_call_start|>[get_weather(city='Rome'<|tool_call_end|>", [rome("unclosed_call")]),
+    ("gemma4", "<|tool_call>call:get_weather{city:Rome}<tool_call|>", [rome("bare_string")]),
+    ("gemma4", '<|tool_call>call:get_weather{"city":"Rome"}<tool_call|>', [rome("quoted_key")]),
+    ("gemma4", '<|tool_call><|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>', [rome()]),
+    ("gemma4", '<|tool_call>call:get-weather{city:<|"|>Rome<|"|>,a-b:1}<tool_call|>', [rome("name", **{"a-b": 1})]),
+    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Rome<|"|><tool_call|>', [rome("unclosed_call")]),
+    (
+        "function_gemma",
+        "<start_function_call>call:get_weather{city:<escape>Ro}me<escape>}<end_function_call>",
+        [("get_weather", {"city": "Ro}me"}, ())],
+    ),
+    # no header is an error
+    ("harmony", "It is warm.", ["It is warm."]),
+    ("harmony", "<|channel|>final It is warm.<|return|>", ["It is warm."]),
+    ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json{"city": "Rome"}<|call|>', [rome()]),
+    ("harmony", '<|channel|>analysis to=functions.get_weather code<|message|>{"city": "Rome"}<|call|>', [rome()]),
+    ("harmony", '<|start|>get_weather<|channel|>commentary<|message|>{"city": "Rome"}', [rome("role_for_recipient")]),
+    ("harmony", '<|channel|>commentary to=functions.get_weather<|constrain|>please<|message|>{"city": "Rome"}', [rome()]),
+    ("harmony", "<|channel|>commentary to=functions.get_time<|message|>CET", [("get_time", {"tz": "CET"}, ("raw_arguments",))]),
+    ("harmony", "<|channel|>commentary to=functions.get_time<|message|><|call|>", [("get_time", {}, ("no_arguments",))]),
+    ("harmony", "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Yes.", [("thought", "Hm."), "Yes."]),
+    (
+        "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>'
+        "call<|sep|><|close|>tools<|sep|>",
+        [rome("unclosed_value")],
+    ),
+]

@@ -1,0 +1,194 @@
+"""Calls of the families that write them as JSON: read back as they are written, however cut, and mended where models err."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import Call, ModelDialect
+from holdfast.parsing.formats.declared import DeclaredTools
+from holdfast.parsing.formats.families import FAMILIES
+from holdfast.parsing.formats.json_calls import JsonCalls
+from holdfast.parsing.formats.named_json import NamedJson
+from holdfast.parsing.whole_answer import WholeAnswer, read_answer, whole_answer
+
+TOOLS = DeclaredTools(
+    [
+        {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": {"city": {}, "days": {}}}}},
+        {"type": "function", "function": {"name": "write_file", "parameters": {"properties": {"path": {}, "text": {}}}}},
+    ]
+)
+NAMES = sorted(name for name, form in FAMILIES.items() if isinstance(form, (JsonCalls, NamedJson)))
+CALLS = (
+    Call(
+        "get_weather", {"city": 'R"om\n<é🙂', "days": 3, "at": {"a": [1.5, None, True, {}], "b": {}}}, "functions.get_weather:0"
+    ),
+    Call("write_file", {}, "functions.write_file:1"),
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["</tool_call>", "{", '"', "\\"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
+cuts = st.lists(st.integers(0, 2000), max_size=10)
+
+
+def dialect(name: str, *, tokens: bool) -> ModelDialect:
+    form = FAMILIES[name]
+    return ModelDialect(
+        family=name, calls=form, marker_ids={mark: place for place, mark in enumerate(form.marks)} if tokens else {}
+    )
+
+
+def read(text: str, name: str = "hermes", *, tokens: bool = True) -> WholeAnswer:
+    return read_answer(text, dialect(name, tokens=tokens), tools=TOOLS)
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_come_back_as_they_were_written(name: str, tokens: bool) -> None:
+    found = read("\n" + FAMILIES[name].write(CALLS), name, tokens=tokens)
+    assert [(call.name, call.arguments) for call in found.calls] == [(call.name, call.arguments) for call in CALLS]
+    assert found.text == "" and found.repairs == ()
+
+
+@given(name=st.sampled_from(NAMES), given=arguments, at=cuts)
+def test_any_arguments_come_back_however_the_text_is_cut(name: str, given: dict[str, object], at: list[int]) -> None:
+    model = dialect(name, tokens=True)
+    text = model.markers.encode(f"Now:\n\n{FAMILIES[name].write([Call('write_file', given, 'functions.write_file:0')])}")
+    reader = AnswerReader(model, tools=TOOLS)
+    edges = [0, *sorted(place % (len(text) + 1) for place in at), len(text)]
+    parts = [part for start, end in pairwise(edges) for part in reader.push(text[start:end])]
+    found = whole_answer([*parts, *reader.flush()])
+    assert [(call.name, call.arguments) for call in found.calls] == [("write_file", given)]
+    assert (found.text, found.repairs) == ("Now:", ())
+
+
+ROME = {"city": "Rom"}
+
+
+@pytest.mark.parametrize(
+    ("text", "repairs"),
+    [
+        ('<tool_call>{"name": "get_weather", "parameters": {"city": "Rom"}}</tool_call>', ("arguments_key",)),
+        ('<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rom\\"}"}</tool_call>', ("encoded_twice",)),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}', ("unclosed_call",)),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}', ("unclosed_call",)),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom', ("unclosed_value", "unclosed_call")),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}</tool_call>', ()),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}}</tool_call>', ("extra_bracket",)),
+        ('{"name": "get_weather", "arguments": {"city": "Rom"}}', ()),
+        ('```json\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n```', ()),
+        ("<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Rom'}}</tool_call>", ("single_quotes",)),
+        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom",}}</tool_call>', ("trailing_comma",)),
+        ('<tool_call>{"name": "get_weather", "arguments": {city: "Rom"}}</tool_call>', ("bare_key",)),
+        ('<tool_call>{"arguments": {"city": "Rom"}, "name": "get_weather"}</tool_call>', ()),
+        ('<tool_call>{"name": "Get-Weather", "arguments": {"city": "Rom"}}</tool_call>', ("name",)),
+        ('<tool_call>{"type": "function", "name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ()),
+        ('<tool_call>{"function": {"name": "get_weather", "arguments": {"city": "Rom"}}}</tool_call>', ()),
+        ('<tool_call>{"function": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ("name_key",)),
+        ('<tool_call><tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ()),
+        ('<tool_call>[{"name": "get_weather", "arguments": {"city": "Rom"}}]</tool_call>', ()),
+    ],
+)
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+def test_a_mistaken_call_is_mended_and_the_repair_named(text: str, repairs: tuple[str, ...], tokens: bool) -> None:
+    found = read(text, tokens=tokens)
+    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROME)]
+    assert (found.text, found.repairs) == ("", repairs)
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "repair"),
+    [
+        ('{"a": True, "b": None}', {"a": True, "b": None}, "python_literal"),
+        ('{"a": "x\ny"}', {"a": "x\ny"}, "raw_control_character"),
+        ('{"a": "say "hi" to"}', {"a": 'say "hi" to'}, "inner_quote"),
+        ('{"a": "it\\\'s"}', {"a": "it's"}, "bad_escape"),
+        ('{"a": "C:\\dir"}', {"a": "C:\\dir"}, "bad_escape"),
+        ('{"a": 1 "b": 2}', {"a": 1, "b": 2}, "missing_comma"),
+        ('{"a": [1, 2}', {"a": [1, 2]}, "missing_bracket"),
+        ('{"a": tomorrow}', {"a": "tomorrow"}, "bare_string"),
+        ("{a 1}", {"a": 1}, "missing_colon"),
+        ('{"a": }', {"a": None}, "missing_value"),
+        ("{'a': 'say \"hi\"'}", {"a": 'say "hi"'}, "single_quotes"),
+        ('{"a": 1,, "b": 2}', {"a": 1, "b": 2}, "extra_comma"),
+    ],
+)
+def test_mistaken_arguments_are_mended_as_they_come(written: str, arguments: dict[str, object], repair: str) -> None:
+    found = read(f'<tool_call>{{"name": "write_file", "arguments": {written}}}</tool_call>')
+    assert [call.arguments for call in found.calls] == [arguments]
+    assert repair in found.repairs
+
+
+def test_several_objects_in_one_pair_are_several_calls() -> None:
+    one = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
+    assert len(read(f"<tool_call>{one}\n{one}, {one}</tool_call>").calls) == 3
+
+
+def test_a_marker_in_a_string_that_goes_on_is_a_part_of_it() -> None:
+    text = '<tool_call>{"name": "write_file", "arguments": {"text": "a </tool_call> b"}}</tool_call>'
+    assert [call.arguments for call in read(text).calls] == [{"text": "a </tool_call> b"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "unknown", "arguments": {}}',
+        '{"name": "get_weather"}',
+        '{"city": "Rom"}',
+        'such as {"name": "get_weather", "arguments": {}}',
+        "```python\nprint(1)\n```",
+        "{",
+        '<tool_call>{"name": "get_weather", "arguments": [1]}</tool_call>',
+    ],
+)
+def test_what_is_no_call_is_text(text: str) -> None:
+    found = read(text)
+    assert found.text == text and found.calls == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral_v13", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rom"}, "id": "abcdefghi"}]'),
+        ("mistral_v13", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Rom"}'),
+        ("mistral_v3", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rom"}'),
+        ("mistral_v13", '[TOOL_CALLS]get_weather{"city": "Rom"}'),
+        ("mistral_v13", '[TOOL_CALLS]get_weather and so[ARGS]{"city": "Rom"}'),
+        ("llama3_json", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rom"}}'),
+        ("llama3_json", '{"type": "function", "name": "get_weather", "parameters": {"city": "Rom"}}'),
+        ("kimi_k2", '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Rom"}<|tool_call_end|>'),
+        ("kimi_k2", '<|tool_call_begin|>0<|tool_call_argument_begin|>{"city": "Rom"}<|tool_call_end|>'),
+        ("deepseek_v3", '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}<｜tool▁call▁end｜>'),
+        ("internlm", '<|action_start|> <|plugin|>{"name": "get_weather", "parameters": {"city": "Rom"}}<|action_end|>'),
+        ("xlam", '[{"name": "get_weather", "arguments": {"city": "Rom"}}]'),
+        ("phi4", 'functools[{"name": "get_weather", "arguments": {"city": "Rom"}}]'),
+    ],
+)
+def test_other_forms_of_a_family_are_read(name: str, text: str) -> None:
+    found = read(text, name)
+    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROME)]
+    assert found.text == ""
+
+
+def test_long_arguments_cost_what_they_are_long() -> None:
+    steps = {}
+    for length in (2_000, 20_000):
+        reader = AnswerReader(dialect("hermes", tokens=True), tools=TOOLS)
+        body = json.dumps({"name": "write_file", "arguments": {"text": "a line\n" * (length // 8)}})
+        text = dialect("hermes", tokens=True).markers.encode(f"<tool_call>\n{body}\n</tool_call>")
+        longest = 0
+        for start in range(0, len(text), 5):
+            reader.push(text[start : start + 5])
+            longest = max(longest, reader.waiting)
+        steps[length] = longest
+        assert reader.flush() is not None
+    assert steps[20_000] == steps[2_000] < 100

@@ -1,0 +1,128 @@
+"""Each family reads what it writes, however it was cut, and turns nothing that is no call into one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.formats.call_format import Call, ChannelFormat
+from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
+from tests.fakes.recorded_answers import MISTAKES, RECORDED
+from tests.fakes.recorded_answers import TOOLS as WEATHER
+from tests.fakes.told_answers import told
+
+FAMILIES = list(MARKUP_FAMILIES)
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "share": {"type": "number"},
+                    "deep": {"type": "boolean"},
+                    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "point": {"type": "object", "properties": {"x": {"type": "integer"}, "note": {"type": "string"}}},
+                    "list": {"type": "array", "items": {"type": "number"}},
+                },
+            },
+        },
+    }
+    for name in ("edit_file", "ns.get-time")
+]
+AMBIGUOUS = re.compile(r"</(arg_value|parameter)>\s*</tool_call>")
+FRAGMENTS = [
+    "</parameter>",
+    "</arg_value>",
+    "</tool_call>",
+    "<",
+    ">",
+    "\n",
+    '"',
+    "'",
+    "\\",
+    "{",
+    "}",
+    "a",
+    " ",
+    "é",
+    "🙂",
+    "null",
+    "]",
+    ")",
+    ", ",
+]
+# What ends a value and a call is the end of both: no reader can tell.
+strings = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join).filter(lambda text: not AMBIGUOUS.search(text))
+numbers = st.integers(-(10**20), 10**20)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+values = {
+    "path": strings,
+    "days": numbers,
+    "share": floats,
+    "deep": st.booleans(),
+    "maybe": strings.filter(lambda text: text.strip() != "null"),
+    "point": st.fixed_dictionaries({}, optional={"x": numbers, "note": strings}),
+    "list": st.lists(floats, max_size=3),
+}
+calls = st.lists(
+    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def dialect_of(name: str, *, as_tokens: bool) -> ModelDialect:
+    """A model of the family, whose markers are tokens or text."""
+    family = MARKUP_FAMILIES[name]
+    single = [mark for mark in family.marks if not any(other in mark for other in family.marks if other != mark)]
+    single = [mark for mark in single if not mark.endswith(("=", '="'))]  # no vocabulary has half a tag
+    return ModelDialect(
+        family=name, calls=family, marker_ids={mark: place for place, mark in enumerate(single)} if as_tokens else {}
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=12)
+@given(calls=calls, places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
+def test_a_family_reads_what_it_writes_however_it_is_cut(
+    name: str, calls: list[Call], places: list[int], as_tokens: bool
+) -> None:
+    text = MARKUP_FAMILIES[name].write(calls)
+    said = told(dialect_of(name, as_tokens=as_tokens), TOOLS, text, at=places)
+    assert said == [(call.name, dict(call.arguments), ()) for call in calls]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=12)
+@given(data=st.data(), places=st.lists(st.integers(0, 1000), max_size=6), as_tokens=st.booleans())
+def test_any_text_is_read_the_same_however_it_is_cut_and_none_is_lost(
+    name: str, data: st.DataObject, places: list[int], as_tokens: bool
+) -> None:
+    family = MARKUP_FAMILIES[name]
+    words = [*family.marks, *FRAGMENTS, "edit_file", "path", "=", '="path"', "(", "[", "text ", "call:", ":", ","]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=14)))
+    dialect = dialect_of(name, as_tokens=as_tokens)
+    said = told(dialect, TOOLS, text, at=places)
+    assert said == told(dialect, TOOLS, text)
+    if not isinstance(family, ChannelFormat) and all(isinstance(part, str) for part in said):
+        assert "".join(said) == text
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), [*RECORDED, *MISTAKES])
+def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[Any]) -> None:
+    for as_tokens in (False, True):
+        for places in ([], [*range(len(text))], [*range(0, len(text), 3)], [*range(0, len(text), 7)]):
+            assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
+
+
+def test_every_family_has_a_recorded_answer() -> None:
+    assert {name for name, *_ in RECORDED} == set(MARKUP_FAMILIES)
