@@ -38,7 +38,9 @@ class AnswerReader:
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
-        self._openers = self._marks.openers if reads_calls else self._channel_openers()
+        forms = (form for form in self._marks.forms if isinstance(form, ChannelFormat))  # asked once: a protocol is slow to ask
+        self._channel_openers = tuple(mark for form in forms for mark in form.channel_openers)
+        self._openers = self._marks.openers if reads_calls else self._channel_openers
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
@@ -81,7 +83,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers():
+        elif self._channel_openers:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -96,7 +98,7 @@ class AnswerReader:
 
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
-        if self._channel_openers():
+        if self._channel_openers:
             spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
             self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
         return parts
@@ -104,9 +106,6 @@ class AnswerReader:
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
         return not text or (self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks))
-
-    def _channel_openers(self) -> tuple[str, ...]:
-        return tuple(mark for form in self._marks.forms if isinstance(form, ChannelFormat) for mark in form.channel_openers)
 
     # one pass
 
