@@ -23,18 +23,24 @@ OPENED = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
+COUNTED = toy_tokenizers.CHATML.replace("{%- for m", "{%- set ns = namespace(n=0) %}{%- for m").replace(
+    "{% endfor %}", "{% set ns.n = ns.n + 1 %}{% endfor %}"
+)
+COUNTED = COUNTED.replace("'\\n' + m.content", "'\\n' ~ ('<' ~ ns.n ~ '>' if m.role == 'assistant' else '') ~ m.content")
+COUNTED = COUNTED.replace("assistant\n{% endif", "assistant\n<{{ ns.n }}>{% endif")
 
 
 @pytest.mark.parametrize(
     ("source", "ends", "headers"),
     [
         (toy_tokenizers.CHATML, ["<|im_end|>"], ("<|im_start|>assistant",)),
+        (COUNTED, ["<|im_end|>"], ("<|im_start|>assistant",)),
         (LLAMA, ["<|eot_id|>"], ("<|start_header_id|>assistant<|end_header_id|>",)),
         (MISTRAL, ["</s>"], ("[/INST]", '"}[/TOOL_RESULTS]')),
         (OPENED, ["<|user|>", "<|tool|>"], ("<|assistant|>",)),
         ("{{ messages[0].content }}", ["</s>"], ()),
     ],
-    ids=["chatml", "llama", "mistral", "opened thought", "no frame"],
+    ids=["chatml", "chatml with numbers", "llama", "mistral", "opened thought", "no frame"],
 )
 def test_the_texts_around_answers_are_found(source: str, ends: list[str], headers: tuple[str, ...]) -> None:
     template = ChatTemplate({"default": source}, special_tokens={})

@@ -6,10 +6,10 @@ It is found out by rendering probes when the model is loaded, so that no second 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.errors import InvalidRequest
 from holdfast.intake.template import ChatTemplate
@@ -18,6 +18,10 @@ from holdfast.messages.requests import ChatPrompt
 _MOST_OPENING = 200  # characters that a template may write in front of an answer, such as the marker that opens a thought
 _MOST_MESSAGES = 4  # of an answer: some models write a thought, a text and a call as messages of their own
 _ANSWER = "answer7391"
+_OPEN_MARKER = re.compile(r"[<\[][^<\[>\]]*\Z")  # at the end of a header: its rest is something that varies
+_EARLIER = ({"role": "user", "content": "text"}, {"role": "assistant", "content": "text"})
+
+_Said: TypeAlias = Callable[[str, str], list[dict[str, Any]]]
 
 
 class AnswerSpan(NamedTuple):
@@ -99,17 +103,24 @@ def _called(probe: str, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _header(template: ChatTemplate, said: Any, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
+def _header(template: ChatTemplate, said: _Said, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """What stands between a message and the answer to it, whether it is asked for or past; without what varies."""
-    first, second = (
-        _between(template, said(probe, name), probe, name) for probe, name in (("probe7391", "f"), ("other826", "g"))
-    )
-    header = _common_beginning(first[::-1], second[::-1])[::-1]
+    first = _cut(_between(template, said("probe7391", "f"), "probe7391", "f"), ends, markers)
+    other = _cut(_between(template, said("other826", "g"), "other826", "g"), ends, markers)
+    header = _common_beginning(first[::-1], other[::-1])[::-1]  # ids and names are gone
+    later = _cut(_between(template, [*_EARLIER, *said("probe7391", "f")], "probe7391", "f"), ends, markers)
+    if later:  # what the template counts is gone too
+        header = _common_beginning(header, later[len(first) - len(header) :])
+    return _OPEN_MARKER.sub("", header).strip()
+
+
+def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
+    """Without the end of the message before, and without the thought that may be opened."""
     for marker in markers:
-        header = header.partition(marker)[0]
-    for end in ends:  # of the message before
-        header = header.rpartition(end)[2] if header.rpartition(end)[2].strip() else header
-    return header.strip()
+        between = between.partition(marker)[0]
+    for end in ends:
+        between = between.rpartition(end)[2] if between.rpartition(end)[2].strip() else between
+    return between
 
 
 def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str, name: str) -> str:

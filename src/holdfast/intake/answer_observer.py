@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from holdfast.intake.answer_meaning import meaning_of_deltas, meaning_of_text
 from holdfast.intake.prepare import Prepared
-from holdfast.intake.read_history import answer_reader
+from holdfast.intake.read_history import answer_reader, without_hidden
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted, tool_calls_of
@@ -72,12 +72,14 @@ class AnswerObserver:
             return
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
-        encoded = self.bundle.dialect.markers.encode(self.opening + text)
+        encoded = self.bundle.dialect.markers.encode(without_hidden(self.opening, self.bundle) + text)
         if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
             return  # the tokens say more than the client saw: hidden ones, or one that a stop string cut
         # A call or a thought is rendered as the template has it, so that nobody knows yet what it will be tokenized into.
         is_as_tokenized = (
-            text == said.content and not self.opening.strip() and token_ids == tokenizer.encode(text, add_special_tokens=False)
+            text == said.content
+            and not without_hidden(self.opening, self.bundle).strip()
+            and token_ids == tokenizer.encode(text, add_special_tokens=False)
         )
         self.bundle.known_answers.add(
             said,
