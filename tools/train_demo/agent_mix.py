@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from random import Random
+from typing import Any
 
 import beyond
 import file_agent
@@ -18,19 +19,20 @@ import tool_tasks
 import words
 from conversation import Conversation
 from plain_text import PlainText
-from wide_words import is_allowed, wide_phrase, wide_value, wide_word
+from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.62), ("tools", 0.12), ("files", 0.07), ("words", 0.19))
+SHARES = (("replay", 0.62), ("tools", 0.08), ("several", 0.1), ("files", 0.12), ("words", 0.08))
 """Of the conversations drawn; of the tokens see the README."""
 
 
-def _several(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
+    """Two to four requests in one, and their calls at once."""
     asked = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 2, 3, 3, 4)))]
     joint = rng.choice((" ", " ", " And ", " Also: ", " Also, ", "\n"))
     return joint.join(text if text[-1] in ".?!" else f"{text}." for text, _ in asked), [[call for _, call in asked]]
 
 
-def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, object]]]]:
+def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
     """A request and its calls, step by step."""
     kind = rng.random()
     if kind < 0.1:
@@ -41,7 +43,7 @@ def _plan(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[d
         request, call = odd_requests.ask(rng, rng.choice(tools))
         return request, [[call]]
     if kind < 0.86:
-        return _several(rng, tools)
+        return several_requests(rng, tools)
     steps = [odd_requests.ask(rng, rng.choice(tools)) for _ in range(rng.choice((2, 2, 3)))]
     texts = [text if text[-1] in ".?!" else f"{text}." for text, _ in steps]
     request = f"First: {texts[0]} " + " ".join(f"Then: {text}" for text in texts[1:])
@@ -89,7 +91,7 @@ def _other_turn(rng: Random, conversation: Conversation) -> None:
 
 def odd_tool_talk(rng: Random) -> Conversation:
     """Tools never seen, and what is asked of them."""
-    tools = odd_tools.family(rng, rng.choice((1, 2, 2, 3, 3, 4, 5, 6, 8, 12)))
+    tools = odd_tools.family(rng, rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 8, 12)))
     style = odd_tools.SchemaStyle.draw(rng)
     order = tools[:]
     rng.shuffle(order)
@@ -100,6 +102,36 @@ def odd_tool_talk(rng: Random) -> Conversation:
             _other_turn(rng, conversation)
         else:
             _tool_turn(rng, conversation, tools)
+    return conversation
+
+
+def several_talk(rng: Random) -> Conversation:
+    """Few tools, old or new, and again and again several calls at once: what stands lowest is where to stop."""
+    old, new = tool_tasks.offer(rng, 4, rng.choice((0.0, 0.0, 0.5))), odd_tools.family(rng, 2)
+    with_old, with_new = rng.choice(((True, False), (True, False), (True, False), (False, True)))
+    conversation = tool_tasks.begin(rng, old if with_old else [])
+    if with_new:
+        style = odd_tools.SchemaStyle.draw(rng)
+        conversation.tools = [*(conversation.tools or []), *(tool.schema(rng, style) for tool in new)]
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        asked: list[tuple[str, list[dict[str, Any]]]] = []
+        for _ in range(rng.choice((2, 2, 2, 3, 3, 3, 4))):
+            if with_old and (not with_new or rng.random() < 0.5):
+                request, call = rng.choice(old).ask(rng)
+            else:
+                request, call = odd_requests.ask(rng, rng.choice(new))
+            asked.append((request if request[-1] in ".?!" else f"{request}.", [call]))
+        if rng.random() < 0.2:
+            asked = [pair for tool in old if with_old and (pair := tool.ask_for_two(rng))][:1] or asked
+        conversation.say("user", rng.choice((" ", " And ", " Also: ")).join(request for request, _ in asked))
+        calls = [call for _, one in asked for call in one]
+        conversation.messages.append(tool_tasks.call_message(calls))
+        told: list[str] = []
+        for _ in calls:
+            result, telling = (word := wide_word(rng), word) if rng.random() < 0.6 else _result(rng)
+            conversation.say("tool", result)
+            told.append(telling)
+        conversation.say("assistant", tool_tasks.told_results(told))
     return conversation
 
 
@@ -115,7 +147,7 @@ def file_talk(rng: Random) -> Conversation:
 
 
 def _copy(rng: Random) -> tuple[str, str]:
-    text = wide_phrase(rng, 8)
+    text = wide_phrase(rng, 8) if rng.random() < 0.6 else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
     return rng.choice((f"Repeat exactly: {text}", f"Repeat: {text}", f"Say: {text}")), text
 
 
@@ -124,7 +156,7 @@ def word_talk(rng: Random) -> Conversation:
     conversation = Conversation()
     kind = rng.random()
     if kind < 0.5:
-        text = wide_phrase(rng, 40)
+        text = " ".join(marked(rng) if rng.random() < 0.4 else wide_value(rng) for _ in range(rng.randint(2, 25)))
         conversation.exchange(f"Repeat exactly: {text}", text)
         return conversation
     pairs = {
@@ -142,7 +174,7 @@ def replayed(rng: Random) -> Conversation | PlainText:
     kind = rng.random()
     if kind < 0.12:
         return mixture.with_tools(rng, 5, rng.choice((0.0, 0.5, 0.7)))
-    return other_tasks.copying(rng) if kind < 0.17 else first_mix.conversation_at(rng, 0.0)
+    return other_tasks.copying(rng) if kind < 0.21 else first_mix.conversation_at(rng, 0.0)
 
 
 def holds_held_out(conversation: Conversation) -> bool:
@@ -152,7 +184,7 @@ def holds_held_out(conversation: Conversation) -> bool:
 
 def drawn(rng: Random, kind: str) -> Conversation | PlainText:
     """One conversation of a kind; those with new tools hold no word of the held-out tools."""
-    maker = {"replay": replayed, "tools": odd_tool_talk, "files": file_talk, "words": word_talk}[kind]
+    maker = {"replay": replayed, "tools": odd_tool_talk, "several": several_talk, "files": file_talk, "words": word_talk}[kind]
     while True:
         chosen = maker(rng)
         if first_mix.is_held_out(chosen):

@@ -17,11 +17,13 @@ from typing import Any
 with contextlib.suppress(OSError):  # a fast BLAS, where Debian's is there; before mlx is imported
     ctypes.CDLL("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
 
+import agent_questions
 import mlx.core as mx
 from conversation import render
 from mlx.utils import tree_map
 from mlx_lm import batch_generate, load
-from questions import Question, rows
+from questions import Question
+from questions import rows as first_rows
 
 END = 2
 MOST_TOKENS = 400
@@ -65,7 +67,7 @@ def evaluate(model: Model, draft: Model | None, count: int, only: str, show: int
     print(f"| held-out questions ({count} each) | prompt tokens, mean | right | bar |" + (" draft agrees |" if draft else ""))
     print("|---|---|---|---|" + ("---|" if draft else ""))
     good = True
-    for row in rows():
+    for row in (*first_rows(), *agent_questions.rows()):
         if only not in row.name:
             continue
         rng = Random(f"held out: {row.name}")

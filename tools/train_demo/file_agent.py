@@ -55,6 +55,11 @@ def _question(rng: Random, path: str, what: str) -> str:
             f"{path}: what is the {what}?",
             f"Show me the {what} from {path}.",
             f"Which line of {path} has the {what}?",
+            f"Which {what} does {path} {rng.choice(('say', 'set', 'use', 'need', 'require', 'name', 'give'))}?",
+            f"What {what} is set in {path}?",
+            f"Show me the line of {path} with the {what}.",
+            f"What is the {what}? It is in {path}.",
+            f"Please read {path} and tell me the {what}.",
         )
     )
     return text[0].lower() + text[1:] if rng.random() < 0.12 else text
@@ -147,7 +152,7 @@ def whole_file(rng: Random, conversation: Conversation, tools: Tools) -> None:
 
 def two_files(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """Two or three files at once, or the same line of each."""
-    files = [settings(rng, most=6) for _ in range(rng.choice((2, 2, 3)))]
+    files = [settings(rng, most=6) for _ in range(2)]
     paths = [file.path for file in files]
     listed = f"{', '.join(paths[:-1])} and {paths[-1]}"
     lines = [rng.choice(list(file.asked)) for file in files]
@@ -314,7 +319,7 @@ def turn(rng: Random, conversation: Conversation, tools: Tools) -> None:
         notes_in_file(rng, conversation, tools)
     elif kind < 0.58:
         whole_file(rng, conversation, tools)
-    elif kind < 0.68:
+    elif kind < 0.62:
         two_files(rng, conversation, tools)
     else:
         read_and_tell(rng, conversation, tools)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from wide_words import code, english, wide_phrase, wide_value, wide_word
+from wide_words import english, marked, wide_phrase, wide_value, wide_word
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def path_of(rng: Random, kind: str, folder: str | None = None) -> str:
         )
     )
     if folder is None:
-        folder = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 1, 1, 2))))
+        folder = "".join(f"{wide_word(rng)}/" for _ in range(rng.choice((0, 0, 0, 0, 1, 1, 2))))
         if rng.random() < 0.15:
             folder = f"/{rng.choice(('home', 'tmp', 'srv', 'work', wide_word(rng)))}/{folder}"
     return f"{folder}{stem}.{rng.choice(ENDINGS[kind])}"
@@ -55,20 +55,32 @@ def _key(rng: Random) -> str:
     return english(rng) if kind < 0.75 else f"{english(rng)}_{english(rng)}"
 
 
-def settings(rng: Random, folder: str | None = None, most: int = 16) -> File:
+def settings(rng: Random, folder: str | None = None, most: int = 10) -> File:
     """Keys and values."""
     mark = rng.choice((": ", " = ", "=", ": "))
     keys = list(dict.fromkeys(_key(rng) for _ in range(rng.randint(2, most))))
     absent = keys.pop() if len(keys) > 1 else wide_word(rng)
-    lines, asked = [], {}
+    lines: list[str] = []
+    asked: dict[str, tuple[str, ...]] = {}
+    indent = ""
     for key in keys:
         value = rng.choice(
-            (wide_value(rng), str(rng.randint(0, 9999)), rng.choice(("true", "false")), wide_phrase(rng, 3), code(rng))
+            (
+                wide_value(rng),
+                marked(rng),
+                marked(rng),
+                str(rng.randint(0, 9999)),
+                rng.choice(("true", "false")),
+                wide_phrase(rng, 3),
+            )
         )
-        line = f"{key}{mark}{value}"
-        asked[line] = (key.replace("_", " "), key)
-        if rng.random() < 0.07:
+        if rng.random() < 0.1:
+            indent = rng.choice(("", "", "  ", "    ", "- "))
+            lines.append(f"{wide_word(rng)}:")
+        elif rng.random() < 0.07:
             lines.append(rng.choice((f"# {wide_phrase(rng, 4)}", "", f"[{wide_word(rng)}]")))
+        line = f"{indent}{key}{mark}{value}"
+        asked[line] = (key.replace("_", " "), key)
         lines.append(line)
     return File(path_of(rng, "settings", folder), tuple(lines), asked, absent.replace("_", " "))
 
@@ -83,13 +95,19 @@ def source(rng: Random, folder: str | None = None) -> File:
         )
     )
     absent = names.pop() if len(names) > 1 else wide_word(rng)
+    if rng.random() < 0.5:
+        lines += [*(f"import {wide_word(rng)}" for _ in range(rng.randint(1, 3))), "", ""]
     for name in names:
         line = f"def {name}({', '.join(wide_word(rng) for _ in range(rng.randint(0, 3)))}):"
-        asked[line] = (f"definition of {name}", f"function {name}")
-        does = (f"return {wide_value(rng)}", f"print({wide_word(rng)})", f"{wide_word(rng)} = {rng.randint(0, 999)}")
+        asked[line] = (f"definition of {name}", f"function {name}", f"line that defines {name}")
+        does = (
+            f"return {marked(rng)}",
+            f"{wide_word(rng)}.{wide_word(rng)}({marked(rng)})",
+            f"print({wide_word(rng)})",
+            f"{wide_word(rng)} = {rng.randint(0, 999)}",
+        )
         lines += [line, f"    {rng.choice(does)}"]
-        if rng.random() < 0.5:
-            lines.append("")
+        lines += [""] * rng.choice((0, 1, 2))
     return File(path_of(rng, "code", folder), tuple(lines), asked, f"function {absent}")
 
 

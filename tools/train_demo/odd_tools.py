@@ -166,7 +166,7 @@ _STRINGS: tuple[Callable[[Random], str], ...] = (
 
 
 def _phrases(rng: Random) -> str:
-    return wide_phrase(rng, 5)
+    return wide_phrase(rng, 3)
 
 
 def _parameter(rng: Random, style: int, taken: set[str], first: bool) -> Parameter:
@@ -174,7 +174,7 @@ def _parameter(rng: Random, style: int, taken: set[str], first: bool) -> Paramet
     optional = not first and rng.random() < 0.35
     kind = rng.random()
     if kind < 0.5 or (first and kind < 0.75):
-        draw = rng.choice(_STRINGS) if rng.random() < 0.8 else _phrases
+        draw = rng.choice(_STRINGS) if rng.random() < 0.85 else _phrases
         return Parameter(name, {"type": "string"}, draw, optional)
     if kind < 0.7:
         most = rng.choice((9, 12, 99, 100, 500, 9999))
@@ -204,7 +204,7 @@ def _odd_tool(rng: Random, shared_noun: str, shared_verb: str, space: str, style
     doing = "get" if getter and rng.random() < 0.7 else shared_verb or verb(rng)
     thing = shared_noun or (noun(rng) if rng.random() < 0.7 else f"{english(rng)} {noun(rng)}")
     taken: set[str] = set()
-    count = rng.choice((1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6))
+    count = rng.choice((1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 4, 5, 6))
     parameters = tuple(_parameter(rng, style, taken, not place) for place in range(count))
     object_first = not getter and rng.random() < 0.35 and parameters[0].schema == {"type": "string"}
     if object_first:

@@ -91,7 +91,8 @@ def noting(rng: Random) -> Question:
     return _last_exchange(conversation)
 
 
-def _calls(answer: str) -> list[dict[str, Any]] | None:
+def calls_of(answer: str) -> list[dict[str, Any]] | None:
+    """The calls of an answer; None where there is more than calls, or JSON is broken."""
     try:
         calls = [json.loads(text) for text in _CALL.findall(answer)]
     except json.JSONDecodeError:
@@ -120,7 +121,7 @@ def tool_calls(rng: Random, kind: str) -> Question:
         conversation.messages.append(tool_tasks.call_message(steps[0]))
         conversation.say("tool", tool_tasks.result_of(rng)[0])
     expected = steps[-1]
-    return Question(conversation, lambda answer: _calls(answer) == expected, json.dumps(expected))
+    return Question(conversation, lambda answer: calls_of(answer) == expected, json.dumps(expected))
 
 
 def tools_not_needed(rng: Random) -> Question:
@@ -217,7 +218,7 @@ def strange_tools(rng: Random) -> Question:
     conversation = tool_tasks.begin(rng, offered)
     request, call = rng.choice(offered).ask(rng)
     conversation.say("user", request)
-    return Question(conversation, lambda answer: _calls(answer) == [call], json.dumps(call))
+    return Question(conversation, lambda answer: calls_of(answer) == [call], json.dumps(call))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,21 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import agent_mix
+import agent_questions
 import beyond_words
 import first_mix
 import judge
 import mixture
+import odd_requests
+import odd_tools
 import openings
 import other_tasks
+import wide_words
 from conversation import EMPTY_THOUGHT, TEMPLATE_FILE, Conversation, render, weighted_parts
 from mixture import conversation_at
 from plain_text import PlainText
-from questions import rows
+from questions import calls_of, rows, strange_tools
 from talks import TALKS
 
 BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
@@ -103,7 +109,7 @@ def test_results_in_a_row_share_one_user_message() -> None:
 
 
 def test_right_answers_of_held_out_questions_are_right() -> None:
-    for row in rows():
+    for row in (*rows(), *agent_questions.rows()):
         question = row.make(Random(f"test {row.name}"))
         assert not question.right("")
         assert question.expected
@@ -136,7 +142,7 @@ def test_no_opening_kept_for_judging_is_said_in_any_list_of_the_training() -> No
     assert {openings.plain(text) for text in said} & openings.HELD_OUT_PLAIN == set()
 
 
-@pytest.mark.parametrize("made", [first_mix.conversation_at, mixture.conversation_at])
+@pytest.mark.parametrize("made", [first_mix.conversation_at, mixture.conversation_at, agent_mix.conversation_at])
 def test_no_opening_kept_for_judging_is_said_in_the_training(made: Callable[[Random, float], Conversation | PlainText]) -> None:
     rng = Random("held out")
     chosen = [made(rng, number / 3000) for number in range(3000)]
@@ -167,3 +173,80 @@ def test_a_raw_text_ends_with_the_end_of_text() -> None:
     assert tokens[-1] == 0
     assert 0 not in tokens[:-1]
     assert all(written)
+
+
+NEW = [kind for kind, _ in agent_mix.SHARES if kind != "replay"]
+
+
+def new_conversations(count: int) -> list[Conversation]:
+    """Of each new kind so many."""
+    rng = Random("new")
+    drawn = [agent_mix.drawn(rng, kind) for kind in NEW for _ in range(count)]
+    return [conversation for conversation in drawn if isinstance(conversation, Conversation)]
+
+
+def words_of(value: object) -> set[str]:
+    """All runs of letters in it, those of snake_case and camelCase apart, in lower case."""
+    return {word.lower() for word in re.findall("[A-Z]?[a-z]+|[A-Z]+", json.dumps(value, ensure_ascii=False))}
+
+
+def test_the_held_out_words_are_all_that_the_tools_of_the_evaluation_are_made_of() -> None:
+    rng = Random("held out")
+    questions = [strange_tools(rng) for _ in range(300)]
+    names = {tool["function"]["name"] for question in questions for tool in question.conversation.tools or []}
+    assert names == {"water_plant", "get_exchange_rate", "launch_rocket"}
+    said = set()
+    for question in questions:
+        for tool in question.conversation.tools or []:
+            said |= words_of([tool["function"]["name"], list(tool["function"]["parameters"]["properties"])])
+    assert said - wide_words.HELD_OUT == {"get", "rate"}  # alone these are no tool
+
+
+def test_no_new_conversation_holds_a_word_of_the_held_out_tools() -> None:
+    for conversation in new_conversations(300):
+        assert words_of([conversation.tools, conversation.messages]) & wide_words.HELD_OUT == set()
+
+
+@pytest.mark.parametrize("text", ["waterPlant", "a PLANT", "rocket-launcher", "xlaunch_", "Launchrocket", "GetExchangeRate"])
+def test_a_held_out_word_is_found_in_any_spelling(text: str) -> None:
+    assert not wide_words.is_allowed(text)
+
+
+def test_files_by_hand_are_not_in_the_training() -> None:
+    requests = {openings.plain(request) for request, *_ in agent_questions.BY_HAND}
+    paths = {path for _, path, *_ in agent_questions.BY_HAND}
+    for conversation in new_conversations(300):
+        said = {openings.plain(message["content"]) for message in conversation.messages if message["role"] == "user"}
+        assert not requests & said, paths
+
+
+def test_every_argument_of_a_made_up_call_stands_in_its_request() -> None:
+    rng = Random("arguments")
+    for _ in range(400):
+        tool = odd_tools.odd_tool(rng)
+        request, call = odd_requests.ask(rng, tool)
+        assert list(call["arguments"]) == [one.name for one in tool.parameters if one.name in call["arguments"]]
+        assert {one.name for one in tool.parameters if not one.optional} <= set(call["arguments"])
+        for value in call["arguments"].values():
+            for part in value if isinstance(value, list) else [value]:
+                assert isinstance(part, bool) or str(part).lower() in request.lower()
+
+
+def test_arguments_of_made_up_calls_have_the_types_of_their_schemas() -> None:
+    types = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list}
+    rng = Random("types")
+    for _ in range(400):
+        tool = odd_tools.odd_tool(rng)
+        schemas = {one.name: one.schema for one in tool.parameters}
+        for name, value in odd_requests.ask(rng, tool)[1]["arguments"].items():
+            assert type(value) is types[schemas[name]["type"]]
+            assert value in schemas[name].get("enum", [value])
+
+
+def test_calls_come_back_from_the_rendered_text() -> None:
+    for conversation in new_conversations(60):
+        for message in conversation.messages:
+            if message.get("tool_calls"):
+                alone = Conversation([{"role": "user", "content": ""}, message])
+                answer = weighted_parts(alone)[1][0].removesuffix("<|im_end|>")
+                assert calls_of(answer) == [call["function"] for call in message["tool_calls"]]

@@ -174,13 +174,13 @@ def _blend(rng: Random) -> str:
 
 def _any_word(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.42:
+    if kind < 0.5:
         return rng.choice(_ENGLISH)
-    if kind < 0.65:
+    if kind < 0.7:
         return _blend(rng)
-    if kind < 0.84:
+    if kind < 0.87:
         return _syllables(rng)
-    if kind < 0.92:
+    if kind < 0.96:
         return words.invent(rng)
     return "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
 
@@ -223,6 +223,23 @@ def code(rng: Random) -> str:
     if kind == 5:
         return f"v{rng.randint(0, 20)}.{rng.randint(0, 30)}.{rng.randint(0, 9)}"
     return f"{wide_word(rng)}_{wide_word(rng)}".upper()
+
+
+_MARKED = (
+    """"{a}" ; "{a}" ; "{a} {b}" ; '{a}' ; >={n} ; >={n},<{p} ; =={n}.1 ; ~{n} ; 10.0.{n}.1 ; 127.0.0.1:{p} ; ["{a}", "{b}"] ; """
+    "[{a}, {b}] ; {a}://{b}/{a} ; https://{a}.{b}.io:{p} ; ${{{up}}} ; {{{a}: {b}}} ; ({a}, {b}) ; {a}[{p}] ; <{a}> ; {a}@{b} ; "
+    "#{k} ; {a}/*.{b} ; {a} + {b} ; !{a} ; {a}% ; -{a} ; --{a}={b} ; {a}.{b}() ; f'{a} {{{b}}}' ; {a} -> {b} ; {a} | {b} ; "
+    "{a} = {{}} ; \\{a} ; {a}?{b}=1&x={n} ; ^{a}$ ; ~/{a}"
+)
+"""Values with the marks that settings and programs are full of."""
+
+
+def marked(rng: Random) -> str:
+    """Words between the marks that settings and programs are full of."""
+    word, other = wide_word(rng), wide_word(rng)
+    number = f"{rng.randint(0, 99)}.{rng.randint(0, 30)}"
+    many = _MARKED.format(a=word, b=other, n=number, p=rng.randint(80, 9999), up=word.upper(), k=code(rng))
+    return rng.choice(many.split(" ; "))
 
 
 def wide_value(rng: Random) -> str:

@@ -51,8 +51,9 @@ class LLM:
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            store = library_folder(self._settings.store, os.environ)
-            self._bundle = load_tokenizer_bundle(folder, answers=AnswerFile(Path(store)) if store else None)
+            store, keep_thoughts = library_folder(self._settings.store, os.environ), self._settings.model.keep_thoughts
+            answers = AnswerFile(Path(store)) if store else None
+            self._bundle = load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers)
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)

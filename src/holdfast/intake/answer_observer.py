@@ -72,19 +72,16 @@ class AnswerObserver:
             return
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
-        encoded = self.bundle.dialect.markers.encode(without_hidden(self.opening, self.bundle) + text)
+        opening = without_hidden(self.opening, self.bundle)
+        encoded = self.bundle.dialect.markers.encode(opening + text)
         if meaning_of_text(encoded, answer_reader(self.tools, self.bundle), cut=was_cut) != said:
             return  # the tokens say more than the client saw: hidden ones, or one that a stop string cut
         # A call or a thought is rendered as the template has it, so that nobody knows yet what it will be tokenized into.
-        is_as_tokenized = (
-            text == said.content
-            and not without_hidden(self.opening, self.bundle).strip()
-            and token_ids == tokenizer.encode(text, add_special_tokens=False)
-        )
+        is_plain = text == said.content and not opening.strip()
         self.bundle.known_answers.add(
             said,
             (*self.opening_token_ids, *token_ids),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
-            is_as_tokenized=is_as_tokenized,
+            is_as_tokenized=is_plain and token_ids == tokenizer.encode(text, add_special_tokens=False),
             tenant=self.tenant,
         )
