@@ -130,7 +130,9 @@ class _JsonCall:
                     break
                 continue
             yield from self._member(source)
-        return not self._failed and self._finished(closed)
+        if self._failed and self._parts.is_open:
+            self._repair("unclosed_call")  # what follows its arguments is no member
+        return (self._parts.is_open or not self._failed) and self._finished(closed)
 
     def _member(self, source: Incoming) -> Waiting[None]:
         """Read a member's key and value."""
