@@ -44,9 +44,7 @@ OWN: Final[dict[str, Any]] = {
     "lengths": _short(10, minLength=3),
     "letters": {"type": "string", "pattern": "^[a-z]{2,8}$"},
     "somewhere": _object("code", code={"type": "string", "pattern": "^(A-)?[0-9]{3}(-[A-Z]{2})*$", "maxLength": 12}),
-    "unicode": _object(
-        "größe", größe={"enum": ["klein", "groß", "日本", "🎈", 'mit "Zeichen"\n']}, naïve={"type": "boolean"}
-    ),
+    "unicode": _object("größe", größe={"enum": ["klein", "groß", "日本", "🎈", 'mit "Zeichen"\n']}, naïve={"type": "boolean"}),
     "pattern of unicode": {"type": "string", "pattern": "^[äöüß]{1,6}$"},
     "date": _object("day", day={"type": "string", "format": "date"}),
     "date and time": {"type": "string", "format": "date-time"},
