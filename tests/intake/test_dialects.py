@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from holdfast.intake.dialects import FoundDialect, find_dialect, prompt_opens_thought
 from holdfast.intake.template import ChatTemplate
+from holdfast.messages.events import Finished, FinishReason, TokensGenerated
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, ToolArgumentsDelta
 from holdfast.messages.requests import ChatPrompt
-from holdfast.parsing.dialect import PLAIN
+from holdfast.parsing.choice import ChoiceRules, ChoiceText
+from holdfast.parsing.dialect import PLAIN, Call
+from holdfast.parsing.formats.declared import DeclaredTools
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 
 FAMILIES = pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
@@ -23,6 +29,7 @@ THINKING = (
 )
 
 
+@cache
 def found(family: FamilyTemplate) -> FoundDialect:
     return find_dialect(family.template(), family.tokenizer(), config={})
 
@@ -164,3 +171,49 @@ def test_what_a_prompt_begins_of_a_call_is_left_to_the_model() -> None:
     assert (found.report.family, found.report.proven) == ("functionary_v32", True)
     assert found.template is not None
     assert found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},))).endswith("<|im_start|>assistant\n")
+
+
+ARGUMENTS: dict[str, Any] = {"path": 'a "b" <c>\nü', "at": {"lines": [1, 2], "deep": {"on": True}}}
+FILES: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "open_file",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}, "at": {"type": "object"}},
+            "required": ["path"],
+        },
+    },
+}
+
+
+@FAMILIES
+def test_what_a_model_of_each_family_writes_is_read_token_by_token(name: str) -> None:
+    family = FAMILY_TEMPLATES[name]
+    tokenizer, dialect = family.tokenizer(), found(family).dialect
+    assert dialect.calls is not None
+    wrote = "\n".join(
+        dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")]) for _ in range(1 + family.parallel)
+    )
+    token_ids = tokenizer.encode(wrote, add_special_tokens=False)
+    rules = ChoiceRules(
+        prompt_token_ids=(1,),
+        stop_token_ids=frozenset(),
+        max_tokens=len(token_ids) + 1,
+        dialect=dialect,
+        tools=DeclaredTools((FILES,)),
+        reads_calls=True,
+    )
+    choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
+    events: list[OutputEvent] = []
+    for token_id in token_ids:
+        events += choice.feed(TokensGenerated(request_id="r/0", token_ids=(token_id,)))
+    events += choice.feed(Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(token_ids)))
+    arguments: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ToolArgumentsDelta):
+            arguments[event.call] = arguments.get(event.call, "") + event.text
+    assert [json.loads(text) for text in arguments.values()] == [ARGUMENTS] * (1 + family.parallel)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == ""
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceFinished)] == ["tool_calls"]
+    assert [token_id for event in events if not isinstance(event, ChoiceFinished) for token_id in event.token_ids] == token_ids

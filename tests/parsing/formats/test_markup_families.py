@@ -15,7 +15,7 @@ from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.call_format import Call, ChannelFormat
 from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
-from holdfast.parsing.segments import CallArguments, CallEnded
+from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded
 from tests.fakes.recorded_answers import MISTAKES, RECORDED, rome
 from tests.fakes.recorded_answers import TOOLS as WEATHER
 from tests.fakes.told_answers import told
@@ -78,7 +78,7 @@ values = {
     "list": st.lists(floats, max_size=3),
 }
 calls = st.lists(
-    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values)),
+    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values), st.just("")),
     min_size=1,
     max_size=3,
 )
@@ -126,6 +126,13 @@ def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[
     for as_tokens in (False, True):
         for places in ([], [*range(len(text))], [*range(0, len(text), 3)], [*range(0, len(text), 7)]):
             assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
+
+
+def test_ids_that_a_model_writes_are_the_calls() -> None:
+    reader = AnswerReader(dialect_of("cohere_a_plus", as_tokens=False), tools=DeclaredTools(WEATHER))
+    calls = [Call("get_weather", {"city": "Rome"}, "7"), Call("get_time", {})]
+    parts = [*reader.push(MARKUP_FAMILIES["cohere_a_plus"].write(calls)), *reader.flush()]
+    assert [part.id for part in parts if isinstance(part, CallBegun)] == ["7", "1"]
 
 
 def test_every_family_has_a_recorded_answer() -> None:
