@@ -109,7 +109,8 @@ def _behind_call(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     if block.is_single or not parallel:
         return closing
     call = rules.rule(one_of(f"{rules.literal(head)} {rest}" for head, rest in block.calls))
-    return f"({rules.literal(block.again)} {call})* {closing}"
+    again = " /[0-9]+/ ".join(rules.literal(part) for part in block.again.split("{id}"))
+    return f"({again} {call})* {closing}"
 
 
 def _beginning(block: CallBlock) -> str:

@@ -31,8 +31,9 @@ def tagged_parameters(rules: Rules, form: TaggedParameters, tools: Sequence[Call
         cdata=form.cdata,
     )
     head = form.wrapper[0] + form.call[0]
+    first = head.replace("{id}", "0")
     ends = (form.call[1], form.call[2] + form.wrapper[1])
-    return _block(rules, tools, tags, ends, texts=(form.section[0] + head, form.between + head, form.section[1]))
+    return _block(rules, tools, tags, ends, texts=(form.section[0] + first, form.between + head, form.section[1]))
 
 
 def key_value_tags(rules: Rules, form: KeyValueTags, tools: Sequence[CallableTool]) -> CallBlock:
@@ -82,4 +83,4 @@ def _is_text(rules: Rules, mark: str) -> bool:
 
 def _stem(mark: str) -> str:
     """A tag's word, whichever way its name follows."""
-    return mark.strip().rstrip('"').removesuffix("=").removesuffix(" name")
+    return mark.split('id="{id}')[0].strip().rstrip('"').removesuffix("=").removesuffix(" name")
