@@ -64,8 +64,7 @@ class CallableTool:
 class CallBlock:
     """All calls of an answer as a family writes them: `opening`, a call, more of them each behind `again`, `closing`.
 
-    calls: of each tool, the text up to its arguments, and an expression for the rest. In all texts there may be markers, in
-    `again` also `{id}` for the number of a call.
+    calls: of each tool, the text up to its arguments, and an expression for the rest. In all texts there may be markers.
     left_out: keywords that it does not enforce, by the name of the tool; such a family has no way to.
     """
 
