@@ -13,6 +13,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
+from holdfast.intake.control_tokens import guarded
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
@@ -107,6 +108,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
     options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
     prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.tool_orders, tenant=request.tenant)
+    prompt = guarded(prompt, bundle.tokenizer.guard)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
