@@ -36,6 +36,8 @@ class Tokenizer:
         self.guard = guard_against(backend)  # breaks what spells a control token in a text that is not the model's
         self.pieces = TokenPieces(backend)
         self.vocab_size = vocabulary_size(backend)
+        added = backend.get_added_tokens_decoder().values()
+        self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
