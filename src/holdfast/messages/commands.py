@@ -13,7 +13,7 @@ from holdfast.messages.sessions import SessionCommand
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say.
 
-    All thoughts of an answer count together. Where the request's grammar does not allow the end, the thought goes on until it does.
+    All thoughts of an answer count together. Where a grammar does not allow the end, the thought goes on until it does.
     """
 
     tokens: int
