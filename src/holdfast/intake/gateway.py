@@ -61,9 +61,7 @@ class Gateway:
         else:
             prompt = prompt_text(request, bundle, info=info)
         grammar = UNCONSTRAINED
-        if is_constrained(
-            request, tools=self._tools
-        ):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
+        if is_constrained(request, tools=self._tools):  # a new schema costs milliseconds, most of them without the interpreter
             grammar = await asyncio.to_thread(
                 answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )
