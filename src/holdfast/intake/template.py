@@ -86,6 +86,13 @@ class ChatTemplate:
         asked = self._common(prompt, text, upto="")
         return text[asked:] if asked else ""
 
+    def without_opening(self, prompt: ChatPrompt) -> str:
+        """The conversation without what the template writes to have it answered; empty when the template refuses it."""
+        try:
+            return self._run_for(prompt, self._messages(prompt, ""), answer=False)
+        except _RENDER_ERRORS:
+            return ""
+
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
 

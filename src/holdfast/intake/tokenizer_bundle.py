@@ -56,15 +56,14 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
-    ends = () if template is None else turn_end(template, tokenizer)
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
-        answer_frame=frame_of(found.template, tokenizer, found.dialect, ends=ends),
+        answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
-        turn_end_token_ids=ends,
+        turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
         dialect=found.dialect,
         thinking_switch=found.switch,
         template_options=dict(found.switch.keeping) if keep_thoughts else {},
@@ -72,17 +71,15 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
     )
 
 
-def frame_of(
-    template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect, *, ends: tuple[int, ...] = ()
-) -> AnswerFrame:
-    """Where answers stand in what the template writes. ends: tokens that end one, beside those that the tokenizer knows."""
+def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:
+    """Where answers stand in what the template writes."""
     if template is None:
         return AnswerFrame()
     reasoning = dialect.reasoning
     return find_frame(
         template,
-        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in (*tokenizer.eos_token_ids, *ends)],
-        thought_markers=() if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
+        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids],
+        thought=None if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
 
 
