@@ -10,7 +10,7 @@ from typing import Any, Final
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_json_body, read_json_call, read_value
+from holdfast.parsing.formats.parameters import TagHeader, ValueEnd, header, read_json_body, read_json_call, read_value
 from holdfast.parsing.formats.typed_values import JSON_TYPES
 
 _STRING: Final = frozenset({"string"})
@@ -145,7 +145,7 @@ class TaggedParameters:
             yield from self._read_end(source, parts, complete=complete)
             return
 
-    def _read_value(self, source: Incoming, parts: CallParts, tag: Header) -> Waiting[None]:
+    def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = parts.types.of(tag.name)
         if self.types[0]:
             types = JSON_TYPES if tag.type.lower() == "false" else _STRING if tag.type else types
