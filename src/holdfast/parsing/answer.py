@@ -42,6 +42,9 @@ class AnswerReader:
         self._channel_openers = tuple(mark for form in forms for mark in form.channel_openers)
         self._openers = self._marks.openers if reads_calls else self._channel_openers
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
+        marks = self._marks
+        self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *self._openers)
+        self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
@@ -117,7 +120,7 @@ class AnswerReader:
         source = self._source
         yield
         while True:
-            marks = self._marks_here()
+            marks = self._marks_in_thought if self._thinking else self._marks_in_text
             certain = source.certain(marks) if marks else len(source.text)
             space = self._give_up_to(certain)
             if space == len(source.text):
@@ -128,12 +131,6 @@ class AnswerReader:
                 yield
             elif mark := (yield from source.standing(marks, space)):
                 yield from self._at_mark(mark, space)
-
-    def _marks_here(self) -> Sequence[str]:
-        marks = self._marks
-        if self._thinking:
-            return tuple(mark for mark in (marks.end, marks.start, *self._openers_in_thought) if mark)
-        return tuple(mark for mark in (marks.start, marks.end, *marks.dropped, *self._openers) if mark)
 
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
         """Do what the mark that stands behind so much white space says."""
@@ -245,6 +242,10 @@ class AnswerReader:
         self._source.place = length
         self._source.drop_read()
         self._skips, self._indents, self._blank_line, self._long_space = spaces, False, True, False
+
+
+def _given(*marks: str) -> tuple[str, ...]:
+    return tuple(mark for mark in marks if mark)
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:
