@@ -184,7 +184,7 @@ def run(agent: Agent, *, folder: Path) -> str:
             assert (workspace / path).exists(), f"{agent.name} made no {path}; it said:\n{printed}\n{server.log()}"
             assert (workspace / path).read_text() == text, f"{agent.name} wrote {(workspace / path).read_text()!r}\n{printed}"
         assert agent.said in printed, f"{agent.name} said:\n{printed}\n{server.log()}"
-        shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "/work").replace(str(folder), ".agents")
+        shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "~/project").replace(str(folder), ".agents")
         call = " ".join(part if part.isprintable() and " " not in part else json.dumps(part) for part in command)
         call = call.replace(str(folder), ".agents").replace(str(home), "~")
         version = _plain(version).removeprefix(agent.name).strip()

@@ -73,8 +73,7 @@ def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
     assert 261 in inbox.tokens("thought")[:21]
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(("name", "engine"), [("llama", Engine), ("llama", RunningAhead), ("qwen3_next", RunningAhead)])
 def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([ASKED])

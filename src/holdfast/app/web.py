@@ -17,6 +17,8 @@ from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
+from holdfast.store.answers import AnswerFile
+from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -25,7 +27,10 @@ def build_application(
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     keep_thoughts = settings.model.keep_thoughts
-    bundles = {model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts) for model, folder in folders.items()}
+    answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
+    bundles = {
+        model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
+    }
     services = Services(
         generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
         sessions=partial(session_commands.carry_out, residency.client),

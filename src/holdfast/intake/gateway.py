@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
+from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
-from holdfast.intake.known_answers import Observe
 from holdfast.intake.limits import nesting_of
-from holdfast.intake.prepare import Prepared, assemble, encode_prompt, observer, prompt_text, with_defaults
+from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
@@ -53,7 +53,7 @@ class Gateway:
         if bundle is None:
             raise UnknownModel(model=request.model, available=tuple(self._bundles))
         prepared = await self._prepare(request, bundle, client.info)
-        observe = observer(request, bundle)
+        observe = observer(request, bundle, prepared)
         return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
@@ -63,9 +63,7 @@ class Gateway:
         else:
             prompt = prompt_text(request, bundle, info=info)
         grammar = UNCONSTRAINED
-        if is_constrained(
-            request, tools=self._tools
-        ):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
+        if is_constrained(request, tools=self._tools):  # a new schema costs milliseconds, most of them without the interpreter
             grammar = await asyncio.to_thread(
                 answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )

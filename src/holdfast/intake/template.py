@@ -26,6 +26,7 @@ _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, At
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE = "probe7391"
+_CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -85,6 +86,13 @@ class ChatTemplate:
         asked = self._common(prompt, text, upto="")
         return text[asked:] if asked else ""
 
+    def without_opening(self, prompt: ChatPrompt) -> str:
+        """The conversation without what the template writes to have it answered; empty when the template refuses it."""
+        try:
+            return self._run_for(prompt, self._messages(prompt, ""), answer=False)
+        except _RENDER_ERRORS:
+            return ""
+
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
 
@@ -120,9 +128,10 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
-        # Deep copies: a template may append to lists, and the definitions are kept for other requests.
-        tools = copy.deepcopy(list(prompt.tools)) if self._habits.in_text is None else []
+        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if _CHANGES_LISTS.search(self.sources[name]):
+            tools = copy.deepcopy(tools)  # they are kept for other requests
         return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
 
     def behind_answer(self) -> str:

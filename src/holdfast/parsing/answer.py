@@ -49,12 +49,11 @@ class AnswerReader:
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        self._skips: Literal["", "lines", "all"] = (
-            "lines" if self._thinking else ""
-        )  # white space that is left out of what follows
+        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""  # white space that is left out now
         self._indents = False  # the newlines of this white space are left out, and what follows them is not
         self._long_space = False  # white space has been given because it was too much, and more of it follows
         self._blank_line = True  # nothing but white space stands in the line before
+        self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
         self._steps = self._read()
         next(self._steps)
@@ -89,7 +88,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers:
+        elif self._channel_openers and not self._thinking:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -105,9 +104,16 @@ class AnswerReader:
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
         if self._channel_openers:
-            spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
-            self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
+            for part in parts:
+                if isinstance(part, Segment) and part.kind == "reasoning":
+                    self._spoken_thought(part.start, part.start + len(part.text))
         return parts
+
+    def _spoken_thought(self, start: int, end: int) -> None:
+        """A part of a thought that stands in a channel."""
+        if self._thoughts and self._thoughts[-1].end >= start:
+            start = self._thoughts.pop().start
+        self._thoughts.append(Thought(start, end))
 
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
@@ -134,26 +140,43 @@ class AnswerReader:
 
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
         """Do what the mark that stands behind so much white space says."""
+        begins_line = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
+        if self._thinking:
+            yield from self._at_mark_in_thought(mark, space, begins_line=begins_line)
+        else:
+            yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
+
+    def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
+        """begins_line: so does the mark, or it is a token, which counts as well anywhere."""
         marks, behind = self._marks, space + len(mark)
-        counts = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
-        if mark == marks.end and self._thinking:
-            self._end_thought(behind)
-        elif (mark == marks.end and counts) or (mark == marks.start and self._thinking and not self._thought_text):
-            self._drop(behind)
-        elif mark == marks.start and not self._thinking and counts:
+        if mark == marks.start and begins_line:
             self._thought_start, self._thinking, self._thought_text = self._source.passed + space, True, False
             self._drop(behind)
-        elif mark in marks.dropped and not self._thinking:
+        elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
+            self._leave_out(mark, space)  # nothing was opened
+        elif mark in marks.dropped:
             self._drop(behind)
-        elif mark in self._openers and self._thinking:
-            if counts:
-                yield from self._read_call_in_thought(mark, space)
-            else:
-                self._give(behind)
-        elif mark in self._openers and (counts or mark in marks.marked_openers):
+        elif mark in self._openers and (begins_line or mark in marks.marked_openers):
             yield from self._read_call(mark, space)
         else:
             self._give(behind)
+
+    def _at_mark_in_thought(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
+        marks, behind = self._marks, space + len(mark)
+        if mark == marks.end:
+            self._drop(behind)
+            self._thoughts.append(Thought(self._thought_start, self._source.passed))
+            self._thinking = False
+        elif mark == marks.start and not self._thought_text:
+            self._drop(behind)  # the prompt has opened the thought, and the model once more
+        elif mark in self._openers and begins_line:
+            yield from self._read_call_in_thought(mark, space)
+        else:
+            self._give(behind)
+
+    def _is_quoted(self, place: int) -> bool:
+        """Whether what stands here is told rather than meant."""
+        return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
         source, parts = self._source, self._parts
@@ -192,11 +215,6 @@ class AnswerReader:
         self._reading = False
         return is_call
 
-    def _end_thought(self, behind: int) -> None:
-        self._drop(behind)
-        self._thoughts.append(Thought(self._thought_start, self._source.passed))
-        self._thinking = False
-
     # what is given
 
     def _give_up_to(self, end: int) -> int:
@@ -233,9 +251,18 @@ class AnswerReader:
             self._thought_text = self._thinking
             *above, line = text.rsplit("\n", 1)
             self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-            self._skips = ""
+            self._skips, self._last = "", text[-1]
         source.place = length
         source.drop_read()
+
+    def _leave_out(self, mark: str, space: int) -> None:
+        """Leave out a marker that says nothing. White space around it stays if it parts two words."""
+        if self._last and not self._skips:
+            self._give(space)
+            self._source.place = len(mark)
+            self._source.drop_read()
+        else:
+            self._drop(space + len(mark))
 
     def _drop(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
         """Leave out so many characters of markup, and the white space behind them."""

@@ -80,6 +80,13 @@ _MARKED: Final = sorted({*_CONSTRAINED} - {"harmony", "kimi_k3"})  # text and ca
 _ALL_HELD = ToolsSettings(constrain="auto")
 
 
+def _written(dialect: ModelDialect, *calls: Call) -> str:
+    """The calls as the family writes them, with ids of its form."""
+    assert dialect.calls is not None
+    call_id = {"alnum9": "abc123XYZ", "number": "0"}.get(dialect.calls.id_form, "")
+    return dialect.calls.write([call._replace(id=call_id) for call in calls])
+
+
 def _dialect(family: str, *, as_tokens: bool = False) -> ModelDialect:
     calls = FAMILIES[family]
     marks = " ".join(calls.marks)
@@ -107,14 +114,14 @@ def _check(dialect: ModelDialect, answer: str) -> None:
 
 
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])  # whose thought has no end at random
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_drawn_at_random_is_read_as_calls_that_fit_their_schemas(family: str, seed: int) -> None:
     dialect = _dialect(family)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
 
 
 @pytest.mark.parametrize("family", _AS_TOKENS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_so_it_is_where_markers_are_tokens(family: str, seed: int) -> None:
     dialect = _dialect(family, as_tokens=True)
     _check(dialect, random_answer(_grammar(dialect, ToolChoice(mode="required")).text, seed=seed))
@@ -123,35 +130,32 @@ def test_so_it_is_where_markers_are_tokens(family: str, seed: int) -> None:
 @pytest.mark.parametrize("family", [name for name in _CONSTRAINED if name != "harmony"])
 def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
     dialect = _dialect(family)
-    assert dialect.calls is not None
     grammar = _grammar(dialect, ToolChoice(mode="required")).text
     for calls in ([_WEATHER], _CALLS):
-        assert accepts(grammar, dialect.calls.write(calls)), dialect.calls.write(calls)
+        assert accepts(grammar, _written(dialect, *calls)), _written(dialect, *calls)
     assert not accepts(grammar, "Hello!")
-    assert not accepts(grammar, dialect.calls.write([Call("unknown", {})]))
-    assert not accepts(grammar, dialect.calls.write([Call("get_weather", {"days": 3})]))
-    assert not accepts(grammar, dialect.calls.write([Call("get_weather", {"city": "Rome", "days": 15})]))
+    assert not accepts(grammar, _written(dialect, Call("unknown", {})))
+    assert not accepts(grammar, _written(dialect, Call("get_weather", {"days": 3})))
+    assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
 
 
 @pytest.mark.parametrize("family", _MARKED)
 def test_a_model_that_may_call_or_not_is_held_to_the_schema_when_it_calls(family: str) -> None:
     dialect = _dialect(family)
-    assert dialect.calls is not None
     grammar = _grammar(dialect, ToolChoice()).text
-    written = dialect.calls.write([_WEATHER])
+    written = _written(dialect, _WEATHER)
     assert accepts(grammar, "Hello, <you> [and] {me}.")
     assert accepts(grammar, written)
     assert not accepts(grammar, written + "More.")
-    assert not accepts(grammar, dialect.calls.write([Call("get_weather", {"city": "Rome", "days": 15})]))
+    assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
 
 
 @pytest.mark.parametrize("family", _MARKED)
 def test_without_parallel_calls_there_is_one(family: str) -> None:
     dialect = _dialect(family)
-    assert dialect.calls is not None
     grammar = _grammar(dialect, ToolChoice(mode="required", parallel=False)).text
-    assert accepts(grammar, dialect.calls.write([_WEATHER]))
-    assert not accepts(grammar, dialect.calls.write([_WEATHER, Call("list_all", {})]))
+    assert accepts(grammar, _written(dialect, _WEATHER))
+    assert not accepts(grammar, _written(dialect, _WEATHER, Call("list_all", {})))
 
 
 def test_a_named_tool_is_the_only_one_that_is_called() -> None:

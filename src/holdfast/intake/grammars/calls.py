@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.grammars.calls_json import json_calls
+from holdfast.intake.grammars.calls_json import json_calls, named_json
 from holdfast.intake.grammars.calls_literal import braced_calls, python_calls
 from holdfast.intake.grammars.calls_tagged import key_value_tags, tagged_parameters
 from holdfast.intake.grammars.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
@@ -18,6 +18,7 @@ from holdfast.parsing.formats.channels import Channels
 from holdfast.parsing.formats.json_calls import JsonCalls
 from holdfast.parsing.formats.key_value_tags import KeyValueTags
 from holdfast.parsing.formats.kimi_k3 import KimiK3
+from holdfast.parsing.formats.named_json import NamedJson
 from holdfast.parsing.formats.python_calls import PythonCalls
 from holdfast.parsing.formats.tagged_parameters import TaggedParameters
 
@@ -27,6 +28,7 @@ _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], Cal
     JsonCalls: json_calls,
     KeyValueTags: key_value_tags,
     KimiK3: kimi_k3_calls,
+    NamedJson: named_json,
     PythonCalls: python_calls,
     TaggedParameters: tagged_parameters,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from holdfast.intake.grammars.calls_json import id_pattern
 from holdfast.intake.grammars.lark import Rules, escaped
 from holdfast.intake.grammars.raw_values import ArgumentTags, RawArguments
 from holdfast.intake.grammars.tools import CallableTool, CallBlock
@@ -30,9 +32,14 @@ def tagged_parameters(rules: Rules, form: TaggedParameters, tools: Sequence[Call
         ),
         cdata=form.cdata,
     )
-    head = form.wrapper[0] + form.call[0]
+    before_id, has_id, behind_id = form.call[0].partition("{id}")
+    head = form.wrapper[0] + before_id
     ends = (form.call[1], form.call[2] + form.wrapper[1])
-    return _block(rules, tools, tags, ends, texts=(form.section[0] + head, form.between + head, form.section[1]))
+    block = _block(rules, tools, tags, ends, texts=(form.section[0] + head, form.between + head, form.section[1]))
+    if not has_id:
+        return block
+    lead = f"{id_pattern(form.id_form)} {rules.literal(behind_id)}"
+    return replace(block, calls=[("", f"{lead} {rules.literal(name)} {rest}") for name, rest in block.calls])
 
 
 def key_value_tags(rules: Rules, form: KeyValueTags, tools: Sequence[CallableTool]) -> CallBlock:

@@ -92,7 +92,7 @@ class Channels:
         start = source.place
         at, mark = yield from source.find((self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH)
         if mark != self.message:
-            found = self._pattern.match(source.text, start)
+            found = self._pattern.match(source.text, start, at)
             at = found.end() if found else start
             if must and not (self.channel and self.channel in source.text[start:at]):
                 return None

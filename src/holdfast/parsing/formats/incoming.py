@@ -106,10 +106,10 @@ class Incoming:
         since = start
         while True:
             found = min(((at, -len(mark), mark) for mark in marks if (at := self.text.find(mark, since)) >= 0), default=None)
-            if found is not None:
+            if found is not None and (limit is None or found[0] <= start + limit):
                 mark = yield from self.standing(marks, found[0])
                 return found[0], mark
-            if limit is not None and len(self.text) - start > limit + longest:
+            if limit is not None and (found is not None or len(self.text) - start > limit + longest):
                 return start + limit, ""
             if self.ended:
                 return len(self.text), ""
