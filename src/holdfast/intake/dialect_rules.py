@@ -30,6 +30,7 @@ FAMILY_RULES: Final = (
     FamilyRule("gemma4", ("<|tool_call>", "<tool_call|>")),
     FamilyRule("function_gemma", ("<start_function_call>",)),
     FamilyRule("longcat", ("<longcat_tool_call>",)),
+    FamilyRule("deepseek_v4", ("｜DSML｜", "tool_calls>"), ("function_calls>",)),
     FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
     FamilyRule("deepseek_v4", ("｜DSML｜",)),
     FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),

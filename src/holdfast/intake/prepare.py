@@ -11,6 +11,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
+from holdfast.intake.control_tokens import guarded
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
@@ -109,7 +110,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
     prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages)
+    prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))

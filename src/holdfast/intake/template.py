@@ -26,6 +26,7 @@ _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, At
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE = "probe7391"
+_CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -127,9 +128,10 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
-        # Deep copies: a template may append to lists, and the definitions are kept for other requests.
-        tools = copy.deepcopy(list(prompt.tools)) if self._habits.in_text is None else []
+        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if _CHANGES_LISTS.search(self.sources[name]):
+            tools = copy.deepcopy(tools)  # they are kept for other requests
         return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
 
     def behind_answer(self) -> str:

@@ -49,9 +49,7 @@ class AnswerReader:
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        self._skips: Literal["", "lines", "all"] = (
-            "lines" if self._thinking else ""
-        )  # white space that is left out of what follows
+        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""  # white space that is left out now
         self._indents = False  # the newlines of this white space are left out, and what follows them is not
         self._long_space = False  # white space has been given because it was too much, and more of it follows
         self._blank_line = True  # nothing but white space stands in the line before
@@ -90,7 +88,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers:
+        elif self._channel_openers and not self._thinking:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -106,9 +104,16 @@ class AnswerReader:
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
         if self._channel_openers:
-            spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
-            self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
+            for part in parts:
+                if isinstance(part, Segment) and part.kind == "reasoning":
+                    self._spoken_thought(part.start, part.start + len(part.text))
         return parts
+
+    def _spoken_thought(self, start: int, end: int) -> None:
+        """A part of a thought that stands in a channel."""
+        if self._thoughts and self._thoughts[-1].end >= start:
+            start = self._thoughts.pop().start
+        self._thoughts.append(Thought(start, end))
 
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
