@@ -34,6 +34,7 @@ ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
 _IN_TEXT: Final = "hermes"
 _BRIDGES: Final = ("", "OK.")  # an answer's text between a result and the user, the least that a template takes
+_LONGEST_OPENING = 2000  # characters that a template writes for an answer to begin
 _LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
 
@@ -240,5 +241,7 @@ def prompt_opens_thought(template: ChatTemplate, dialect: ModelDialect, prompt: 
     if prompt.continue_last:
         content = prompt.messages[-1].get("content")
         return isinstance(content, str) and opens_thought(content, dialect)
+    if dialect.reasoning.start.strip() not in text[-_LONGEST_OPENING:]:
+        return False
     opening = template.opening(prompt, text)
     return opens_thought(opening, dialect) if opening else text.rstrip().endswith(dialect.reasoning.start.strip())

@@ -104,15 +104,19 @@ def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] =
     return True
 
 
-def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call") -> Waiting[bool]:
-    """Read a call that stands as one object with name and arguments in place of tags. False: none does."""
+def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call", declared: bool = False) -> Waiting[bool]:
+    """Read a call that stands as one object with name and arguments in place of tags. False: none does.
+
+    declared: only a declared tool makes it a call.
+    """
     if not source.text.startswith("{", source.place):
         return False
-    repairs = [repair]
+    start, repairs = source.place, [repair]
     found = json.loads((yield from _JSON.value(source, repairs, ends="")))
     name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
     tool = parts.tools.named(name) if isinstance(name, str) else None
-    if tool is None or not isinstance(arguments, dict):
+    if tool is None or not isinstance(arguments, dict) or (declared and not tool.declared):
+        source.place = start
         return False
     parts.begin(tool)
     parts.json(json.dumps(arguments, ensure_ascii=False))

@@ -67,6 +67,7 @@ class TaggedParameters:
         begun = False
         while True:
             yield from source.skip_space()
+            start = source.place
             wrapped = bool(self.wrapper[0]) and opener == self.wrapper[0].strip() and not begun
             if not wrapped and self.wrapper[0]:
                 wrapped = bool((yield from source.taken(self.wrapper[0].strip())))
@@ -74,6 +75,8 @@ class TaggedParameters:
             read = yield from self._read_call(
                 source, parts, bare=bare or (not wrapped and bool(self.wrapper[0])), wrapped=wrapped
             )
+            if begun and not read:
+                source.place = start  # what follows is text
             begun = begun or read
             if not read or not closers:
                 return begun
