@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -212,3 +213,40 @@ def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
     for character in "<|channel|>analysis<|message|>one two three<|end|>":
         reader.push(character)
     assert len(reader.thoughts) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", ["1" * 5000, '{"city": ' + "1" * 5000 + "}", '{"n": [-' + "1" * 5000 + "]}"], ids=len)
+@pytest.mark.parametrize("shape", ['{{"name": "stop", "arguments": {}}}', '{{"arguments": {}, "name": "stop"}}'])
+def test_a_number_that_python_cannot_read_fails_nothing(dialect: ModelDialect, shape: str, arguments: str) -> None:
+    text = "<tool_call>" + shape.format(arguments) + "</tool_call>"
+    reasoning, shown, calls = outcome(text, dialect)
+    assert "1" * 5000 in reasoning + shown + str(calls)
+
+
+@BOTH
+@pytest.mark.parametrize("inner", ['{"a": "\\ud800"}', '{"a": 1e999}', '{"a": "\\ud83d\\ude00"}'])
+def test_arguments_that_were_encoded_twice_are_given_as_they_stand_in_the_string(dialect: ModelDialect, inner: str) -> None:
+    parts = read('<tool_call>{"name": "stop", "arguments": ' + json.dumps(inner) + "}</tool_call>", dialect)
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == inner
+
+
+@BOTH
+def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_knows(dialect: ModelDialect) -> None:
+    text = '<tool_call>{"name": "stop", "arguments": {\u2028"a"\xa0:\u3000[1,\x0b2]}}</tool_call>'
+    assert outcome(text, dialect) == ("", "", [("stop", {"a": [1, 2]})])
+
+
+@BOTH
+def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_its_length(dialect: ModelDialect) -> None:
+    text = "<tool_call>\n" * 2000
+    start = time.process_time()
+    assert outcome(text, dialect)[1].count("<tool_call>") == 2000
+    assert time.process_time() - start < 2  # 4.4 s when each is read again from the next one on
+
+
+def test_a_thought_has_no_calls_when_none_are_read() -> None:
+    dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"], reasoning=THINK)
+    text = "so<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"
+    parts = read(text, dialect, reads_calls=False, in_reasoning=True)
+    assert not [part for part in parts if isinstance(part, CallBegun)]

@@ -13,6 +13,7 @@ from holdfast.intake.conversation import REASONING_FIELDS
 from holdfast.messages.output import OutputDelta, text_of, tool_calls_of
 from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, Segment, SegmentFormat
 
+_PIECE = 1024  # characters that are read at once: each step of a reader looks through all that has come
 _MOST_EXACT = 2**53  # a larger whole number does not survive a client that computes in doubles
 
 
@@ -59,7 +60,8 @@ def meaning_of_text(text: str, form: SegmentFormat, *, cut: bool = False) -> Ans
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
     calls: list[tuple[str, list[str]]] = []
-    parts: Iterable[AnswerPart] = (*form.push(text), *form.flush(cut=cut))
+    pieces = (text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
+    parts: Iterable[AnswerPart] = (*(part for piece in pieces for part in form.push(piece)), *form.flush(cut=cut))
     for part in parts:
         if isinstance(part, Segment):
             texts[part.kind].append(part.text)

@@ -11,10 +11,11 @@ from holdfast.intake.answer_observer import Observe
 from holdfast.intake.prepare import Prepared
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
-from holdfast.messages.output import OutputEvent
+from holdfast.messages.output import ChoiceFinished, OutputEvent
 from holdfast.messages.requests import GenerationRequest
 from holdfast.parsing.choice import ChoiceText
 
+_LONG_ANSWER_TOKENS = 2048  # about 20 ms of reading: below, the hop to a thread costs more than it gives
 _MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
 
 
@@ -68,7 +69,10 @@ class GenerationStream:
         event = self._ready.popleft()
         if len(self._ready) < _MOST_READY:
             self._has_room.set()
-        self._observe(event)
+        if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
+            await asyncio.to_thread(self._observe, event)  # it reads the whole answer once more
+        else:
+            self._observe(event)
         return event
 
     async def accepted(self) -> None:

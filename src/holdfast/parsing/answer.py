@@ -197,7 +197,7 @@ class AnswerReader:
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
         """A thought may speak of calls. A call ends it if it is of a declared tool and, where no token marks it, complete."""
         source = self._source
-        trial, start = CallParts(self._parts.tools), source.passed + space
+        trial, start = CallParts(self._parts.tools, reads_calls=self._parts.reads_calls), source.passed + space
         source.keep()
         is_call = yield from self._read_any_form(trial, space)
         if is_call and _is_valid(trial, marked=is_marker(mark)):

@@ -14,9 +14,12 @@ from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.json_stream import JsonStream
 from holdfast.parsing.formats.literals import Literals
 from holdfast.parsing.formats.marks import marks_in
+from holdfast.parsing.formats.typed_values import from_json
 
 _JSON: Final = Literals()
 _FENCES: Final = ("```json", "```")
+_MOST_OPENERS: Final = 4  # in a row; some models write nothing else any more, and each would be read again from the next one on
+_MOST_BRACES: Final = 8  # around a call's members
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")  # as models mix them up
 _NAMES: Final = ("name", "tool_name", "function", "tool")
 
@@ -63,11 +66,11 @@ class JsonCalls:
         opening = tuple(dict.fromkeys(pair[0] for pair in self._pairs if pair[0]))
         endless = {pair[0] for pair in self._pairs if not pair[1]}  # nothing closes them
         closing = tuple(dict.fromkeys(pair[1] for pair in self._pairs if pair[1]))
-        opener, begun = "", False
+        opener, begun, repeated = "", False, 0
         while True:
             yield from source.skip_space()
-            if opening and (mark := (yield from source.taken(*opening))):
-                opener = mark
+            if opening and repeated < _MOST_OPENERS and (mark := (yield from source.taken(*opening))):
+                opener, repeated = mark, repeated + 1
             elif begun and (source.text.startswith("]", source.place) or (yield from source.standing(closing))):
                 source.place += max(1, len((yield from source.standing(closing))))
                 source.drop_read()
@@ -79,7 +82,7 @@ class JsonCalls:
                 call = _JsonCall(self, parts, marked=bool(opener), opening=opening, closing=closing)
                 if not source.text.startswith("{", source.place) or not (yield from call.read(source)):
                     break
-                begun = True
+                begun, repeated = True, 0
                 closed = yield from _close(source, parts, closing)
                 parts.end("" if closed or not opener or opener in endless else "unclosed_call", complete=True)
                 source.drop_read()
@@ -126,7 +129,8 @@ class _JsonCall:
                 source.place += 1
                 depth += {"{": 1, "}": -1, ",": 0}[character]
                 closed = closed or not depth
-                if closed:
+                self._failed = depth > _MOST_BRACES
+                if closed or self._failed:
                     break
                 continue
             start = source.place
@@ -185,24 +189,25 @@ class _JsonCall:
             yield from stream.read()
             self._parts.repair(*stream.repairs)
             return
-        self._early = self._object((yield from self._value(source)))
+        self._early = self._object((yield from _JSON.value(source, self._repairs, ends=",}")))
         if self._early is None:
             self._failed = True
         elif self._tool is not None:
             self._begin(self._tool)
 
-    def _object(self, value: Any) -> str | None:
-        """Arguments as JSON text; None when they are no object."""
+    def _object(self, text: str) -> str | None:
+        """Arguments as JSON text, of JSON text that may be a string with them in it; None when they are no object."""
+        value = json.loads(text)
         if isinstance(value, str):
-            try:
-                value = json.loads(value) if value.strip() else {}
-            except (ValueError, RecursionError):
+            text = value.strip() or "{}"
+            value = from_json(text)
+            if value is None and text != "null":
                 return None
             self._repair("encoded_twice")
         if value is None:
             self._repair("null_arguments")
-            value = {}
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+            return "{}"
+        return text if isinstance(value, dict) else None
 
     def _finished(self, closed: bool) -> bool:
         if (

@@ -18,6 +18,7 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null"
 _WORDS = ("true", "false", "null")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BEHIND_BARE = tuple(" \n\t\r,:[]{}\"'")
+_NO_SPACE = re.compile(r"[^ \t\r\n]")  # for JSON
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _CLOSERS = {"{": "}", "[": "]"}
 _MAX_DEPTH = 64  # what is deeper, a client could not read
@@ -54,7 +55,7 @@ class JsonStream:
             start = source.place
             while source.place < len(source.text) and source.text[source.place].isspace():
                 source.place += 1
-            self._held += source.text[start : source.place]
+            self._held += _spaces(source.text[start : source.place])
             source.drop_read()
             if source.place < len(source.text):
                 if self._stops and (yield from source.standing(self._stops)):
@@ -113,7 +114,7 @@ class JsonStream:
         source = self._source
         start = source.place
         yield from source.skip_space()
-        space = source.text[start : source.place]
+        space = _spaces(source.text[start : source.place])
         if not (yield from source.taken(":")):
             self._repair("missing_colon")
             space = ""
@@ -260,3 +261,8 @@ class JsonStream:
     def _repair(self, name: str) -> None:
         if name not in self.repairs:
             self.repairs.append(name)
+
+
+def _spaces(text: str) -> str:
+    """White space of any kind, as JSON knows it."""
+    return _NO_SPACE.sub(" ", text)

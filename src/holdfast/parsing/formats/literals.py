@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# Whole numbers of more than 4300 digits Python refuses to read, and a float beyond 1e308 is no JSON again: such are text.
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.[0-9]+)?([eE](-[0-9]+|\+?0*([12]?[0-9]{1,2}|30[0-8])))?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null", "nil": "null", "undefined": "null"}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v", "\n": ""}

@@ -16,7 +16,7 @@ from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.literals import Literals, whole
 from holdfast.parsing.formats.tag_pattern import Pieces, literal, match_at, matches, pieces, written
-from holdfast.parsing.formats.typed_values import ParameterTypes
+from holdfast.parsing.formats.typed_values import ParameterTypes, json_text
 
 _LONGEST_CALL: Final = 200_000  # characters; a longer one is text
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
@@ -94,7 +94,7 @@ class TemplateCalls:
         calls = self._calls(source.plain(source.text[opened.end : found.start]), opened.words, parts) if opened else []
         for tool, arguments in calls:
             parts.begin(tool)
-            parts.json(json.dumps(arguments, ensure_ascii=False))
+            parts.json(json_text(arguments))
             parts.end(complete=True)
         source.place = found.end
         return bool(calls)

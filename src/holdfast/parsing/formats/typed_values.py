@@ -14,7 +14,7 @@ _ALIASES = {
     "int": "integer", "long": "integer", "float": "number", "double": "number", "num": "number", "decimal": "number",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)(\.0+)?")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # no longer than `NUMBER`
 JSON_TYPES = frozenset({"json", "object", "array", "number", "boolean", "null"})  # of a value that the model itself calls JSON
 _MAX_DEPTH = 16  # of references and unions in a schema
 _PYTHON = Literals()
@@ -99,7 +99,7 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
     A number keeps its spelling and valid JSON its white space: what the model wrote comes back as the same tokens.
     """
     text = raw.strip()
-    if "json" in types and _json(text) is not None:
+    if "json" in types and from_json(text) is not None:
         return TypedValue(text)
     if "null" in types and text in ("null", "None"):
         return TypedValue("null")
@@ -112,7 +112,7 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
         if found is not None and ("string" not in types or _type_of(found[0]) in types):
             return found[1]
     if text[:1] == '"' and types & {"object", "array"} and "string" not in types:
-        inner = _json(text)
+        inner = from_json(text)
         found = _structure(inner) if isinstance(inner, str) else None
         if found is not None:
             return TypedValue(found[1].json, "encoded_twice")
@@ -120,21 +120,21 @@ def typed(raw: str, types: frozenset[str]) -> TypedValue:
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON text, as templates print it."""
-    return json.dumps(value, ensure_ascii=False)
+    """A value as JSON text, as templates print it. Halves of characters, which no UTF-8 has, are replaced."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _structure(text: str) -> tuple[Any, TypedValue] | None:
     """An object or array and its JSON text; of Python's spelling too."""
-    found = _json(text)
+    found = from_json(text)
     if isinstance(found, (dict, list)):
         return found, TypedValue(text)
     mended = whole(text, _PYTHON)
-    found = None if mended is None else _json(mended)
+    found = None if mended is None else from_json(mended)
     return (found, TypedValue(mended, "python_literal")) if mended and isinstance(found, (dict, list)) else None
 
 
-def _json(text: str) -> Any:
+def from_json(text: str) -> Any:
     """The value of a JSON text; None when it is none."""
     try:
         return json.loads(text, parse_constant=_refuse)
