@@ -16,7 +16,17 @@ from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.parsing.dialect import Call
 from tests.fakes.scripted_client import model_info
 
-TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "read_file"))
+TOOLS = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Does something.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string", "description": "Where"}}, "required": []},
+        },
+    }
+    for name in ("f", "read_file")
+)
 QUESTION = {"role": "user", "content": "hello the world"}
 
 
@@ -76,7 +86,7 @@ def rewritten(call: ToolCall, choose: random.Random) -> str:
     return json.dumps({key: arguments[key] for key in keys}, indent=choose.choice([None, 2]))
 
 
-def spoken(bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int) -> str:
+def spoken(bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int, *, thinks: bool = True) -> str:
     """What the model of a bundle might say: a thought if it has a way to think, and a call in its own syntax."""
     dialect = bundle.dialect
     assert dialect.calls is not None
@@ -85,7 +95,9 @@ def spoken(bundle: TokenizerBundle, messages: list[dict[str, Any]], number: int)
     if dialect.reasoning is None:
         return text
     opened = ask(bundle, messages)[1].rules.in_reasoning
-    return f"{'' if opened else dialect.reasoning.start}why {number}{dialect.reasoning.end}{text}"
+    thought = f"why {number}" if thinks else ""
+    start, end = "" if opened else dialect.reasoning.start, dialect.reasoning.end
+    return f"{start if thinks else ''}{thought}{end if thinks or opened else ''}{text}"
 
 
 def turn(

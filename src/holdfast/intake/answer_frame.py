@@ -123,7 +123,7 @@ def _asked(probe: str, name: str) -> list[dict[str, Any]]:
 
 def _called(probe: str, name: str) -> list[dict[str, Any]]:
     call_id = name * 9  # nine characters: some templates refuse others
-    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": "{}"}}
+    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": '{"a": "text"}'}}
     return [
         {"role": "user", "content": "text"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -159,7 +159,8 @@ def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str,
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]], name: str = "f", *, answer: bool = True) -> str:
-    tools = ({"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}},)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "text"}}, "required": []}
+    tools = ({"type": "function", "function": {"name": name, "description": "text", "parameters": schema}},)
     prompt = ChatPrompt(messages=tuple(messages), tools=tools)
     try:
         return template.render(prompt) if answer else template.without_opening(prompt)

@@ -149,6 +149,14 @@ SILENT_MARKS: Final = (
 SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
 
 
+ENDS_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {
+    "harmony": ("<|call|>", "<|return|>"),
+    "gemma4": ("<|tool_response>",),
+    "llama3_json": ("<|eom_id|>",),
+}
+"""Tokens that end an answer, which models converted by others do not always name as ends: they would invent the result too."""
+
+
 def families_for(source: str, tokens: Collection[str], *, parser_type: str, model_type: str) -> Iterator[str]:
     """Families that a model may be of, the most likely first, each once.
 

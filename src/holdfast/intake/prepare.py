@@ -13,6 +13,7 @@ from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
 from holdfast.intake.control_tokens import guarded
 from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.dialect_proof import opens_thought
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.intake.limits import check_limits, check_token_ids
@@ -114,12 +115,17 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
+    opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     return PromptText(
         text=text,
         answers=answers,
-        in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
+        in_reasoning=(
+            prompt_opens_thought(bundle.template, bundle.dialect, prompt, text)  # renders once more
+            if opening is None
+            else opens_thought(opening, bundle.dialect)
+        ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
-        opening=None if prompt.continue_last else bundle.answer_frame.opening(text),
+        opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jsonschema
 import pytest
@@ -18,6 +18,7 @@ from holdfast.messages.requests import ChatPrompt, GenerationRequest, OutputForm
 from holdfast.parsing.dialect import Call, ModelDialect
 from holdfast.parsing.formats.families import FAMILIES
 from tests.fakes.grammar_walker import accepts, demo_token_ids, random_answer
+from tests.fakes.schemas import AGENTS
 from tests.fakes.told_answers import told
 
 
@@ -158,11 +159,22 @@ def test_without_parallel_calls_there_is_one(family: str) -> None:
     assert not accepts(grammar, _written(dialect, _WEATHER, Call("list_all", {})))
 
 
+@pytest.mark.parametrize("family", _CONSTRAINED)
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_all_tools_of_an_agent_are_not_too_many(family: str, mode: Literal["required", "auto"]) -> None:
+    tools = [
+        {"type": "function", "function": {"name": name.replace(" ", "_"), "parameters": schema}}
+        for name, schema in AGENTS.items()
+    ]
+    assert _grammar(_dialect(family), ToolChoice(mode=mode), tools=tools).text
+
+
 def test_a_named_tool_is_the_only_one_that_is_called() -> None:
     dialect = _dialect("hermes", as_tokens=True)
     grammar = _grammar(dialect, ToolChoice(mode="required", names=("list_all",))).text
     assert accepts(grammar, '<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>')
     assert not accepts(grammar, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    assert not accepts(grammar, "\n".join(['<tool_call>\n{"name": "list_all", "arguments": {}}\n</tool_call>'] * 2))
 
 
 def test_some_tools_are_allowed_and_their_arguments_are_free() -> None:

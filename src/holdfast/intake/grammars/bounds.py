@@ -80,7 +80,8 @@ def _atom_end(pattern: str, place: int) -> int:
         return place + 1
     if pattern[place] != "[":
         return place
-    place += 2 if pattern.startswith("]", place + 1) else 1
+    place += 2 if pattern.startswith("^", place + 1) else 1
+    place += pattern.startswith("]", place)
     while place < len(pattern) and pattern[place] != "]":
         place += 2 if pattern[place] == "\\" else 1
     return place

@@ -52,11 +52,7 @@ def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) ->
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
     """Places, by the tools' names, of keywords that nothing enforces."""
-    return tuple(
-        place
-        for tool in tools
-        for place in (*tool.unenforced, *in_tool(tool.name, [f"/{found}" for found in block.left_out.get(tool.name, ())]))
-    )
+    return tuple(place for tool in tools for place in (*tool.unenforced, *in_tool(tool.name, block.left_out.get(tool.name, ()))))
 
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:

@@ -20,6 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 _BEHIND_BARE = tuple(" \n\t\r,:[]{}\"'")
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _CLOSERS = {"{": "}", "[": "]"}
+_MAX_DEPTH = 64  # what is deeper, a client could not read
 _BEHIND_STRING = (",", "}", "]", ":")
 _ESCAPES = '"\\/bfnrt'
 
@@ -41,6 +42,7 @@ class JsonStream:
         self._open: list[str] = []  # brackets
         self._expects: Literal["key", "value", "next"] = "value"
         self._dangles = False  # a key and its colon were given, and no value
+        self._too_deep = 0  # brackets that were left out and are open
         self._held = ""  # a comma and white space that are given with what follows
 
     def read(self) -> Waiting[None]:
@@ -77,6 +79,10 @@ class JsonStream:
         elif character in ",:":
             source.place += 1
             self._repair("extra_" + ("comma" if character == "," else "colon"))
+        elif character in _CLOSERS and len(self._open) >= _MAX_DEPTH:
+            source.place += 1
+            self._too_deep += 1
+            self._repair("too_deep")
         elif character in _CLOSERS and "key" in (self._expects, self._expects == "next" and self._within):
             source.place += 1  # a bracket where a key should be
             self._repair("extra_bracket")
@@ -217,6 +223,9 @@ class JsonStream:
 
     def _close(self, character: str) -> None:
         """A closing bracket was read. Brackets within the one that it closes are closed with it."""
+        if self._too_deep:
+            self._too_deep -= 1
+            return
         if character not in (_CLOSERS[bracket] for bracket in self._open):
             self._repair("extra_bracket")
             return
