@@ -238,11 +238,16 @@ def test_white_space_that_json_does_not_know_is_given_as_white_space_that_it_kno
 
 
 @BOTH
-def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_its_length(dialect: ModelDialect) -> None:
-    text = "<tool_call>\n" * 2000
+@pytest.mark.parametrize(
+    "again", ["<tool_call>", '<tool_call>{"type": "', "{", '[{"', "```json", '{"name":"stop","type":["'], ids=lambda text: text
+)
+def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_its_length(
+    dialect: ModelDialect, again: str
+) -> None:
+    text = f"{again}\n" * 2000
     start = time.process_time()
-    assert outcome(text, dialect)[1].count("<tool_call>") == 2000
-    assert time.process_time() - start < 2  # 4.4 s when each is read again from the next one on
+    assert outcome(text, dialect)[1].count(again) == 2000
+    assert time.process_time() - start < 3  # some were 4 s, some minutes, when each was read again from the next one on
 
 
 def test_a_thought_has_no_calls_when_none_are_read() -> None:

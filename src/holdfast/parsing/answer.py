@@ -18,6 +18,7 @@ from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, Call
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
+_MOST_IN_VAIN = 200_000  # characters of an answer that were read as calls and are none; then all that follows is text
 _MOST_SPACES = 64  # more of them before a marker are text: they are not held back
 
 
@@ -58,6 +59,7 @@ class AnswerReader:
         self._blank_line = True  # nothing but white space stands in the line before
         self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
+        self._in_vain = 0  # characters that were read for calls where none are
         self._steps = self._read()
         next(self._steps)
 
@@ -192,6 +194,7 @@ class AnswerReader:
         if is_call:
             self._drop(source.place, spaces="all")
         else:
+            self._in_vain += source.reached - space
             self._give(space + len(mark))
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
@@ -208,13 +211,17 @@ class AnswerReader:
             self._drop(source.place, spaces="all")
         else:
             source.take_back()
+            self._in_vain += source.reached - space
             self._give(space + len(mark))
 
     def _read_any_form(self, parts: CallParts, place: int) -> Waiting[bool]:
         """Read calls in the first of the forms in which some stand at this place. False: there are none."""
         self._reading = True
+        self._source.reached = place
         is_call = False
         for form in self._marks.forms:
+            if self._in_vain > _MOST_IN_VAIN and not isinstance(form, ChannelFormat):
+                continue
             if not is_call and (yield from self._source.standing(form.openers, place)):
                 self._source.place = place
                 is_call = yield from form.read(self._source, parts)

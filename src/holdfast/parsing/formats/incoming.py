@@ -19,6 +19,7 @@ class Incoming:
         self.plain = plain
         self.text = ""
         self.place = 0
+        self.reached = 0  # the furthest place in `text` up to which something was looked for
         self.ended = False  # no more text will come
         self.came = self.passed = 0  # characters, markers written out: all of them, and those that were read and dropped
         self._kept: list[str] | None = None  # what was dropped since `keep`
@@ -30,6 +31,7 @@ class Incoming:
 
     def drop_read(self) -> str:
         """Forget what was read, and return it."""
+        self.reached -= self.place
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
         if self._kept is not None:
             self._kept.append(read)
@@ -53,7 +55,9 @@ class Incoming:
 
     def take_back(self) -> None:
         """Stand again where `keep` was called."""
-        self.text, self._kept, self.place = "".join((*(self._kept or ()), self.text)), None, 0
+        kept = "".join(self._kept or ())
+        self.text, self._kept, self.place = kept + self.text, None, 0
+        self.reached += len(kept)
 
     @property
     def rest(self) -> str:
@@ -84,6 +88,7 @@ class Incoming:
         while True:
             while place < len(self.text) and self.text[place].isspace():
                 place += 1
+            self.reached = max(self.reached, place)
             if place == len(self.text):
                 if self.ended:
                     return place
@@ -106,6 +111,7 @@ class Incoming:
         since = start
         while True:
             found = self._nearest(marks, since)
+            self.reached = max(self.reached, found if found >= 0 else len(self.text))
             if found >= 0 and (limit is None or found <= start + limit):
                 mark = yield from self.standing(marks, found)
                 return found, mark
