@@ -96,12 +96,19 @@ def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
 
 
 def test_forms_are_remembered_within_bounds() -> None:
-    forms = FirstForms(most_bytes=200)
+    forms = FirstForms(most_bytes=2000)
     for number in range(20):
         forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
-        assert forms._bytes <= 200
+        assert forms._bytes <= 2000
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
     assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
+
+
+def test_arguments_that_are_empty_take_room_too() -> None:
+    forms = FirstForms(most_bytes=10_000)
+    for number in range(1000):
+        forms.arguments("", call_id=f"call_{number}")
+    assert len(forms._first) < 100
 
 
 @pytest.mark.parametrize(("content", "expected"), [

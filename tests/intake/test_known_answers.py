@@ -103,6 +103,14 @@ def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> 
         assert placed(known.recall([answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
 
 
+def test_of_many_answers_that_say_the_same_the_latest_are_remembered() -> None:
+    known = KnownAnswers()
+    for number in range(1000):
+        known.add(said("", calls=(("f", {}),)), [number], call_ids=[f"call_{number}"])
+    known.check_invariants()
+    assert len(known) < 500
+
+
 def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> None:
     known = KnownAnswers(most_tokens=2)
     known.add(said("one"), [1])

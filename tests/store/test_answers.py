@@ -89,6 +89,16 @@ def test_a_file_that_is_no_database_is_begun_anew(folder: Path) -> None:
     assert find(folder, "two") == (StoredAnswer(b"tag", b"second"),)
 
 
+@pytest.mark.parametrize("column", ["tag", "body"])
+def test_a_row_of_other_types_costs_answers_and_nothing_else(folder: Path, column: str) -> None:
+    write(folder, ("one", b"first"))
+    with sqlite3.connect(kept(folder)) as database:
+        database.execute(f"UPDATE answers SET {column} = 1.5")
+    assert find(folder, "one") == ()
+    write(folder, ("one", b"again"))
+    assert find(folder, "one") == (StoredAnswer(b"tag", b"again"),)
+
+
 def test_a_file_that_is_in_use_costs_answers_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.answers._BUSY_SECONDS", 0.0)
     write(folder, ("one", b"first"))

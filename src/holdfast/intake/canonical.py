@@ -41,6 +41,7 @@ _LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 # Claude Code writes one that changes with every request in front of its system prompt.
 _ACCOUNTING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")  # with which clients join the parts of a system prompt; the first is ours
+_ENTRY_BYTES = 256  # that each entry takes, however short
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -84,8 +85,8 @@ class FirstForms:
     def _first_of(self, key: bytes, form: Any, size: int) -> Any:
         with self._lock:
             if key not in self._first:
-                self._first[key] = form, size
-                self._bytes += size
+                self._first[key] = form, size + _ENTRY_BYTES
+                self._bytes += size + _ENTRY_BYTES
             first = self._first[key][0]
             self._first.move_to_end(key)
             while self._bytes > self._most_bytes:

@@ -28,6 +28,7 @@ ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
 """What a piece of a rendered conversation says."""
 
 _TAG_BYTES = 16
+_MOST_ALIKE = 256  # answers that say the same, such as calls without arguments: each that comes back is looked for among them
 
 
 class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -179,6 +180,8 @@ class KnownAnswers:
         self._drop((secret, tag))
         if answer.tokens > self._most_tokens:
             return
+        if len(alike := self._tags.get(secret, [])) >= _MOST_ALIKE:
+            self._drop((secret, alike[0]))
         self._answers[secret, tag] = answer
         self._tags[secret].append(tag)
         self._tokens += answer.tokens
