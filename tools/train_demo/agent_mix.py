@@ -21,7 +21,7 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.62), ("tools", 0.08), ("several", 0.1), ("files", 0.12), ("words", 0.08))
+SHARES = (("replay", 0.68), ("tools", 0.07), ("several", 0.1), ("files", 0.1), ("words", 0.05))
 """Of the conversations drawn; of the tokens see the README."""
 
 
@@ -148,7 +148,7 @@ def file_talk(rng: Random) -> Conversation:
 
 def _copy(rng: Random) -> tuple[str, str]:
     text = wide_phrase(rng, 8) if rng.random() < 0.6 else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
-    return rng.choice((f"Repeat exactly: {text}", f"Repeat: {text}", f"Say: {text}")), text
+    return f"Repeat exactly: {text}", text
 
 
 def word_talk(rng: Random) -> Conversation:

@@ -97,6 +97,6 @@ RECIPES = {
         ),
         _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
-        _agent("holdfast-demo", _DEMO, 10.4, seed=31),
+        _agent("holdfast-demo", _DEMO, 9.3, seed=31),
     )
 }
