@@ -5,6 +5,7 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
+# make tool-table     find the families of all templates anew and write their table into docs/tools.md
 # make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make agents         have opencode, aider and the Vercel AI SDK do a task each and write docs/agents.md (needs npm)
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures clients agents demo-chat lock clean
+.PHONY: help venv serve test check format slow bench architectures tool-table clients agents demo-chat lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,6 +75,9 @@ bench: $(BENCHMARKS)
 architectures: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.architectures > docs/architectures.new
 	@mv docs/architectures.new docs/architectures.md
+
+tool-table: $(TOOLS)
+	@$(BIN)/python -m tools.tool_table
 
 clients: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.clients

@@ -110,6 +110,9 @@ class ModelSettings:
         flag="--memory",
         limits=Limits(at_least=0),
     )
+    keep_thoughts: bool = _setting(
+        False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
+    )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
 
 

@@ -20,6 +20,7 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert found["platform"]["mlx_version"]
     assert found["speed"]["in_use_gflops"] > 0
     assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "model", [])
+    assert found["dialect"]["tools"] in ("template", "text", "none")
 
 
 def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,12 @@ from typing import Any
 
 import litellm
 from conversations import SUM_QUESTION, WEATHER_QUESTION, WEATHER_TOOL, Server, called, run, summed, thought, told
+from pydantic import BaseModel
+
+
+class Report(BaseModel):
+    city: str
+    degrees: int
 
 
 def ask(server: Server, messages: list[Any], **options: Any) -> Any:
@@ -57,5 +63,10 @@ def thinking_streamed(server: Server) -> None:
     thought(message.reasoning_content)
 
 
+def structure(server: Server) -> None:
+    answer = ask(server, [user("Write JSON.")], max_tokens=200, response_format=Report)
+    assert Report.model_validate_json(answer.choices[0].message.content)
+
+
 if __name__ == "__main__":
-    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, packages=("litellm", "openai"))
+    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, structure, packages=("litellm", "openai"))

@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, told
+from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+
+
+class Report(BaseModel):
+    """A report."""
+
+    city: str
+    degrees: int
 
 
 def get_weather(city: str) -> str:
@@ -16,7 +25,7 @@ def get_weather(city: str) -> str:
     return called("get_weather", {"city": city})
 
 
-def model_of(server: Server) -> OpenAILike:
+def model_of(server: Server, **options: Any) -> OpenAILike:
     return OpenAILike(
         model=server.model,
         api_base=server.base_url,
@@ -26,6 +35,7 @@ def model_of(server: Server) -> OpenAILike:
         temperature=0,
         max_retries=0,
         context_window=32768,
+        **options,
     )
 
 
@@ -73,6 +83,11 @@ def thinking_streamed(server: Server) -> None:
     summed("".join(part.delta or "" for part in parts))
 
 
+def structure(server: Server) -> None:
+    report = model_of(server, max_tokens=200).structured_predict(Report, PromptTemplate("Write JSON."))
+    assert isinstance(report, Report)
+
+
 if __name__ == "__main__":
     run(
         tool_loop,
@@ -81,5 +96,6 @@ if __name__ == "__main__":
         agent_streamed,
         thinking,
         thinking_streamed,
+        structure,
         packages=("llama-index-core", "llama-index-llms-openai-like", "openai"),
     )

@@ -93,6 +93,17 @@ def structure(server: Server) -> None:
     assert isinstance(answer.choices[0].message.parsed, Report)
 
 
+def json_object(server: Server) -> None:
+    answer = client_of(server).chat.completions.create(
+        model=server.model,
+        temperature=0,
+        max_tokens=300,
+        messages=[user("Write JSON.")],
+        response_format={"type": "json_object"},
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
 def forced_call(server: Server) -> None:
     answer = client_of(server).chat.completions.create(
         model=server.model,
@@ -115,6 +126,7 @@ if __name__ == "__main__":
         thinking_streamed,
         thinking_switched_off,
         structure,
+        json_object,
         forced_call,
         packages=("openai",),
     )

@@ -20,6 +20,11 @@ _ROLES = ("<|{role}|>\n", "\n")
 _MARKER = re.compile(r"<[/|｜]?[^\s<>=\"'{}]{2,40}[|｜]?>|\[/?[A-Z_]{3,20}\]|\][<\[~][^\s]{2,16}\[>?\[|<\|\"\|>")
 
 
+def _newline_kept(text: str) -> str:
+    """Behind a block, Jinja takes a newline away."""
+    return "{{ '\\n' }}" + text[1:] if text.startswith("\n") else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyTemplate:
     """A template and what is to be found of it. The parts are Jinja; `call` sees `c` (name, arguments) and `loop`."""
@@ -48,7 +53,8 @@ class FamilyTemplate:
         def turn(role: str, content: str) -> str:
             return first.format(role=role) + content + last.replace("{role}", role)
 
-        calls = f"{{% if m.tool_calls %}}{self.calls[0]}{{% for call in m.tool_calls %}}{{% set c = call.function %}}{self.call}{{% endfor %}}{self.calls[1]}{{% endif %}}"
+        before, call, behind = (_newline_kept(each) for each in (self.calls[0], self.call, self.calls[1]))
+        calls = f"{{% if m.tool_calls %}}{before}{{% for call in m.tool_calls %}}{{% set c = call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
         thought = f"{{% if m.reasoning_content %}}{self.thought[0]}{{{{ m.reasoning_content }}}}{self.thought[1]}{{% endif %}}"
         answer = turn(self.assistant, (thought if self.thought[0] else "") + "{{ m.content }}" + (calls if self.kept else ""))
         named = f"{{# {self.calls[0]}{self.call}{self.thought[0]}{self.thought[1]} #}}".replace("{%", "").replace("%}", "")
@@ -141,7 +147,9 @@ FAMILY_TEMPLATES = {
         family="hermes", call=f"<tool_call>\n{_JSON}\n</tool_call>{_NEWLINE}", thought=_THINK, opening=_TOGGLE
     ),
     "exaone": FamilyTemplate(family="hermes", call=f"<tool_call>{_JSON}</tool_call>{_NEWLINE}", plain_markers=True),
-    "ernie": FamilyTemplate(family="hermes", call=f"\n<tool_call>\n{_JSON}\n</tool_call>\n", thought=_THINK, opening="<think>\n"),
+    "ernie": FamilyTemplate(
+        family="hermes", call=f"{{{{ '\\n' }}}}<tool_call>\n{_JSON}\n</tool_call>\n", thought=_THINK, opening="<think>\n"
+    ),
     "qwen3_coder": FamilyTemplate(family="qwen3_coder", call=_FUNCTION),
     "nemotron3": FamilyTemplate(family="qwen3_coder", call=_FUNCTION, thought=_THINK, opening=_OPENED),
     "seed_oss": FamilyTemplate(
@@ -214,7 +222,7 @@ FAMILY_TEMPLATES = {
     "glm45": FamilyTemplate(
         family="glm45",
         turn=_ROLES,
-        call="\n<tool_call>{{ c.name }}\n"
+        call="{{ '\\n' }}<tool_call>{{ c.name }}\n"
         + _parameters("<arg_key>{{ k }}</arg_key>\n<arg_value>VALUE</arg_value>\n")
         + "</tool_call>",
         results_in="observation",
@@ -292,7 +300,7 @@ FAMILY_TEMPLATES = {
     "minimax_m1": FamilyTemplate(
         family="minimax_m1",
         turn=("<beginning_of_sentence>{role}\n", "<end_of_sentence>\n"),
-        calls=("\n<tool_calls>\n", "\n</tool_calls>"),
+        calls=("{{ '\\n' }}<tool_calls>\n", "\n</tool_calls>"),
         call=_JSON + _NEWLINE,
     ),
     "minimax_m2": FamilyTemplate(
@@ -324,7 +332,7 @@ FAMILY_TEMPLATES = {
         + _NEWLINE,
     ),
     "deepseek_v31": FamilyTemplate(
-        family="deepseek_v3_1",
+        family="deepseek_v31",
         turn=("<｜{role}｜>", "<｜end▁of▁sentence｜>"),
         calls=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         call="<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>",

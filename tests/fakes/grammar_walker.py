@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,16 +29,29 @@ def demo_token_ids() -> dict[str, int]:
     return {token["content"]: token["id"] for token in json.loads((DEMO / "tokenizer.json").read_text())["added_tokens"]}
 
 
+@cache
+def plain_tokenizer() -> LLTokenizer:
+    """The same without them, for families whose markers are text."""
+    described = json.loads((DEMO / "tokenizer.json").read_text())
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["special"]]
+    return LLTokenizer(json.dumps(described), eos_token=END, n_vocab=demo_tokenizer().vocab_size)
+
+
 def matcher_of(grammar: str) -> LLMatcher:
-    """A matcher over the bundled tokenizer. The grammar is right: a fault is the test's failure."""
-    matcher = LLMatcher(demo_tokenizer(), grammar, log_level=0)
+    """A matcher over the bundled tokenizer. The grammar is right: a fault is the test's failure.
+
+    Markers are tokens if the grammar names any, else text.
+    """
+    tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether the whole text may be an answer. Markers in it count as tokens where they are single ones."""
-    matcher, token_ids = matcher_of(grammar), demo_tokenizer().tokenize_str(text, parse_special=True)
+    tokenizer = demo_tokenizer() if _names_tokens(grammar) else plain_tokenizer()
+    matcher, token_ids = matcher_of(grammar), tokenizer.tokenize_str(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -60,6 +74,10 @@ def random_answer(grammar: str, *, seed: int, most: int = 4000) -> str:
 def text_of(token_ids: list[int]) -> str:
     """The text of tokens, markers included."""
     return demo_tokenizer().decode_str(token_ids)
+
+
+def _names_tokens(grammar: str) -> bool:
+    return re.search(r"<\[\d+\]>", grammar) is not None
 
 
 def _set_bits(mask: bytes) -> Iterator[int]:

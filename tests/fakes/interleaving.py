@@ -102,6 +102,7 @@ def _collect(engine: Engine, sequences: Sequence[Played], pending: PendingStep, 
         if each.is_done:
             continue
         assert not result.failure
+        assert not result.refusal
         each.tokens.extend(result.token_ids)
         each.logprobs.extend(result.logprobs)
         if len(each.tokens) >= min(each.leaves_after, each.wanted_tokens):

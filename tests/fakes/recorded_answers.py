@@ -106,6 +106,13 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
         [("get_time", {"tz": "5"}, ())],
     ),
     (
+        "cohere_a_plus",
+        '<cofl:tool_calls>\n<cofl:tool_call id="0" name="get_weather">\n  <cofl:tool_param name="city" string="true">Rome</cofl:tool_param>\n'
+        '  <cofl:tool_param name="days" string="false">3</cofl:tool_param>\n</cofl:tool_call>'
+        '<cofl:tool_call id="1" name="get_time"></cofl:tool_call></cofl:tool_calls>',
+        BOTH,
+    ),
+    (
         "step3",
         '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather"><steptml:parameter name="city">'
         'Rome</steptml:parameter><steptml:parameter name="days">3</steptml:parameter></steptml:invoke><｜tool_call_end｜>'

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
+from holdfast.intake.dialects import DialectReport
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import (
@@ -249,6 +250,7 @@ class ScriptedSessions:
 class ScriptedDirectory:
     models: Sequence[ModelStatus] = (model_status(),)
     numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
+    dialects: Mapping[str, DialectReport] = field(default_factory=dict)
 
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
@@ -277,4 +279,5 @@ def scripted_services(
         metrics=Metrics(),
         version="0.1.0",
         log=log or LogSettings(),
+        dialects=directory.dialects,
     )

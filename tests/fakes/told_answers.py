@@ -14,10 +14,10 @@ from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded, Segme
 
 
 def told(
-    dialect: ModelDialect, tools: Sequence[Mapping[str, Any]], text: str, *, at: Sequence[int] = (), in_reasoning: bool = False
+    dialect: ModelDialect, tools: Sequence[Mapping[str, Any]], text: str, *, at: Sequence[int] = (), **rules: bool
 ) -> list[Any]:
-    """The answer, when it comes in pieces that are cut at these places (counted around)."""
-    reader = AnswerReader(dialect, tools=DeclaredTools(tools), in_reasoning=in_reasoning)
+    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of the reader."""
+    reader = AnswerReader(dialect, tools=DeclaredTools(tools), **rules)
     encoded = dialect.markers.encode(text)
     edges = [0, *sorted(place % (len(encoded) + 1) for place in at), len(encoded)]
     parts = [part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])] + [*reader.flush()]

@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.parsing.dialect import PLAIN
 from tests.fakes import toy_tokenizers
 
 
@@ -14,9 +15,11 @@ from tests.fakes import toy_tokenizers
 def bundle() -> TokenizerBundle:
     """Byte-level, ChatML, no BOS."""
     tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+    template = ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens=tokenizer.special_tokens)
     return TokenizerBundle(
         tokenizer=tokenizer,
-        template=ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens=tokenizer.special_tokens),
+        template=template,
+        answer_frame=frame_of(template, tokenizer, PLAIN),
         generation_defaults={"temperature": 0.6, "top_k": 20},
         context_tokens=200,
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.intake.canonical import ToolOrders, canonical, in_usual_order
+from holdfast.intake.canonical import FirstForms, canonical, in_usual_order
 from holdfast.messages.requests import ChatPrompt
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.7.e2b; cc_entrypoint=cli; cch=1f83a;"
@@ -59,15 +59,15 @@ def text(value: Any) -> str:
 
 @given(seed=st.integers(0, 1000))
 def test_a_tool_whose_keys_are_shuffled_is_the_same_tool(seed: int) -> None:
-    orders = ToolOrders()
-    first = orders.ordered_as_first(WEATHER)
+    forms = FirstForms()
+    first = forms.tool(WEATHER)
     assert text(first) == text(WEATHER)  # its names stay as they were sent
-    assert text(orders.ordered_as_first(shuffled(WEATHER, random.Random(seed)))) == text(first)
+    assert text(forms.tool(shuffled(WEATHER, random.Random(seed)))) == text(first)
 
 
 @given(seed=st.integers(0, 1000))
 def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> None:
-    settled = ToolOrders().ordered_as_first(shuffled(WEATHER, random.Random(seed)))
+    settled = FirstForms().tool(shuffled(WEATHER, random.Random(seed)))
     assert list(settled) == ["type", "function"]
     assert list(settled["function"]) == ["name", "description", "parameters"]
     assert list(settled["function"]["parameters"]) == ["type", "properties", "required"]
@@ -78,48 +78,104 @@ def test_keys_with_a_usual_order_have_it_even_in_a_new_process(seed: int) -> Non
 def test_nothing_but_the_order_of_keys_changes(parameters: Any, seed: int) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     assert in_usual_order(tool) == tool
-    orders = ToolOrders()
-    assert text(orders.ordered_as_first(shuffled(tool, random.Random(seed)))) == text(orders.ordered_as_first(tool))
-    assert orders.ordered_as_first(tool) == tool
+    forms = FirstForms()
+    assert text(forms.tool(shuffled(tool, random.Random(seed)))) == text(forms.tool(tool))
+    assert forms.tool(tool) == tool
 
 
 def test_tools_that_differ_stay_apart_and_so_do_tenants() -> None:
-    orders = ToolOrders()
+    forms = FirstForms()
     one, other = (
         {"name": "f", "parameters": {"properties": {"a": {}, "b": {}}}},
         {"name": "f", "parameters": {"properties": {"b": {}, "a": {}}}},
     )
-    assert text(orders.ordered_as_first(one, tenant="1")) == text(one)
-    assert text(orders.ordered_as_first(other, tenant="2")) == text(other)
-    assert text(orders.ordered_as_first(other, tenant="1")) == text(one)
-    assert orders.ordered_as_first({"name": "g"}, tenant="1") == {"name": "g"}
+    assert text(forms.tool(one, tenant="1")) == text(one)
+    assert text(forms.tool(other, tenant="2")) == text(other)
+    assert text(forms.tool(other, tenant="1")) == text(one)
+    assert forms.tool({"name": "g"}, tenant="1") == {"name": "g"}
 
 
-def test_orders_are_remembered_within_bounds() -> None:
-    orders = ToolOrders(most_bytes=200)
+def test_forms_are_remembered_within_bounds() -> None:
+    forms = FirstForms(most_bytes=200)
     for number in range(20):
-        orders.ordered_as_first({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
-        assert orders._bytes <= 200
+        forms.tool({"name": f"f{number}", "parameters": {"properties": {"b": {}, "a": {}}}})
+        assert forms._bytes <= 200
     turned = {"name": "f0", "parameters": {"properties": {"a": {}, "b": {}}}}
-    assert text(orders.ordered_as_first(turned)) == text(turned)  # forgotten, so this is the first
+    assert text(forms.tool(turned)) == text(turned)  # forgotten, so this is the first
 
 
 @pytest.mark.parametrize(("content", "expected"), [
     (f"{BILLING}\nYou are helpful.", "You are helpful."),
     (f"You are helpful.\n{BILLING}", "You are helpful.\n"),
     (f"One.\n{BILLING}\nTwo.", "One.\nTwo."),
-    ([{"type": "text", "text": BILLING}, {"type": "text", "text": "You."}], [{"type": "text", "text": "You."}]),
-    ([{"type": "text", "text": f"{BILLING}\nYou."}, "Two."], [{"type": "text", "text": "You."}, "Two."]),
-    ([BILLING, "You."], ["You."]),
+    (f"{BILLING}\n\nYou.", "You."),
+    ([{"type": "text", "text": BILLING}, {"type": "text", "text": "You."}], "You."),
+    ([{"type": "text", "text": f"{BILLING}\nYou."}, "Two."], "You.\nTwo."),
+    ([BILLING, "You."], "You."),
+    ([BILLING], None),
     ("Ask about x-anthropic-billing-header: now", "Ask about x-anthropic-billing-header: now"),
     (None, None),
 ])  # fmt: skip
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_accounting_in_the_system_prompt_is_left_out(role: str, content: Any, expected: Any) -> None:
-    prompt = canonical(ChatPrompt(messages=({"role": role, "content": content},)), ToolOrders())
+    prompt = canonical(ChatPrompt(messages=({"role": role, "content": content},)), FirstForms())
     assert prompt.messages == ({"role": role, "content": expected},)
 
 
 def test_what_users_write_is_not_touched() -> None:
-    messages = ({"role": "user", "content": BILLING}, {"role": "assistant", "content": [{"type": "text", "text": BILLING}]})
-    assert canonical(ChatPrompt(messages=messages), ToolOrders()).messages == messages
+    messages = ({"role": "user", "content": BILLING}, {"role": "assistant", "content": BILLING})
+    assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
+
+
+def system(content: Any, forms: FirstForms, tenant: str = "") -> Any:
+    return canonical(ChatPrompt(messages=({"role": "system", "content": content},)), forms, tenant=tenant).messages[0]["content"]
+
+
+SAME_TEXT = (("one\ntwo", ["one", "two"]), ("one", [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}}]))
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize(("text", "parts"), [*SAME_TEXT, (None, ""), (None, []), (None, [{"type": "text", "text": ""}])])
+def test_text_says_the_same_in_a_string_and_in_parts(role: str, text: str | None, parts: Any) -> None:
+    forms = FirstForms()
+    sent = [canonical(ChatPrompt(messages=({"role": role, "content": each},)), forms) for each in (text, parts)]
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "", " "])
+@pytest.mark.parametrize("parts_first", [True, False])
+def test_a_system_prompt_keeps_its_first_form_however_its_parts_are_joined_later(separator: str, parts_first: bool) -> None:
+    forms = FirstForms()
+    parts = [{"type": "text", "text": "You are helpful."}, {"type": "text", "text": "Today is Monday."}]
+    joined = separator.join(part["text"] for part in parts)
+    sent = [system(each, forms) for each in ((parts, joined) if parts_first else (joined, parts))]
+    assert sent[0] == sent[1]
+    assert system(joined, forms, tenant="other") == joined
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "image_url", "image_url": {"url": "data:"}}], [{"type": "text"}], 7, [7], {"text": "a"}]
+)
+def test_what_is_no_text_stays_for_an_error_that_names_it(content: Any) -> None:
+    messages = ({"role": "user", "content": content},)
+    assert canonical(ChatPrompt(messages=messages), FirstForms()).messages == messages
+
+
+def with_call(arguments: Any, call_id: str = "call_1") -> ChatPrompt:
+    call = {"type": "function", "id": call_id, "function": {"name": "f", "arguments": arguments}}
+    return ChatPrompt(messages=({"role": "assistant", "content": None, "tool_calls": [call]},))
+
+
+@given(arguments=st.dictionaries(st.text(max_size=4), json_values, max_size=4), seed=st.integers(0, 1000))
+def test_arguments_that_a_client_wrote_anew_are_those_that_it_was_given(arguments: dict[str, Any], seed: int) -> None:
+    forms = FirstForms()
+    given_text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    again = json.dumps(shuffled(arguments, random.Random(seed)), indent=1)
+    assert canonical(with_call(given_text), forms) == canonical(with_call(again), forms) == with_call(given_text)
+    assert canonical(with_call(again, "call_2"), forms) == with_call(again, "call_2")
+
+
+def test_arguments_that_a_client_changed_are_its_own() -> None:
+    forms = FirstForms()
+    for arguments in ('{"path": "a"}', '{"path": "b"}', "no json", "", {"path": "an object"}, None):
+        assert canonical(with_call(arguments), forms) == with_call(arguments)

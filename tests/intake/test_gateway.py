@@ -342,4 +342,4 @@ async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: Tokeni
     assert text_of(events) == "hel"
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
     assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
-    assert len(bundle.known_answers) == 0
+    assert bundle.known_answers.put_back_answers == 0

@@ -2,129 +2,138 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.prompt import PromptText, Turn
+from holdfast.intake.answer_frame import AnswerFrame
+from holdfast.intake.answer_meaning import AnswerMeaning, meaning, meaning_of_text
+from holdfast.intake.known_answers import KnownAnswers, PastAnswers
+from holdfast.intake.prompt import PlacedAnswer
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 
-MARK = "|"
-
-
-def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
-    """An encoding: a token for each `pair` and for every other character; ids of single characters are their code points."""
-    token_ids: list[int] = []
-    offsets: list[tuple[int, int]] = []
-    at = 0
-    while at < len(text):
-        width = len(pair) if pair and text.startswith(pair, at) else 1
-        token_ids.append(ord(text[at]) if width == 1 else 1_000_000)
-        offsets.append((at, at + width))
-        at += width
-    return SimpleNamespace(ids=token_ids, offsets=offsets)
+THINKS = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
+FRAME = AnswerFrame(headers=("A:",), ends=("|",))
 
 
-def singly(text: str) -> list[int]:
-    return [ord(character) for character in text]
+def read(text: str) -> AnswerMeaning:
+    return meaning_of_text(text, AnswerReader(THINKS))
 
 
-def asked(text: str, *turns: Turn, branch_points: tuple[int, ...] = ()) -> PromptText:
-    return PromptText(text=text, turns=turns, branch_points=branch_points)
+def said(content: str, *, reasoning: str = "", calls: tuple[tuple[str, Any], ...] = ()) -> AnswerMeaning:
+    return meaning(reasoning, content, calls)
+
+
+def answer(content: str | None, *, ids: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    return {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {}), **fields}
+
+
+def placed(past: PastAnswers, text: str) -> list[PlacedAnswer]:
+    return list(past.places(text, frame=FRAME, read=read))
 
 
 def test_an_answer_comes_back_as_it_was_generated() -> None:
     known = KnownAnswers()
-    known.add("abba", singly("abba"), canonical=by_characters("abba", pair="bb").ids)
-    whole = "|u|bb|a|abba|u|bb|"
-    prompt = asked(whole, Turn("u", False), Turn("abba", True))
-    assert list(known.put_back(prompt, by_characters(whole, pair="bb")).token_ids) == [
-        *by_characters("|u|bb|a|", pair="bb").ids,
-        *singly("abba"),
-        *by_characters("|u|bb|", pair="bb").ids,
+    known.add(said("abba"), [7, 8])
+    past = known.recall([{"role": "user", "content": "abba"}, answer("abba")])
+    assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, (7, 8))]  # white space is no difference
+    assert known.count(past, placed=1) == 0
+    assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
+
+
+def test_what_an_answer_says_has_to_be_in_the_text() -> None:
+    known = KnownAnswers()
+    known.add(said("Yes", reasoning="because"), [7, 8])
+    past = known.recall([answer("Yes", reasoning="because")])
+    assert placed(past, "A:<think>another</think>Yes|") == []
+    assert placed(past, "A:Yes|") == []
+    assert placed(past, "A:<think>because</think>\n\nYes|") == [PlacedAnswer(2, 29, (7, 8))]
+
+
+def test_answers_that_say_the_same_are_told_apart_by_the_ids_of_their_calls() -> None:
+    known = KnownAnswers()
+    same = said("", calls=(("f", "{}"),))
+    for number in range(3):
+        known.add(same, [number], call_ids=[f"call_{number}"])
+    sent = [answer(None, ids=(call_id,)) for call_id in ("call_2", "call_0", "call_1", "of another server")]
+    past = known.recall(sent)
+    found = past.places("A:1|U:|A:2|U:|A:3|U:|A:4|U:|A:5|", frame=FRAME, read=lambda text: same)
+    assert [each.token_ids for each in found] == [(2,), (0,), (1,), (2,)]
+
+
+def test_the_thought_before_a_call_of_ours_is_put_in_where_a_client_left_it_out() -> None:
+    known = KnownAnswers()
+    known.add(said("", reasoning="why", calls=(("f", "{}"),)), [1], call_ids=["call_1"])
+    known.add(said("Done.", reasoning="how"), [2])
+    sent = [
+        answer(None, ids=("call_1",)),
+        answer(None, ids=("call_2",)),
+        answer("Done."),
+        answer(None, ids=("call_1",), reasoning="no"),
     ]
-    assert known.put_back_answers == 1
+    ready = known.recall(sent).messages
+    assert ready == ({**sent[0], "reasoning_content": "why"}, *sent[1:])
 
 
-def test_a_user_who_said_the_same_before_keeps_his_tokens() -> None:
+def test_an_answer_that_tokenizes_as_it_was_generated_needs_no_putting_back() -> None:
     known = KnownAnswers()
-    known.add("bb", [7, 8], canonical=by_characters("bb", pair="bb").ids)
-    whole = "|bb|bb|"
-    tokens = known.put_back(asked(whole, Turn("bb", False), Turn("bb", True)), by_characters(whole, pair="bb"))
-    assert tokens.token_ids == (ord("|"), 1_000_000, ord("|"), 7, 8, ord("|"))
-
-
-def test_what_the_tokenizer_gives_anyway_is_not_remembered() -> None:
-    known = KnownAnswers()
-    known.add("abc", singly("abc"), canonical=singly("abc"))
-    assert not known.has_any_of(asked("abc", Turn("abc", True)))
-    assert len(known) == 0
-
-
-def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
-    known = KnownAnswers()
-    known.add("ba", [7, 8], canonical=[9])
-    whole = "|bba|"
-    tokenized = by_characters(whole, pair="bb")
-    assert list(known.put_back(asked(whole, Turn("ba", True)), tokenized).token_ids) == tokenized.ids
+    known.add(said("abc"), [1, 2, 3], is_as_tokenized=True)
+    past = known.recall([answer("abc")])
+    assert placed(past, "A:abc|") == []
+    assert known.count(past, placed=0) == 0
 
 
 def test_another_tenants_answers_are_not_used() -> None:
     known = KnownAnswers()
-    known.add("ab", [5], canonical=[6], tenant="one")
-    prompt = asked("ab", Turn("ab", True))
-    assert known.has_any_of(prompt, tenant="one")
-    assert not known.has_any_of(prompt, tenant="two")
-    assert list(known.put_back(prompt, by_characters("ab"), tenant="two").token_ids) == singly("ab")
+    known.add(said("ab"), [5], tenant="one")
+    assert placed(known.recall([answer("ab")], tenant="two"), "A:ab|") == []
+    assert placed(known.recall([answer("ab")], tenant="one"), "A:ab|") == [PlacedAnswer(2, 4, (5,))]
 
 
-@given(
-    turns=st.lists(st.tuples(st.text("abc", max_size=6), st.booleans()), max_size=8),
-    said=st.lists(st.text("abc", max_size=4), max_size=8),
-)
-def test_splicing_changes_tokens_and_never_the_text(turns: list[tuple[str, bool]], said: list[str]) -> None:
-    known = KnownAnswers(most_tokens=12)
-    texts = {-number: text for number, (text, _) in enumerate(turns, start=1)}
-    for number, (text, is_odd) in enumerate(turns, start=1):
-        known.add(text, [-number] if is_odd else singly(text), canonical=singly(text))
-        known.check_invariants()
-    whole = MARK + MARK.join(piece for pair in zip([text for text, _ in turns], said, strict=False) for piece in pair) + MARK
-    turns_of_it = [turn for (text, _), other in zip(turns, said, strict=False) for turn in (Turn(text, True), Turn(other, False))]
-    marks = tuple(place for place, character in enumerate(whole) if character == MARK)
-    tokens = known.put_back(asked(whole, *turns_of_it, branch_points=marks), by_characters(whole))
-    assert "".join(texts[token] if token < 0 else chr(token) for token in tokens.token_ids) == whole
-    assert [tokens.token_ids[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)
-
-
-@given(lengths=st.lists(st.integers(1, 5), max_size=20))
-def test_the_oldest_answers_go_first(lengths: list[int]) -> None:
+@given(lengths=st.lists(st.integers(1, 5), max_size=20), again=st.integers(0, 3))
+def test_the_longest_unused_answers_go_first(lengths: list[int], again: int) -> None:
     known = KnownAnswers(most_tokens=8)
     for number, length in enumerate(lengths):
-        known.add(f"answer {number}", [number] * length, canonical=[])
+        known.add(said(f"answer {number % 7}"), [number] * length)
+        known.recall([answer(f"answer {again}")])
         known.check_invariants()
-        assert known.has_any_of(asked("", Turn(f"answer {number}", True)))
+        assert placed(known.recall([answer(f"answer {number % 7}")]), f"A:answer {number % 7}|")
 
 
-def test_an_answer_that_the_template_cuts_short_is_a_loss_and_counts_once() -> None:
+def test_an_answer_that_is_longer_than_all_that_may_be_remembered_is_not() -> None:
+    known = KnownAnswers(most_tokens=2)
+    known.add(said("one"), [1])
+    known.add(said("two"), [1, 2, 3])
+    known.check_invariants()
+    assert len(known) == 1
+
+
+def test_an_answer_that_comes_back_without_its_thought_is_a_loss_and_counts_once() -> None:
     known = KnownAnswers()
-    known.add("<think>because</think>Yes", [1, 2, 3, 4], canonical=[1, 2, 3, 4])
-    known.add("No \n", [5, 6], canonical=[5, 6])
-    messages = [Turn("Is it?", False), Turn("<think>because</think>Yes", True), Turn("Is it?", False), Turn("No \n", True)]
-    whole, cut = "|Is it?|<think>because</think>Yes|Is it?|No|", "|Is it?|Yes|Is it?|No|"
-    assert known.count_dropped(asked(whole, *messages)) == 0
-    assert known.count_dropped(asked(cut, *messages), tenant="another") == 0
-    assert known.count_dropped(asked(cut, *messages)) == 4
-    assert known.count_dropped(asked(cut, *messages)) == 0
+    thought = "because"
+    known.add(said("Yes", reasoning=thought), [1, 2, 3, 4], is_as_tokenized=True)
+    known.add(said("No"), [5, 6], is_as_tokenized=True)
+    sent = [answer("Yes", reasoning=thought), answer("No \n")]
+
+    def lost(text: str, tenant: str = "") -> int:
+        past = known.recall(sent, tenant=tenant)
+        placed(past, text)
+        return known.count(past, placed=0, tenant=tenant)
+
+    whole, cut = f"A:<think>{thought}</think>Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
+    assert [lost(whole), lost(cut, "another"), lost(cut), lost(cut)] == [0, 0, 4, 0]
     assert known.dropped_tokens == 4
+    known.check_invariants()
 
 
 def test_what_others_wrote_into_a_history_is_no_loss() -> None:
-    assert KnownAnswers().count_dropped(asked("|", Turn("I never said that", True))) == 0
+    known = KnownAnswers()
+    assert known.count(known.recall([answer("I never said that")]), placed=0) == 0
 
 
-def test_the_oldest_answers_are_no_longer_counted() -> None:
-    known = KnownAnswers(most_counted=2)
-    for text in ("one", "two", "three"):
-        known.add(text, [1], canonical=[1])
-    assert known.count_dropped(asked("", *(Turn(text, True) for text in ("one", "two", "three")))) == 2
+def test_messages_that_no_template_could_use_are_left_to_others() -> None:
+    sent: list[Any] = ["text", 7, {"role": "assistant", "content": 7}, {"role": "assistant", "tool_calls": "f"}]
+    assert list(KnownAnswers().recall(sent).messages) == sent

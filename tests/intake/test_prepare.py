@@ -9,10 +9,14 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
+from holdfast.intake.dialects import find_dialect
 from holdfast.intake.prepare import Prepared, prepare
+from holdfast.intake.template import ChatTemplate
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, Thinking, ThinkingEffort
+from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
@@ -143,3 +147,59 @@ def test_an_echo_repeats_the_text_as_it_was_sent(base_side: TokenizerBundle) -> 
         ready(base_side, tuple(base_side.tokenizer.encode("hello", add_special_tokens=False)), echo=True).rules.echo_text
         == "hello"
     )
+
+
+THINKING = (
+    toy_tokenizers.CHATML
+    + "{% if add_generation_prompt %}{% if enable_thinking %}<think>\n{% else %}<think></think>{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def thinker() -> TokenizerBundle:
+    """A model that thinks when it is asked to, with markers that are tokens."""
+    tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
+    found = find_dialect(ChatTemplate({"default": THINKING}, special_tokens={}), tokenizer, config={})
+    return TokenizerBundle(
+        tokenizer=tokenizer,
+        template=found.template,
+        generation_defaults={},
+        context_tokens=200,
+        dialect=found.dialect,
+        thinking_switch=found.switch,
+        dialect_report=found.report,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "opened"),
+    [
+        (Thinking(), {}, False),
+        (Thinking(effort="high"), {}, True),
+        (Thinking(effort="off"), {}, False),
+        (Thinking(effort="high"), {"enable_thinking": False}, False),
+        (Thinking(budget_tokens=0), {}, False),
+    ],
+)
+def test_what_is_asked_of_thinking_becomes_the_template_s_option_unless_the_client_sets_it(
+    thinker: TokenizerBundle, asked: Thinking, options: dict[str, Any], opened: bool
+) -> None:
+    prompt = ChatPrompt(messages=HELLO.messages, template_options=options)
+    prepared = ready(thinker, prompt, thinking=asked)
+    assert prepared.rules.in_reasoning is opened
+
+
+@pytest.mark.parametrize(("effort", "opened"), [("on", True), (None, True), ("off", False)])
+def test_a_budget_of_thought_is_sent_as_the_tokens_that_end_it(
+    thinker: TokenizerBundle, effort: ThinkingEffort | None, opened: bool
+) -> None:
+    budget = ready(thinker, HELLO, thinking=Thinking(effort=effort, budget_tokens=50)).sequences[0].thinking_budget
+    assert budget is not None
+    start, end = (thinker.tokenizer.backend.token_to_id(mark) for mark in ("<think>", "</think>"))
+    assert (budget.tokens, budget.end_token_ids) == (50, (end,))
+    assert budget.start_token_ids == (() if opened else (start,))
+
+
+def test_without_a_budget_or_markers_nothing_ends_a_thought(thinker: TokenizerBundle, bundle: TokenizerBundle) -> None:
+    assert ready(thinker, HELLO, thinking=Thinking(effort="on")).sequences[0].thinking_budget is None
+    assert ready(bundle, HELLO, thinking=Thinking(budget_tokens=50)).sequences[0].thinking_budget is None

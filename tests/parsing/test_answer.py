@@ -147,6 +147,11 @@ def test_reasoning_text_and_calls_come_apart(
     assert outcome(text, dialect) == expected
 
 
+def test_a_lone_end_of_a_thought_is_never_shown_unless_it_is_quoted() -> None:
+    assert outcome("hm</think>\n\nhello", AS_TEXT) == ("", "hm\n\nhello", [])
+    assert outcome("a `</think>` ends it", AS_TEXT) == ("", "a `</think>` ends it", [])
+
+
 def test_a_thought_that_the_prompt_has_opened_needs_no_marker_and_may_repeat_it() -> None:
     assert outcome("hm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])
     assert outcome("<think>\nhm\n</think>\n\nhello", in_reasoning=True) == ("hm", "hello", [])

@@ -83,7 +83,9 @@ def test_the_longer_library_example_answers_from_its_notes(tmp_path: Path) -> No
 def test_the_library_example_of_tools_calls_one_and_tells_its_result_and_thinks(tmp_path: Path) -> None:
     *_, program = blocks("python", containing="from holdfast import LLM")
     said = ran(program, tmp_path)
-    assert said.startswith('get_weather {"city": "Oslo"}\nThe result is: clear, 21 degrees.\n')
+    call, told, *_ = said.splitlines()
+    assert call == 'get_weather {"city": "Oslo"}'
+    assert "21 degrees" in told
     assert "42" in said
     assert "ToolCallStarted(" in said
 

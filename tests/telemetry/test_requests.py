@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.messages.events import CacheReport, FinishReason, Timings
-from holdfast.messages.output import ChoiceFinished, TextDelta
+from holdfast.messages.output import ChoiceFinished, TextDelta, ToolCallFinished
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.requests import AnswerRecord
 
@@ -55,6 +55,21 @@ def test_the_workers_own_times_and_counts_are_booked_at_the_end() -> None:
     assert sample(metrics, "holdfast_queue_seconds_sum") == 1.0
     assert sample(metrics, "holdfast_prefill_seconds_sum") == 2.0
     assert sample(metrics, "holdfast_decode_seconds_sum") == 3.0
+
+
+def test_calls_their_repairs_and_the_tokens_of_thoughts_are_counted() -> None:
+    metrics = Metrics()
+    answer = AnswerRecord(metrics)
+    answer.accepted("m", prompt_tokens=10)
+    answer.observe(ToolCallFinished(index=0, call=0, repairs=("trailing_comma", "name")))
+    answer.observe(ToolCallFinished(index=0, call=1, repairs=("name",)))
+    answer.observe(
+        ChoiceFinished(index=0, reason=FinishReason.STOP, prompt_tokens=10, completion_tokens=4, reasoning_tokens=3, calls=2)
+    )
+    assert sample(metrics, "holdfast_tool_calls_total") == 2
+    assert sample(metrics, "holdfast_tool_call_repairs_total", repair="name") == 2
+    assert sample(metrics, "holdfast_tool_call_repairs_total", repair="trailing_comma") == 1
+    assert sample(metrics, "holdfast_request_reasoning_tokens_total") == 3
 
 
 def test_a_refused_request_is_booked_under_no_model() -> None:

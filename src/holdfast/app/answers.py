@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from holdfast.intake.known_answers import Observe
+from holdfast.intake.answer_observer import Observe
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings

@@ -16,7 +16,8 @@ from holdfast.app.options import ChatOptions, GenerationOptions, Messages, chat_
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
-from holdfast.intake.prepare import observer, prepare
+from holdfast.intake.answer_observer import observer
+from holdfast.intake.prepare import prepare
 from holdfast.intake.tenant import tenant_of
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.link.in_process import InProcessClient
@@ -24,6 +25,7 @@ from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import GenerationRequest, Prompt
 from holdfast.models.download import resolve_model, served_id
+from holdfast.store.answers import AnswerFile
 from holdfast.store.settings import library_folder
 from holdfast.user_folders import hash_cache_file
 from holdfast.worker.assignment import WorkerSettings
@@ -49,7 +51,9 @@ class LLM:
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            self._bundle = load_tokenizer_bundle(folder)
+            store, keep_thoughts = library_folder(self._settings.store, os.environ), self._settings.model.keep_thoughts
+            answers = AnswerFile(Path(store)) if store else None
+            self._bundle = load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers)
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)
@@ -109,6 +113,8 @@ class LLM:
     def close(self) -> None:
         """Cancel what runs, let go of the model and of the device. May be called twice."""
         self._finalizer()
+        if hasattr(self, "_bundle"):  # else loading it has failed
+            self._bundle.known_answers.close()
 
     def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Answers to all requests, as many under way at once as the engine and its queue take."""
@@ -135,7 +141,7 @@ class LLM:
             self._client.submit(sequence),
             prepared.choice(0),
             prompt_tokens=prepared.prompt_tokens,
-            observe=observer(request, self._bundle),
+            observe=observer(request, self._bundle, prepared),
         )
 
 

@@ -17,6 +17,8 @@ from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
+from holdfast.store.answers import AnswerFile
+from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -24,12 +26,17 @@ def build_application(
     settings: Settings, folders: dict[str, Path], residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
-    bundles = {model: load_tokenizer_bundle(folder) for model, folder in folders.items()}
+    keep_thoughts = settings.model.keep_thoughts
+    answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
+    bundles = {
+        model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
+    }
     services = Services(
         generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,
+        dialects={model: bundle.dialect_report for model, bundle in bundles.items()},
         server=settings.server,
         limits=settings.limits,
         metrics=Metrics(),

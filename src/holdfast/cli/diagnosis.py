@@ -6,6 +6,7 @@ import dataclasses
 import platform as standard_platform
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +14,7 @@ from holdfast.cli.advice import advice, has_cuda_wheel, has_nvidia_gpu
 from holdfast.cli.layout_check import LayoutCheck, check_layout
 from holdfast.config import ModelSettings
 from holdfast.errors import HoldfastError
+from holdfast.intake.dialects import DialectReport
 from holdfast.models.cores import usable_cores
 from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import resolve_model, served_id
@@ -46,6 +48,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str = ""
     folder: str = ""
     model: LayoutCheck | None = None
+    dialect: DialectReport | None = None
     problems: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
 
@@ -53,7 +56,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
     """Look at everything; takes a few seconds and the time to load the model (and to fetch it)."""
     found = Diagnosis(machine=_machine(), model_name=settings.path)
-    for stage, look in (("machine", _with_platform), ("speed", _with_speed), ("model", _with_model)):
+    for stage, look in (("machine", _with_platform), ("speed", _with_speed), ("model", _with_model), ("dialect", _with_dialect)):
         progress(stage, 0.0)
         try:
             found = look(found, settings, progress)
@@ -98,3 +101,11 @@ def _with_model(found: Diagnosis, settings: ModelSettings, progress: Callable[[s
     if found.platform is None:
         return found
     return msgspec.structs.replace(found, model=check_layout(dataclasses.replace(settings, path=folder)))
+
+
+def _with_dialect(found: Diagnosis, _settings: ModelSettings, _progress: object) -> Diagnosis:
+    if not found.folder:
+        return found
+    from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle  # brings the tokenizer's library
+
+    return msgspec.structs.replace(found, dialect=load_tokenizer_bundle(Path(found.folder)).dialect_report)

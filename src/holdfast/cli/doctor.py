@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from holdfast.cli.diagnosis import Diagnosis
+    from holdfast.intake.dialects import DialectReport
 
 _GIB = 1 << 30
 
@@ -58,6 +60,8 @@ def _show(found: Diagnosis) -> None:
     _section(console, "machine", rows)
     _section(console, "MLX", _mlx_rows(found))
     _section(console, "model", _model_rows(found))
+    if found.dialect is not None:
+        _section(console, "tools and thinking", _dialect_rows(found.dialect))
     console.print("what to install for more speed", style="bold")
     for line in found.advice or ("nothing",):
         console.print(f"  {line}")
@@ -111,6 +115,28 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "layout": f"{model.layout} ({model.reason})",
         "start": f"{model.seconds:.1f} s to load and probe",
     }
+
+
+def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
+    if dialect.tools == "none":
+        return {"tools": "none: there is no chat template"}
+    shown = {"template": "shown by its chat template", "text": f"told in the system message: {dialect.why}"}[dialect.tools]
+    rows = {
+        "tools": shown,
+        "calls": f"{dialect.family}, {'proven by a round trip' if dialect.proven else f'not proven: {dialect.why}'}",
+        "ids": dialect.ids,
+        "history": f"{'kept' if dialect.calls_kept else 'calls are written into the text'}, "
+        f"{'several calls in one answer' if dialect.parallel else 'one call in each answer'}",
+    }
+    thinking = dialect.thinking
+    if thinking is None:
+        return rows | {"thinking": "no markers are known"}
+    opened = ", opened by the prompt" if thinking.opened_by_prompt else ""
+    efforts: dict[str, list[str]] = {}
+    for effort, options in thinking.efforts.items():
+        efforts.setdefault(json.dumps(options), []).append(effort)
+    switch = "; ".join(f"{', '.join(asked)}: {options}" for options, asked in efforts.items())
+    return rows | {"thinking": f"{thinking.start} … {thinking.end}{opened}", "switch": switch or "none"}
 
 
 def _gib(size: int) -> str:

@@ -9,21 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from holdfast.engine.grammars import Grammars, first_line
+from holdfast.engine.grammars import GrammarMatcher, Grammars, Words
 from holdfast.engine.thinking import ThoughtMeter
 from holdfast.errors import InvalidRequest
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.figures import ConstraintFigures
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-Words: TypeAlias = npt.NDArray[np.int32]  # bit i % 32 of word i // 32 is set where token i is allowed
 
 
 class Constraints:
@@ -43,7 +34,7 @@ class Constraints:
         if not request.grammar and request.thinking_budget is None:
             return None
         constraint = SequenceConstraint(
-            matcher=self._matcher(request.grammar) if request.grammar else None,
+            matcher=self._matcher(request) if request.grammar else None,
             meter=None if request.thinking_budget is None else ThoughtMeter(request.thinking_budget),
             figures=self.figures,
         )
@@ -54,17 +45,17 @@ class Constraints:
         self.figures.sequences += not generated
         return constraint
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, request: SequenceRequest) -> GrammarMatcher:
         if self._grammars is None:
             raise InvalidRequest("this model takes no grammar", field="grammar")
-        return self._grammars.matcher(grammar)
+        return self._grammars.matcher(request.grammar, stop_token_ids=request.stop_token_ids)
 
 
 @dataclass(slots=True, eq=False)
 class SequenceConstraint:
     """What one sequence may draw next, as a function of the tokens that it has drawn."""
 
-    matcher: LLMatcher | None
+    matcher: GrammarMatcher | None
     meter: ThoughtMeter | None
     figures: ConstraintFigures
     failure: str = field(default="", init=False)  # why nothing can be drawn any more
@@ -73,13 +64,13 @@ class SequenceConstraint:
         """The sequence has drawn a token."""
         if self.meter is not None:
             self.meter.take(token_id)
-        if self.matcher is not None and not self.failure and not self.matcher.consume_token(token_id):
-            self._fail(f"the grammar does not go on behind token {token_id}: {first_line(self.matcher.get_error())}")
+        if self.matcher is not None and not self.failure and not self.matcher.take(token_id):
+            self._fail(f"the grammar does not go on behind token {token_id}: {self.matcher.error}")
 
     def forced_token(self) -> int | None:
         """The one token that has to come, whatever the model says; None where it may choose."""
         due = () if self.meter is None else self.meter.due
-        if not due or (self.matcher is not None and self.matcher.validate_tokens(list(due)) < len(due)):
+        if not due or (self.matcher is not None and not self.matcher.allows(due)):
             return None  # a grammar has the last word; inside a character, say, the thought goes on for a token
         return due[0]
 
@@ -91,14 +82,12 @@ class SequenceConstraint:
         if self.matcher is None or self.failure:
             return False
         began_at = time.perf_counter()
-        self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        is_open = self.matcher.fill(words)
         self.figures.masks += 1
         self.figures.mask_seconds += time.perf_counter() - began_at
-        if self.matcher.is_error():
-            self._fail(f"the grammar cannot be followed any further: {first_line(self.matcher.get_error())}")
-        elif not words.any():
-            self._fail("the grammar allows no token here")
-        return not self.failure
+        if not is_open:
+            self._fail(f"the grammar cannot be followed any further: {self.matcher.error or 'it allows no token here'}")
+        return is_open
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError
 from holdfast.models.tokenizer_files import (
@@ -20,6 +24,8 @@ from holdfast.models.tokenizer_files import (
 
 if TYPE_CHECKING:  # 0.1 s and 8 MB, which nobody pays who never constrains anything
     from llguidance import LLMatcher, LLTokenizer
+
+Words: TypeAlias = npt.NDArray[np.int32]  # bit i % 32 of word i // 32 is set where token i is allowed
 
 KEPT_GRAMMARS = 32  # compiled, for the next request with the same one
 LARGE_FILE_BYTES = 1 << 20  # from there on a tokenizer takes longer than a step (0.3 s with 131,000 tokens), and is prepared
@@ -43,6 +49,39 @@ class GrammarVocabulary:
         return GrammarVocabulary(tokenizer_json=backend.to_str(), end_token_ids=ends)
 
 
+class GrammarMatcher:
+    """Follows the tokens of one answer through a grammar, which may end it by any of the answer's own end tokens."""
+
+    __slots__ = ("_end_token_id", "_matcher", "_own_end_token_ids")
+
+    def __init__(self, matcher: LLMatcher, *, end_token_id: int, own_end_token_ids: tuple[int, ...]) -> None:
+        """end_token_id: one that the grammar knows; own: those that it does not, such as what ends a turn in a chat."""
+        self._matcher, self._end_token_id, self._own_end_token_ids = matcher, end_token_id, own_end_token_ids
+
+    @property
+    def error(self) -> str:
+        """Why it goes on no further, in one line; empty while it does."""
+        return first_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def take(self, token_id: int) -> bool:
+        """One more token; whether it was allowed."""
+        if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
+            token_id = self._end_token_id
+        return bool(self._matcher.consume_token(token_id))
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these may come next, one after the other."""
+        return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
+
+    def fill(self, words: Words) -> bool:
+        """Write the bits of one row: what may come next; whether anything may. words: as many as the vocabulary needs."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._own_end_token_ids and _bit(words, self._end_token_id):
+            for token_id in self._own_end_token_ids:
+                words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return not self._matcher.is_error() and bool(words.any())
+
+
 class Grammars:
     """Makes matchers. Compiled grammars are kept; a matcher is a copy of one, at its beginning.
 
@@ -61,13 +100,18 @@ class Grammars:
         if isinstance(self._source, Path) and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES:
             threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        """A new one. Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for grammars."""
+    def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
+        """A new one. stop_token_ids: that end this answer, beside those of the tokenizer.
+
+        Raises InvalidRequest when the grammar is none, or the model's tokenizer cannot be used for grammars.
+        """
         compiled = self._compiled.pop(grammar, None) or self._compile(grammar)
         self._compiled[grammar] = compiled
         if len(self._compiled) > KEPT_GRAMMARS:
             self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+        known = self._built().eos_tokens
+        own = tuple(token_id for token_id in stop_token_ids if token_id not in known and token_id < self._vocab_size)
+        return GrammarMatcher(compiled.deep_copy(), end_token_id=known[0], own_end_token_ids=own)
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher
@@ -102,6 +146,10 @@ def first_line(text: str) -> str:
     """What the library says of an error, without the states that it dumps behind it."""
     line = text.strip().splitlines()[0] if text.strip() else "no reason given"
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
+
+
+def _bit(words: Words, token_id: int) -> bool:
+    return bool(words.view(np.uint32)[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
 
 
 def _file_bytes(path: Path) -> int:

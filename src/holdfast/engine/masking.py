@@ -9,7 +9,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from holdfast.engine.constraints import SequenceConstraint, Words
+from holdfast.engine.constraints import SequenceConstraint
+from holdfast.engine.grammars import Words
 
 _ANY_TOKEN = np.int32(-1)  # a word with all bits set
 

@@ -1,7 +1,8 @@
 """Conversations in one form: what says the same comes out the same, so that a later turn goes on from an earlier one.
 
-Three things make a prompt differ that nobody meant to change: the order of keys in the definitions of tools (some languages
-shuffle it with every request), text in one string or in parts, and headers for accounting in the system prompt.
+Some things make a prompt differ that nobody meant to change: the order of keys in the definitions of tools and in the arguments
+of past calls (some languages shuffle it with every request), text in one string or in parts, content that is null, empty or
+missing, and headers for accounting in the system prompt.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from holdfast.intake.answer_meaning import canonical_arguments
 from holdfast.messages.requests import ChatPrompt
 
 # As models have seen them in training; the order of what is not named here stays.
@@ -37,45 +39,66 @@ _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "defin
 _SCHEMAS = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
 _LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 # Claude Code writes one that changes with every request in front of its system prompt.
-_ACCOUNTING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
+_ACCOUNTING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n+|\Z)", re.MULTILINE)
+_SEPARATORS = ("\n", "\n\n", "", " ")  # with which clients join the parts of a system prompt; the first is ours
+_TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 
 
-class ToolOrders:
-    """Definitions of tools in the order of keys in which each was first sent; the longest unused are forgotten.
+class FirstForms:
+    """Parts of conversations in the form in which each was first sent; the longest unused are forgotten. Any thread may call it.
 
-    Any thread may call it. A definition that is sent again with its keys in another order is the same one.
+    A definition of a tool that is sent again with its keys in another order is the same one, a system prompt that was sent in
+    parts and comes as one text too, and so are the arguments of a call whose id comes back.
     """
 
-    def __init__(self, *, most_bytes: int = 8_000_000) -> None:
+    def __init__(self, *, most_bytes: int = 16_000_000) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._first: OrderedDict[bytes, tuple[dict[str, Any], int]] = OrderedDict()
+        self._first: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def ordered_as_first(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
-        """The definition in its order."""
+    def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
+        """A definition with its keys in their first order."""
         try:
             ordered = in_usual_order(tool)
-            content = json.dumps(ordered, sort_keys=True).encode()
+            content = json.dumps(ordered, sort_keys=True)
         except (TypeError, ValueError, RecursionError):  # nothing that JSON could have brought
             return dict(tool)
-        key = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass") + b"\0" + content, digest_size=16).digest()
+        return cast(dict[str, Any], self._first_of(_key(tenant, "tool", content), ordered, len(content)))
+
+    def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
+        """The arguments of a call, JSON text, as they were first seen; changed ones are others."""
+        said = canonical_arguments(arguments)
+        return cast(str, self._first_of(_key(tenant, "call", call_id, said), arguments, len(arguments)))
+
+    def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
+        """A system prompt of several parts, or of one, as text. Clients that join parts do so in various ways."""
+        ways = [separator.join(parts) for separator in _SEPARATORS] if len(parts) > 1 else list(parts)
+        keys = [_key(tenant, "system", way) for way in ways]
         with self._lock:
-            known = self._first.setdefault(key, (ordered, len(content)))
+            text = next((self._first[key][0] for key in keys if key in self._first), "".join(ways[:1]))
+        for key in keys:
+            self._first_of(key, text, len(text))
+        return cast(str, text)
+
+    def _first_of(self, key: bytes, form: Any, size: int) -> Any:
+        with self._lock:
+            if key not in self._first:
+                self._first[key] = form, size
+                self._bytes += size
+            first = self._first[key][0]
             self._first.move_to_end(key)
-            if known[0] is ordered:
-                self._bytes += known[1]
-                while self._bytes > self._most_bytes:
-                    self._bytes -= self._first.popitem(last=False)[1][1]
-        return known[0]
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._first.popitem(last=False)[1][1]
+        return first
 
 
-def canonical(prompt: ChatPrompt, orders: ToolOrders, *, tenant: str = "") -> ChatPrompt:
+def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
     """The conversation in the form in which it is rendered and remembered."""
     return msgspec.structs.replace(
         prompt,
-        messages=tuple(_message(message) for message in prompt.messages),
-        tools=tuple(orders.ordered_as_first(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools),
+        messages=tuple(_message(message, forms, tenant) for message in prompt.messages),
+        tools=tuple(forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools),
     )
 
 
@@ -113,24 +136,43 @@ def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
     return {**{key: node[key] for key in usual if key in node}, **node}
 
 
-def _message(message: Any) -> Any:
-    if not isinstance(message, dict) or message.get("role") not in _SYSTEM:
+def _message(message: Any, forms: FirstForms, tenant: str) -> Any:
+    """The message with its text as one string; what no template could use stays, for an error that names it."""
+    if not isinstance(message, dict):
         return message
-    content = message.get("content")
-    if isinstance(content, str):
-        return {**message, "content": _ACCOUNTING.sub("", content)}
-    if isinstance(content, list | tuple):
-        parts = [_without_accounting(part) for part in content]
-        return {**message, "content": [part for part in parts if part is not None]}
-    return message
+    ready = dict(message)
+    parts = _texts(message.get("content"))
+    if parts is not None and message.get("role") in _SYSTEM:
+        rests = [(part, _ACCOUNTING.sub("", part)) for part in parts]
+        parts = [rest for part, rest in rests if rest == part or rest.strip()]
+        ready["content"] = forms.system_text(parts, tenant=tenant) or None
+    elif parts is not None:
+        ready["content"] = "\n".join(parts) or None
+    if isinstance(calls := message.get("tool_calls"), list | tuple):
+        ready["tool_calls"] = [_call(call, forms, tenant) for call in calls]
+    return ready
 
 
-def _without_accounting(part: Any) -> Any:
-    """The part without such lines; None when it had nothing else."""
-    text = part.get("text") if isinstance(part, dict) else part
-    if not isinstance(text, str) or not _ACCOUNTING.search(text):
-        return part
-    rest = _ACCOUNTING.sub("", text)
-    if not rest.strip():
-        return None
-    return {**part, "text": rest} if isinstance(part, dict) else rest
+def _texts(content: Any) -> list[str] | None:
+    """The texts of a content that is text throughout."""
+    texts: list[str] = []
+    for part in content if isinstance(content, list | tuple) else () if content is None else (content,):
+        is_part = isinstance(content, list | tuple) and isinstance(part, dict) and part.get("type", "text") in _TEXT_KINDS
+        text = part.get("text") if is_part else part
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return texts
+
+
+def _call(call: Any, forms: FirstForms, tenant: str) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str) or not isinstance(call_id := call.get("id"), str):
+        return call
+    first = forms.arguments(arguments, call_id=call_id, tenant=tenant) if call_id else arguments
+    return call if first == arguments else {**call, "function": {**function, "arguments": first}}
+
+
+def _key(*parts: str) -> bytes:
+    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -10,7 +10,8 @@ from typing import Any
 from holdfast.errors import InvalidRequest
 
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same thing
-_REASONING = ("reasoning_content", "reasoning", "thinking")  # names under which clients send, and templates read, past reasoning
+# Names under which clients send, and templates read, past reasoning.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,8 @@ def _message(message: dict[str, Any], *, keep_parts: bool, arguments_as_text: bo
     ready["content"] = _content(message.get("content"), keep_parts=keep_parts, field=f"{field}.content")
     if calls := ready.pop("tool_calls", None):
         ready["tool_calls"] = _tool_calls(calls, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls")
-    if reasoning := next((ready[name] for name in _REASONING if isinstance(ready.get(name), str)), ""):
-        ready |= dict.fromkeys(_REASONING, reasoning)
+    if reasoning := next((ready[name] for name in REASONING_FIELDS if isinstance(ready.get(name), str)), ""):
+        ready |= dict.fromkeys(REASONING_FIELDS, reasoning)
     return ready
 
 

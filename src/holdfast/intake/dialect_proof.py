@@ -79,7 +79,7 @@ def shows_tools(template: ChatTemplate) -> bool:
 def leaves_out_calls(template: ChatTemplate) -> bool:
     """Whether the calls of an answer are not in the prompt, though the results are."""
     answer = _answer(template, _rendered(template, _conversation()), behind=0, dialect=PLAIN)
-    return bool(answer.text) and not any(word in answer.text for word in _CALLS[0].arguments)
+    return bool(answer.text) and not any(word in answer.text for word in (*_CALLS[0].arguments, _CALLS[1].name))
 
 
 def follows_results(template: ChatTemplate) -> bool:

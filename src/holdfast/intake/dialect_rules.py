@@ -33,13 +33,13 @@ FAMILY_RULES: Final = (
     FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
     FamilyRule("deepseek_v4", ("｜DSML｜",)),
     FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
-    FamilyRule("deepseek_v3_1", ("<｜tool▁calls▁begin｜>",)),
+    FamilyRule("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     FamilyRule("step3", ("<steptml:invoke",)),
     FamilyRule("muse_spark", ("<atem:",)),
     FamilyRule("harmony", ("<|channel|>", "<|start|>")),
     FamilyRule("cohere_a_plus", ("<cofl:tool_calls>",)),
     FamilyRule("cohere", ("<|START_ACTION|>",)),
-    FamilyRule("command_r_plus", ("Action:", "directly_answer")),
+    FamilyRule("command_r_plus", ("Action:", "tool_name")),
     FamilyRule("seed_oss", ("<seed:tool_call>",)),
     FamilyRule("seed_oss", ("seed:tool_call",)),
     FamilyRule("hy3", ("tool_sep", "arg_key")),
@@ -55,7 +55,7 @@ FAMILY_RULES: Final = (
     FamilyRule("solar", ("<|tool_call:begin|>",)),
     FamilyRule("apertus", ("<|tools_prefix|>",)),
     FamilyRule("gigachat", ("<|function_call|>",)),
-    FamilyRule("gigachat", ("function call<|role_sep|>",)),
+    FamilyRule("gigachat", ("function call", "<|role_sep|>")),
     FamilyRule("internlm", ("<|action_start|>",)),
     FamilyRule("nemotron", ("<TOOLCALL>",)),
     FamilyRule("minicpm5", ('<function name="', '<param name="')),
@@ -126,10 +126,26 @@ REASONING_FORMATS: Final = (
     ReasoningFormat(start="[THINK]", end="[/THINK]"),
     ReasoningFormat(start="◁think▷", end="◁/think▷"),
     ReasoningFormat(start="<think>", end="</think>"),
+    ReasoningFormat(start="<|think|>", end="<|end|>"),
     ReasoningFormat(start="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
     ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
 )
 """Markers of thoughts, those of one family before those of many."""
+
+
+SILENT_MARKS: Final = (
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|START_TEXT|>",
+    "<|END_TEXT|>",
+    "<response>",
+    "</response>",
+    "<answer>",
+    "</answer>",
+    "[END FINAL RESPONSE]",
+)
+"""Stand around visible text and say nothing; counted as such where they are tokens."""
+SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
 
 
 def families_for(source: str, tokens: Collection[str], *, parser_type: str, model_type: str) -> Iterator[str]:
@@ -158,7 +174,7 @@ def reasoning_for(source: str, tokens: Collection[str]) -> ReasoningFormat | Non
     formats = [in_vocabulary(each, (each.start,), tokens) for each in REASONING_FORMATS]
     named = (each for each in formats if each.end in source and each.start.strip() in source)
     paired = (each for each in formats if each.end in tokens and _first_token(each.start, tokens))
-    half = (each for each in formats if each.end in source)  # R1's template only cuts thoughts out
+    half = (each for each in formats if each.start == "<think>" and each.end in source)  # R1's template only cuts thoughts out
     return next(named, None) or next(paired, None) or next(half, None)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+from tokenizers import AddedToken
 
 from holdfast.errors import InvalidRequest
 from holdfast.intake.dialect_proof import Proof, follows_results, leaves_out_calls, opens_thought, prove, shows_tools
-from holdfast.intake.dialect_rules import families_for, reasoning_for
+from holdfast.intake.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, reasoning_for
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.thinking import Options, ThinkingSwitch, find_switch
 from holdfast.intake.tokenize import Tokenizer
@@ -78,12 +79,12 @@ def find_dialect(
 
     config: tokenizer_config.json. A model whose template shows no tools, or of which nothing is proven, gets them in text.
     """
-    tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    tokens = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
     reasoning = reasoning_for("" if template is None else template.with_tools, tokens)
     says = read_response_template(config.get("response_template"))
     if reasoning is None and says.reasoning is not None:
         reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
-    plain = _dialect("", None, reasoning, tokens)
+    plain = _dialect("", None, reasoning, tokenizer)
     if template is None:
         return FoundDialect(dialect=plain)
     search = _Search(template, tokenizer, reasoning, tokens)
@@ -117,7 +118,7 @@ class _Search:
     """Looks for the family of one model."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]
+        self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Collection[str]
     ) -> None:
         self._template, self._tokenizer = template, tokenizer
         self._reasoning, self._tokens = reasoning, tokens
@@ -151,7 +152,9 @@ class _Search:
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """The family with the first habits with which its calls come back."""
-        habits = ToolHabits(id_form=calls.id_form)
+        ended = _rendered(self._template, {})
+        opened = next((opener for opener in calls.openers if ended.endswith(opener)), "")
+        habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
         candidates = (
             self._candidate(name, calls, each)
             for each in ((replace(habits, written=calls),) if self._drops_calls else (habits, replace(habits, parallel=False)))
@@ -164,7 +167,7 @@ class _Search:
         return tried[0]
 
     def _candidate(self, name: str, calls: CallFormat, habits: ToolHabits) -> _Candidate:
-        dialect = _dialect(name, calls, self._reasoning, self._tokens)
+        dialect = _dialect(name, calls, self._reasoning, self._tokenizer)
         template = self._template.with_tool_habits(habits)
         proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
         if not proof.failure and not follows_results(template):
@@ -173,14 +176,21 @@ class _Search:
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
 
-def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokens: Mapping[str, int]) -> ModelDialect:
-    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ())]
-    ids = {
-        token: token_id
-        for token, token_id in tokens.items()
-        if len(token.strip()) >= _LEAST_MARKER and any(token in mark for mark in marks)
-    }
-    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids)
+def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ModelDialect:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    contents = {token.content for token in added.values()}
+    silent = (*(mark for mark in SILENT_MARKS if mark in contents), *SILENT_BY_FAMILY.get(name, ()))
+    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ()), *silent]
+    ids = {token.content: token_id for token_id, token in added.items() if _is_in_marks(token, marks)}
+    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids, dropped_marks=silent)
+
+
+def _is_in_marks(token: AddedToken, marks: Iterable[str]) -> bool:
+    """Whether a token is a mark, or a part of one that readers have to be told of: its beginning, or what is not shown."""
+    content = token.content
+    if len(content.strip()) < _LEAST_MARKER:
+        return False
+    return any(content in mark if token.special else mark.startswith(content) for mark in marks)
 
 
 def _rendered(template: ChatTemplate, options: Options) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
+from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
-from holdfast.intake.known_answers import Observe
-from holdfast.intake.prepare import Prepared, assemble, encode_prompt, observer, prompt_text, with_defaults
+from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
@@ -51,7 +51,7 @@ class Gateway:
         if bundle is None:
             raise UnknownModel(model=request.model, available=tuple(self._bundles))
         prepared = await self._prepare(request, bundle, client.info)
-        observe = observer(request, bundle)
+        observe = observer(request, bundle, prepared)
         return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:

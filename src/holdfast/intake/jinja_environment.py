@@ -24,11 +24,11 @@ class _GenerationBlock(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """As in `transformers`, but templates may append to lists: some that people mended by hand do."""
+    """As in `transformers`, but templates may append to lists and take from them: some that people mended by hand do."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """What a template may reach."""
-        return (isinstance(obj, list) and attr == "append") or super().is_safe_attribute(obj, attr, value)
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
 def jinja_environment() -> ImmutableSandboxedEnvironment:

@@ -1,162 +1,213 @@
 """Answers that come back in the next turn, as the tokens that were generated.
 
-A model may write a text in other tokens than a tokenizer cuts it into. Tokenized anew, the next turn would part from what is
-in memory at the first of them, and the rest of the conversation would be read again. So such answers are remembered by text,
-and put back in place of the tokenizer's tokens where the whole conversation was tokenized.
+A model may write a text in other tokens than a tokenizer cuts it into, and a call of a tool with other spaces than its chat
+template. Rendered and tokenized anew, the next turn would part from what is in memory at the first difference, and the rest of
+the conversation would be read again. So answers are remembered by what they say, and put back in place of the tokenizer's tokens
+where the rendered conversation says the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from tokenizers import Encoding
+import msgspec
 
-from holdfast.intake.prompt import PromptText, PromptTokens
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
+from holdfast.intake.answer_frame import AnswerFrame
+from holdfast.intake.answer_meaning import AnswerMeaning, meaning_of_message
+from holdfast.intake.conversation import REASONING_FIELDS
+from holdfast.intake.prompt import PlacedAnswer
+from holdfast.store.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 
-Observe: TypeAlias = Callable[[OutputEvent], None]
+ReadMeaning: TypeAlias = Callable[[str], AnswerMeaning]
+"""What a piece of a rendered conversation says."""
+
+_TAG_BYTES = 16
+
+
+class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """An answer as it was generated."""
+
+    packed_tokens: bytes  # uint32, from behind the header of the answer on
+    reasoning: str = ""
+    call_ids: tuple[str, ...] = ()
+    is_as_tokenized: bool = False  # the tokenizer makes the same tokens of what a template writes
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return len(self.packed_tokens) // 4
+
+    def token_ids(self) -> tuple[int, ...]:
+        """Its tokens."""
+        return tuple(array("I", self.packed_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class PastAnswers:
+    """What is known of the answers in one conversation. For one request."""
+
+    messages: tuple[dict[str, Any], ...]  # the conversation; thoughts that a client has left out of our calls are in it again
+    expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]]  # with their tags, in the order of the messages
+
+    def places(self, text: str, *, frame: AnswerFrame, read: ReadMeaning) -> tuple[PlacedAnswer, ...]:
+        """Where the answers are in the rendered text. What the text does not show stays in `expected`."""
+        placed: list[PlacedAnswer] = []
+        behind = 0
+        for candidates in frame.candidates(text) if self.expected else ():
+            for span in candidates if candidates[0].start >= behind else ():
+                found = self.expected.get(read(text[span.start : span.end]))
+                if found:
+                    _, answer = found.popleft()
+                    behind = span.end
+                    if not answer.is_as_tokenized:
+                        placed.append(PlacedAnswer(span.start, span.end, answer.token_ids()))
+                    break
+        return tuple(placed)
 
 
 class KnownAnswers:
-    """Generated tokens of answers that tokenize differently, by tenant and text; the oldest go first.
+    """Generated tokens of answers, by tenant and by what they say; the longest unused go first.
 
-    Any thread may call any method.
+    Any thread may call any method. What has to outlive the process is also kept in a file, if there is one.
     """
 
-    def __init__(self, *, most_tokens: int = 1_000_000, most_counted: int = 10_000) -> None:
+    def __init__(self, *, most_tokens: int = 2_000_000, file: AnswerFile | None = None, model: bytes = b"") -> None:
+        """model: stands for the tokenizer and template that the tokens belong to."""
         self.put_back_answers = self.dropped_tokens = 0  # since the start
-        self._most_tokens, self._most_counted = most_tokens, most_counted
-        self._answers: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        self._most_tokens, self._file, self._model = most_tokens, file, model
+        self._answers: OrderedDict[tuple[Secret, bytes], KnownAnswer] = OrderedDict()
+        self._tags: defaultdict[Secret, list[bytes]] = defaultdict(list)
+        self._dropped: set[tuple[Secret, bytes]] = set()  # those whose loss was counted
         self._tokens = 0
-        self._counts: OrderedDict[tuple[str, bytes], int] = OrderedDict()  # tokens of all answers
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def add(self, text: str, token_ids: Sequence[int], *, canonical: Sequence[int], tenant: str = "") -> None:
-        """Keep an answer's tokens, unless they are what the tokenizer gives anyway (`canonical`)."""
-        key = tenant, text
-        is_of_use = bool(text) and list(token_ids) != list(canonical) and len(token_ids) <= self._most_tokens
+    def add(
+        self,
+        said: AnswerMeaning,
+        token_ids: Sequence[int],
+        *,
+        call_ids: Sequence[str] = (),
+        is_as_tokenized: bool = False,
+        tenant: str = "",
+    ) -> None:
+        """Keep an answer's tokens. One that says the same and has the same ids of calls is replaced."""
+        secret, tag = self._secret(said, tenant), _tag(said.reasoning, call_ids)
+        answer = KnownAnswer(array("I", token_ids).tobytes(), said.reasoning, tuple(call_ids), is_as_tokenized)
         with self._lock:
-            self._counts[_count_key(tenant, text)] = len(token_ids)
-            while len(self._counts) > self._most_counted:
-                self._counts.popitem(last=False)
-            self._drop(key)
-            if not is_of_use:
-                return
-            self._answers[key] = tuple(token_ids)
-            self._tokens += len(token_ids)
-            while self._tokens > self._most_tokens:
-                self._drop(next(iter(self._answers)))
+            self._insert(secret, tag, answer)
+        if self._file is not None and not is_as_tokenized:
+            self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
-    def has_any_of(self, prompt: PromptText, *, tenant: str = "") -> bool:
-        """Whether `put_back` could find anything to do, so that offsets are worth asking for."""
-        return any(turn.is_answer and (tenant, turn.text) in self._answers for turn in prompt.turns)
+    def recall(self, messages: Sequence[dict[str, Any]], *, tenant: str = "") -> PastAnswers:
+        """What is known of a conversation's answers.
 
-    def put_back(self, prompt: PromptText, encoding: Encoding, *, tenant: str = "") -> PromptTokens:
-        """The tokens of a rendered conversation with known answers put back.
-
-        An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens stay.
+        A client that sends back a call without the thought before it gets the thought put in, for the template to decide about.
         """
-        token_ids, offsets = encoding.ids, encoding.offsets  # the library makes them anew whenever it is asked
-        parts: list[int] = []
-        moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
-        taken = 0  # tokens of the whole that are in `parts` or replaced
-        character = 0
-        for turn in prompt.turns:
-            found = prompt.text.find(turn.text, character)
-            if found < 0:
+        ready = list(messages)
+        expected: dict[AnswerMeaning, deque[tuple[bytes, KnownAnswer]]] = {}
+        for place, message in enumerate(messages):
+            is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+            said = meaning_of_message(message) if is_answer else None
+            if said is None or (found := self._find(said, message, tenant)) is None:
                 continue
-            character = found + len(turn.text)
-            generated = self._answers.get((tenant, turn.text)) if turn.is_answer else None
-            span = _token_span(offsets, found, character) if generated is not None else None
-            if generated is None or span is None:
-                continue
-            parts += token_ids[taken : span[0]]
-            parts += generated
-            taken = span[1]
-            moves.append((taken, len(parts) - taken))
-        with self._lock:
-            self.put_back_answers += len(moves)
-        return PromptTokens(
-            token_ids=(*parts, *token_ids[taken:]),
-            branch_points=tuple(_moved(_tokens_before(at, offsets), moves) for at in prompt.branch_points),
-        )
+            tag, answer = found
+            if answer.reasoning and not said.reasoning and answer.call_ids and answer.call_ids == _call_ids(message):
+                ready[place] = {**message, REASONING_FIELDS[0]: answer.reasoning}
+            expected.setdefault(said._replace(reasoning=answer.reasoning), deque()).append((tag, answer))
+        return PastAnswers(tuple(ready), expected)
 
-    def count_dropped(self, prompt: PromptText, *, tenant: str = "") -> int:
-        """Tokens of known answers that a conversation has but its rendered text has not: the template left a part out.
+    def count(self, past: PastAnswers, *, placed: int, tenant: str = "") -> int:
+        """Book what became of a conversation's answers; returns the tokens of those that its text does not show.
 
-        What was written behind the beginning of such an answer has to be read again. Each answer counts once.
+        The template, or the client, has left a part of them out: what was written behind the beginning of such an answer has to
+        be read again. Each counts once.
         """
-        tokens, character = 0, 0
-        for turn in prompt.turns:
-            found = prompt.text.find(turn.text.strip(), character)
-            if found >= 0:
-                character = found + len(turn.text.strip())
-            elif turn.is_answer:
-                with self._lock:
-                    tokens += self._counts.pop(_count_key(tenant, turn.text), 0)
+        dropped = 0
         with self._lock:
-            self.dropped_tokens += tokens
-        return tokens
+            for said, answers in past.expected.items():
+                for tag, answer in answers:
+                    key = self._secret(said, tenant), tag
+                    if key in self._answers and key not in self._dropped:
+                        self._dropped.add(key)
+                        dropped += answer.tokens
+            self.dropped_tokens += dropped
+            self.put_back_answers += placed
+        return dropped
+
+    def close(self) -> None:
+        """Write what is to outlive the process. May be called twice."""
+        if self._file is not None:
+            self._file.close()
 
     def check_invariants(self) -> None:
         """Assert that the tokens are counted rightly and within their bound."""
-        assert self._tokens == sum(map(len, self._answers.values())), "tokens are miscounted"
+        assert self._tokens == sum(answer.tokens for answer in self._answers.values()), "tokens are miscounted"
         assert self._tokens <= self._most_tokens, "more is remembered than may be"
+        assert {(secret, tag) for secret, tags in self._tags.items() for tag in tags} == self._answers.keys(), "tags are amiss"
+        assert self._dropped <= self._answers.keys(), "what is forgotten is still counted"
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._tokens -= len(self._answers.pop(key, ()))
+    def _find(self, said: AnswerMeaning, message: dict[str, Any], tenant: str) -> tuple[bytes, KnownAnswer] | None:
+        """The answer that a message is: by the ids of its calls, else by its thought, else the latest that says the rest."""
+        secret = self._secret(said, tenant)
+        with self._lock:
+            if secret not in self._tags:
+                self._load(secret)
+            known = [(tag, self._answers[secret, tag]) for tag in self._tags.get(secret, ())]
+            if not known:
+                return None
+            ids = _call_ids(message)
+            own = [found for found in known if found[1].call_ids == ids] if ids else []
+            same = [found for found in own or known if found[1].reasoning == said.reasoning]
+            found = (same or own or known)[-1]
+            self._answers.move_to_end((secret, found[0]))
+            return found
+
+    def _load(self, secret: Secret) -> None:
+        for stored in self._file.find(secret) if self._file is not None else ():
+            self._insert(secret, stored.tag, msgspec.msgpack.decode(stored.body, type=KnownAnswer))
+
+    def _insert(self, secret: Secret, tag: bytes, answer: KnownAnswer) -> None:
+        self._drop((secret, tag))
+        if answer.tokens > self._most_tokens:
+            return
+        self._answers[secret, tag] = answer
+        self._tags[secret].append(tag)
+        self._tokens += answer.tokens
+        while self._tokens > self._most_tokens:
+            self._drop(next(iter(self._answers)))
+
+    def _drop(self, key: tuple[Secret, bytes]) -> None:
+        if (answer := self._answers.pop(key, None)) is None:
+            return
+        secret, tag = key
+        self._tokens -= answer.tokens
+        self._dropped.discard(key)
+        self._tags[secret].remove(tag)
+        if not self._tags[secret]:
+            del self._tags[secret]
+
+    def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:
+        """A hash of all that a client surely sends back; clients leave thoughts out."""
+        return _digest((self._model, tenant, said.content, said.calls), SECRET_BYTES)
 
 
-def answer_observer(known: KnownAnswers, tokenizer: Tokenizer, *, tenant: str) -> Observe:
-    """Collects the answers of one chat from the events that its client sees; each is known when it ends."""
-    texts: defaultdict[int, list[str]] = defaultdict(list)
-    tokens: defaultdict[int, list[int]] = defaultdict(list)
-
-    def observe(event: OutputEvent) -> None:
-        if not isinstance(event, ChoiceFinished):
-            tokens[event.index] += event.token_ids
-            if isinstance(event, TextDelta):
-                texts[event.index].append(event.text)
-        elif event.index in texts:
-            text, token_ids = "".join(texts.pop(event.index)), tokens.pop(event.index)
-            if tokenizer.decode(token_ids, skip_special_tokens=False) != text:
-                return  # the tokens say more than the text: hidden ones, or one that a stop string cut
-            canonical = tokenizer.encode(text, add_special_tokens=False)
-            known.add(text, token_ids, canonical=canonical, tenant=tenant)
-
-    return observe
+def _tag(reasoning: str, call_ids: Iterable[str]) -> bytes:
+    return _digest((reasoning, tuple(call_ids)), _TAG_BYTES)
 
 
-def _tokens_before(character: int, offsets: Sequence[tuple[int, int]]) -> int:
-    """Tokens that end at or before a character."""
-    return bisect_right(offsets, character, key=lambda offset: offset[1])
+def _call_ids(message: dict[str, Any]) -> tuple[str, ...]:
+    calls = message.get("tool_calls")
+    return tuple(str(call.get("id") or "") for call in calls if isinstance(call, dict)) if isinstance(calls, list | tuple) else ()
 
 
-def _moved(token: int, moves: Sequence[tuple[int, int]]) -> int:
-    """Where a token is that is no part of an answer that was put back."""
-    behind = bisect_right(moves, token, key=lambda move: move[0])
-    return token + (moves[behind - 1][1] if behind else 0)
-
-
-def _token_span(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Which tokens make up the characters from start to end exactly; None when one of them reaches over an edge."""
-    first = bisect_left(offsets, start, key=lambda offset: offset[0])
-    last = bisect_left(offsets, end, key=lambda offset: offset[0])
-    if first >= last or offsets[first][0] != start or offsets[last - 1][1] != end:
-        return None
-    if first > 0 and offsets[first - 1][1] > start:
-        return None
-    return first, last
-
-
-def _count_key(tenant: str, text: str) -> tuple[str, bytes]:
-    return tenant, hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _digest(parts: object, size: int) -> bytes:
+    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=size).digest()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -16,9 +14,10 @@ from holdfast.intake.canonical import canonical
 from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
-from holdfast.intake.known_answers import Observe, answer_observer
 from holdfast.intake.limits import check_limits, check_token_ids
-from holdfast.intake.prompt import PromptText, PromptTokens, Turn
+from holdfast.intake.prompt import PromptText, PromptTokens
+from holdfast.intake.read_history import history_reader
+from holdfast.intake.splice import splice
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest, ThinkingBudget
@@ -40,7 +39,9 @@ class Prepared:
     sequences: tuple[SequenceRequest, ...]
     rules: ChoiceRules
     pieces: TokenPieces
-    dropped_tokens: int = 0  # of earlier answers, which the template left out
+    opening: str | None = None  # what stands between the header of the new answer and the answer; None: nobody can tell
+    put_back_tokens: int = 0  # of earlier answers, as they were generated
+    dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
     unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
@@ -106,34 +107,20 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
     options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
-    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.tool_orders, tenant=request.tenant)
+    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
+    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
+    prompt = msgspec.structs.replace(prompt, messages=past.messages)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
-    branch_points = bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
+    answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
     return PromptText(
         text=text,
-        turns=_turns(prompt),
+        answers=answers,
         in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
-        branch_points=branch_points,
+        branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
+        opening=None if prompt.continue_last else bundle.answer_frame.opening(text),
+        dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
-
-
-def _turns(prompt: ChatPrompt) -> tuple[Turn, ...]:
-    """The texts of a conversation that the template writes as they are."""
-    return tuple(
-        Turn(text, is_answer=message.get("role") == "assistant")
-        for message in prompt.messages
-        for text in _texts(message.get("content"))
-        if text
-    )
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """Clients send a text back as it was, or as a part."""
-    for part in content if isinstance(content, list | tuple) else (content,):
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text
 
 
 def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
@@ -143,7 +130,7 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
         _refuse_by_beginning(tokenizer, prompt, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, bundle, tenant=request.tenant)
+        tokens = _encoded(prompt, tokenizer)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
@@ -157,15 +144,11 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     return tokens
 
 
-def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
+def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    known = bundle.known_answers
-    dropped = known.count_dropped(prompt, tenant=tenant)
-    if not prompt.branch_points and not known.has_any_of(prompt, tenant=tenant):
-        token_ids = bundle.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
-        return PromptTokens(token_ids=tuple(token_ids), dropped_tokens=dropped)
-    tokens = known.put_back(prompt, bundle.tokenizer.encode_in_place(prompt.text), tenant=tenant)
-    return replace(tokens, dropped_tokens=dropped)
+    if prompt.branch_points or prompt.answers:
+        return splice(prompt, tokenizer.encode_in_place(prompt.text))
+    return PromptTokens(token_ids=tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)))
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
@@ -207,7 +190,14 @@ def assemble(
         for index in range(request.choices)
     )
     rules = answer_rules(request, bundle, prompt, tokens, sequence=sequences[0])
-    return Prepared(sequences=sequences, rules=rules, pieces=bundle.tokenizer.pieces, dropped_tokens=tokens.dropped_tokens)
+    return Prepared(
+        sequences=sequences,
+        rules=rules,
+        pieces=bundle.tokenizer.pieces,
+        opening=prompt.opening,
+        put_back_tokens=tokens.put_back_tokens,
+        dropped_tokens=prompt.dropped_tokens,
+    )
 
 
 def _thinking_budget(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
@@ -226,13 +216,3 @@ def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, voca
     if isinstance(request.prompt, ChatPrompt):
         ends += bundle.turn_end_token_ids
     return tuple(token_id for token_id in ends if token_id < vocab_size)
-
-
-def observer(request: GenerationRequest, bundle: TokenizerBundle) -> Observe:
-    """What is to see all events of the answer: takes down the answers of a chat, which come back in its next turn.
-
-    Whoever continues a message gets back more than what is generated now.
-    """
-    if not isinstance(request.prompt, ChatPrompt) or request.prompt.continue_last:
-        return lambda event: None
-    return answer_observer(bundle.known_answers, bundle.tokenizer, tenant=request.tenant)

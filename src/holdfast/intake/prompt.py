@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The text of one message of a chat. Of all roles, so that an answer is looked for behind what was said before it."""
+class PlacedAnswer:
+    """An answer of ours in the text of a prompt: the characters from start to end are to be these tokens."""
 
-    text: str
-    is_answer: bool
+    start: int
+    end: int
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,11 @@ class PromptText:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     add_special_tokens: bool = False
-    turns: tuple[Turn, ...] = ()  # of a chat, in order of appearance
+    answers: tuple[PlacedAnswer, ...] = ()  # of a chat, in order of appearance
     in_reasoning: bool = False  # the template has opened a thought, in which the answer begins
     branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
+    opening: str | None = None  # what the template writes behind the header of the new answer; None: nobody can tell
+    dropped_tokens: int = 0  # of earlier answers, which the template left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,4 +34,4 @@ class PromptTokens:
 
     token_ids: tuple[int, ...]
     branch_points: tuple[int, ...] = ()  # the same as tokens
-    dropped_tokens: int = 0  # of earlier answers, which the template left out
+    put_back_tokens: int = 0  # of earlier answers, as they were generated

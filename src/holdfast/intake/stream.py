@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
-from holdfast.intake.known_answers import Observe
+from holdfast.intake.answer_observer import Observe
 from holdfast.intake.prepare import Prepared
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
@@ -38,7 +38,8 @@ class GenerationStream:
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
-        self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the template left out
+        self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
+        self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
         self.unenforced = prepared.unenforced  # keywords of schemas, by their places
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))

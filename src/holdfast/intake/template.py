@@ -76,7 +76,7 @@ class ChatTemplate:
         except _RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
             raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
-        return self._before_mark(text, field) if prompt.continue_last else text
+        return self._before_mark(text, field) if prompt.continue_last else text.removesuffix(self._habits.left_to_model)
 
     def opening(self, prompt: ChatPrompt, text: str) -> str:
         """What the template writes behind the last message of a rendered conversation to have it answered."""

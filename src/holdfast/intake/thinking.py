@@ -72,7 +72,7 @@ def find_switch(source: str, rendered: Rendered) -> ThinkingSwitch:
     probe = _Probe(source, rendered)
     toggle = probe.yes_or_no() | probe.modes()
     words = probe.effort_words({name: values[True] for name, values in toggle.items()})
-    in_steps = any(rank for known in words.values() for rank in known.values())
+    in_steps = any(0 < rank < _RANK["high"] for known in words.values() for rank in known.values())
     budget = "thinking_budget" if probe.differs("thinking_budget", (0, 512)) else ""
     options: dict[ThinkingEffort, Options] = {}
     for effort in get_args(ThinkingEffort):

@@ -33,6 +33,8 @@ class Tokenizer:
         add_missing_tokens(backend, config, self.special_tokens)
         self.pieces = TokenPieces(backend)
         self.vocab_size = vocabulary_size(backend)
+        added = backend.get_added_tokens_decoder().values()
+        self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.intake.canonical import ToolOrders
+from holdfast.intake.answer_frame import AnswerFrame, find_frame
+from holdfast.intake.answer_meaning import ReadTexts
+from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.dialects import DialectReport, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
@@ -16,6 +19,7 @@ from holdfast.intake.thinking import Options, ThinkingSwitch
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer
 from holdfast.models.tokenizer_files import read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
+from holdfast.store.answers import AnswerFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +30,10 @@ class TokenizerBundle:
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
     context_tokens: int  # according to config.json; 0 when it does not say
+    answer_frame: AnswerFrame = AnswerFrame()  # where in a rendered conversation answers stand
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
-    tool_orders: ToolOrders = field(default_factory=ToolOrders)
+    read_texts: ReadTexts = field(default_factory=ReadTexts)
+    first_forms: FirstForms = field(default_factory=FirstForms)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
@@ -35,10 +41,11 @@ class TokenizerBundle:
     dialect_report: DialectReport = DialectReport()
 
 
-def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False) -> TokenizerBundle:
+def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers: AnswerFile | None = None) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
     keep_thoughts: those of earlier turns stay in the prompt, where the template has a switch for it.
+    answers: where answers are kept that are to outlive this process.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
@@ -49,16 +56,33 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False) -> Token
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
+    ends = () if template is None else turn_end(template, tokenizer)
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
+        answer_frame=frame_of(found.template, tokenizer, found.dialect, ends=ends),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
-        turn_end_token_ids=() if template is None else turn_end(template, tokenizer),
+        known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
+        turn_end_token_ids=ends,
         dialect=found.dialect,
         thinking_switch=found.switch,
         template_options=dict(found.switch.keeping) if keep_thoughts else {},
         dialect_report=found.report,
+    )
+
+
+def frame_of(
+    template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect, *, ends: tuple[int, ...] = ()
+) -> AnswerFrame:
+    """Where answers stand in what the template writes. ends: tokens that end one, beside those that the tokenizer knows."""
+    if template is None:
+        return AnswerFrame()
+    reasoning = dialect.reasoning
+    return find_frame(
+        template,
+        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in (*tokenizer.eos_token_ids, *ends)],
+        thought_markers=() if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
 
 
@@ -71,6 +95,15 @@ def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:
     added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.content}
     written = max((content for content in added if behind.startswith(content)), key=len, default="")
     return (added[written],) if written and added[written] not in tokenizer.eos_token_ids else ()
+
+
+def _text_fingerprint(folder: Path) -> bytes:
+    """Stands for all that makes tokens of a conversation."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted((*folder.glob("*token*"), *folder.glob("*vocab*"), *folder.glob("*template*"))):
+        if path.is_file():
+            digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
+    return digest.digest()
 
 
 def _context_tokens(folder: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 from holdfast.messages.output import TextKind
 from holdfast.parsing.dialect import ModelDialect
@@ -14,7 +15,6 @@ from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.markers import is_marker
 from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, Thought
 
-_NEWLINES = "\r\n"
 _SPACES = " \t\r\n"
 _MOST_SPACES = 64  # more of them before a marker are text: they are not held back
 
@@ -22,8 +22,8 @@ _MOST_SPACES = 64  # more of them before a marker are text: they are not held ba
 class AnswerReader:
     """The `SegmentFormat` of a model whose dialect is known. One for each sequence.
 
-    White space next to a marker belongs to it: newlines at a thought's beginning and behind its end, all of it before a marker
-    and around calls.
+    White space next to a marker belongs to it: before one, and around calls, all of it; at a thought's beginning and behind its
+    end what stands before the first line of text.
     """
 
     def __init__(
@@ -38,15 +38,24 @@ class AnswerReader:
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
-        self._openers = self._marks.openers if reads_calls else self._channel_openers()
+        forms = (form for form in self._marks.forms if isinstance(form, ChannelFormat))  # asked once: a protocol is slow to ask
+        self._channel_openers = tuple(mark for form in forms for mark in form.channel_openers)
+        self._openers = self._marks.openers if reads_calls else self._channel_openers
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
+        marks = self._marks
+        self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *self._openers)
+        self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        self._skipped = _NEWLINES if self._thinking else ""  # white space that is left out of what follows
+        self._skips: Literal["", "lines", "all"] = (
+            "lines" if self._thinking else ""
+        )  # white space that is left out of what follows
+        self._indents = False  # the newlines of this white space are left out, and what follows them is not
         self._long_space = False  # white space has been given because it was too much, and more of it follows
         self._blank_line = True  # nothing but white space stands in the line before
+        self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
         self._steps = self._read()
         next(self._steps)
@@ -81,7 +90,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers():
+        elif self._channel_openers:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -96,7 +105,7 @@ class AnswerReader:
 
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
-        if self._channel_openers():
+        if self._channel_openers:
             spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
             self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
         return parts
@@ -105,9 +114,6 @@ class AnswerReader:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
         return not text or (self._parts.any_ended and any(mark.startswith(text) for mark in self._marks.call_marks))
 
-    def _channel_openers(self) -> tuple[str, ...]:
-        return tuple(mark for form in self._marks.forms if isinstance(form, ChannelFormat) for mark in form.channel_openers)
-
     # one pass
 
     def _read(self) -> Waiting[None]:
@@ -115,45 +121,57 @@ class AnswerReader:
         source = self._source
         yield
         while True:
-            marks = self._marks_here()
+            marks = self._marks_in_thought if self._thinking else self._marks_in_text
             certain = source.certain(marks) if marks else len(source.text)
             space = self._give_up_to(certain)
             if space == len(source.text):
                 if source.ended:
-                    self._give(space)
+                    if not self._skips:
+                        self._give(space)
                     return
                 yield
             elif mark := (yield from source.standing(marks, space)):
                 yield from self._at_mark(mark, space)
 
-    def _marks_here(self) -> Sequence[str]:
-        marks = self._marks
-        if self._thinking:
-            return tuple(mark for mark in (marks.end, marks.start, *self._openers_in_thought) if mark)
-        return tuple(mark for mark in (marks.start, marks.end, *marks.dropped, *self._openers) if mark)
-
     def _at_mark(self, mark: str, space: int) -> Waiting[None]:
         """Do what the mark that stands behind so much white space says."""
+        begins_line = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
+        if self._thinking:
+            yield from self._at_mark_in_thought(mark, space, begins_line=begins_line)
+        else:
+            yield from self._at_mark_in_text(mark, space, begins_line=begins_line)
+
+    def _at_mark_in_text(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
+        """begins_line: so does the mark, or it is a token, which counts as well anywhere."""
         marks, behind = self._marks, space + len(mark)
-        counts = is_marker(mark) or self._blank_line or "\n" in self._source.text[:space]
-        if mark == marks.end and self._thinking:
-            self._end_thought(behind)
-        elif (mark == marks.end and counts) or (mark == marks.start and self._thinking and not self._thought_text):
-            self._drop(behind)
-        elif mark == marks.start and not self._thinking and counts:
+        if mark == marks.start and begins_line:
             self._thought_start, self._thinking, self._thought_text = self._source.passed + space, True, False
             self._drop(behind)
-        elif mark in marks.dropped and not self._thinking:
+        elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
+            self._leave_out(mark, space)  # nothing was opened
+        elif mark in marks.dropped:
             self._drop(behind)
-        elif mark in self._openers and self._thinking:
-            if counts:
-                yield from self._read_call_in_thought(mark, space)
-            else:
-                self._give(behind)
-        elif mark in self._openers and (counts or mark in marks.marked_openers):
+        elif mark in self._openers and (begins_line or mark in marks.marked_openers):
             yield from self._read_call(mark, space)
         else:
             self._give(behind)
+
+    def _at_mark_in_thought(self, mark: str, space: int, *, begins_line: bool) -> Waiting[None]:
+        marks, behind = self._marks, space + len(mark)
+        if mark == marks.end:
+            self._drop(behind)
+            self._thoughts.append(Thought(self._thought_start, self._source.passed))
+            self._thinking = False
+        elif mark == marks.start and not self._thought_text:
+            self._drop(behind)  # the prompt has opened the thought, and the model once more
+        elif mark in self._openers and begins_line:
+            yield from self._read_call_in_thought(mark, space)
+        else:
+            self._give(behind)
+
+    def _is_quoted(self, place: int) -> bool:
+        """Whether what stands here is told rather than meant."""
+        return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
         source, parts = self._source, self._parts
@@ -161,7 +179,7 @@ class AnswerReader:
         if parts.is_open:
             parts.end("unclosed_call")
         if is_call:
-            self._drop(source.place, spaces=_SPACES)
+            self._drop(source.place, spaces="all")
         else:
             self._give(space + len(mark))
 
@@ -176,7 +194,7 @@ class AnswerReader:
             self._thoughts.append(Thought(self._thought_start, start))
             self._thinking = False
             self._parts.done += trial.done
-            self._drop(source.place, spaces=_SPACES)
+            self._drop(source.place, spaces="all")
         else:
             source.take_back()
             self._give(space + len(mark))
@@ -192,25 +210,15 @@ class AnswerReader:
         self._reading = False
         return is_call
 
-    def _end_thought(self, behind: int) -> None:
-        self._drop(behind)
-        self._thoughts.append(Thought(self._thought_start, self._source.passed))
-        self._thinking = False
-
     # what is given
 
     def _give_up_to(self, end: int) -> int:
         """Give what stands before this place, but for white space that may belong to a marker; how much of it is left."""
         text = self._source.text[:end]
-        if self._skipped:
-            rest = text.lstrip(self._skipped)
-            if not rest:
-                self._source.place = end
-                self._source.drop_read()
-                return 0
-            self._source.place = end - len(rest)
-            self._source.drop_read()
-            self._skipped, text = "", rest
+        if self._skips:
+            text = text[self._skip_spaces(text) :]
+            if text.isspace():
+                return len(text)  # how far the first line is indented
         body = text.rstrip(_SPACES)
         if body:
             self._long_space = False
@@ -219,6 +227,14 @@ class AnswerReader:
             body = text
         self._give(len(body))
         return len(text) - len(body)
+
+    def _skip_spaces(self, text: str) -> int:
+        """Leave out the white space with which the text begins, up to its last newline; how much of it."""
+        spaces = len(text) - len(text.lstrip(_SPACES))
+        newline = text.rfind("\n", 0, spaces) + 1
+        self._indents = self._indents or (newline > 0 and self._skips == "lines")
+        self._source.place = newline if self._indents else spaces
+        return len(self._source.drop_read())
 
     def _give(self, length: int) -> None:
         """Give so many characters, as what they are here."""
@@ -230,15 +246,28 @@ class AnswerReader:
             self._thought_text = self._thinking
             *above, line = text.rsplit("\n", 1)
             self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-            self._skipped = ""
+            self._skips, self._last = "", text[-1]
         source.place = length
         source.drop_read()
 
-    def _drop(self, length: int, *, spaces: str = _NEWLINES) -> None:
+    def _leave_out(self, mark: str, space: int) -> None:
+        """Leave out a marker that says nothing. White space around it stays if it parts two words."""
+        if self._last and not self._skips:
+            self._give(space)
+            self._source.place = len(mark)
+            self._source.drop_read()
+        else:
+            self._drop(space + len(mark))
+
+    def _drop(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
         """Leave out so many characters of markup, and the white space behind them."""
         self._source.place = length
         self._source.drop_read()
-        self._skipped, self._blank_line, self._long_space = spaces, True, False
+        self._skips, self._indents, self._blank_line, self._long_space = spaces, False, True, False
+
+
+def _given(*marks: str) -> tuple[str, ...]:
+    return tuple(mark for mark in marks if mark)
 
 
 def _is_valid(trial: CallParts, *, marked: bool) -> bool:

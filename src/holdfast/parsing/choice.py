@@ -84,7 +84,7 @@ class ChoiceText:
         self._pieces, self._rules = pieces, rules
         self._format = _format(rules)
         self._stops = VisibleStops(rules.stops)
-        self._plain = rules.dialect is PLAIN and not rules.stops and not rules.want_logprobs
+        self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
         self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
         self._tokens = PlacedTokens(
             pieces, rules.dialect.markers, at_start=rules.at_start, offset=len(rules.echo_text) if rules.echo else 0
@@ -258,7 +258,7 @@ class ChoiceText:
 
 
 def _format(rules: ChoiceRules) -> SegmentFormat:
-    if rules.dialect is PLAIN:
+    if rules.dialect.is_plain:
         return PlainFormat()
     return AnswerReader(rules.dialect, tools=rules.tools, reads_calls=rules.reads_calls, in_reasoning=rules.in_reasoning)
 

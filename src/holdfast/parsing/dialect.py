@@ -45,6 +45,11 @@ class ModelDialect:
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether answers are text throughout."""
+        return self.calls is None and self.reasoning is None and not self.dropped_marks
+
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.store.answers import clear_answers
 from holdfast.store.block import BadBlock, BlockKey, BlockMissing, Entry, StoreRefused
 from holdfast.store.block_file import read_block
 from holdfast.store.budget import StoreLimits, reachable_keys
@@ -148,7 +149,10 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
-    """Delete all blocks and sessions, or those of one model (its short name). Raises StoreRefused, OSError."""
+    """Delete all blocks, sessions and answers, or the blocks and sessions of one model (its short name).
+
+    Answers are masked: whose they are cannot be told. Raises StoreRefused, OSError.
+    """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
         for file in found:
@@ -160,6 +164,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
         for each in {file.model for file in found}:
             opened.folder.remove_name(each)
         if model is None:
+            clear_answers(opened.folder.path)
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
     return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))

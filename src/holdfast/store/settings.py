@@ -29,6 +29,11 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     return str(Path(settings.folder).expanduser().absolute())
 
 
+def is_folder(settings: StoreSettings) -> bool:
+    """Whether the settings name a folder, chosen by whoever started this."""
+    return settings.folder not in ("", AUTO, OFF)
+
+
 def library_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     """The same for a model in somebody else's process, which writes nothing that was not asked for."""
     return "" if settings.folder == AUTO else chosen_folder(settings, environ)

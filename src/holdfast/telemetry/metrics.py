@@ -64,6 +64,9 @@ class Metrics(Collector):
         self.dropped_tokens = self._counter(
             "request_dropped_tokens", "Tokens of answers that the chat template left out of a later turn.", "model"
         )
+        self.reasoning_tokens = self._counter("request_reasoning_tokens", "Tokens of thoughts, of ended choices.", "model")
+        self.tool_calls = self._counter("tool_calls", "Complete calls of tools.", "model")
+        self.tool_call_repairs = self._counter("tool_call_repairs", "What was mended to read calls.", "model", "repair")
         self.accept_seconds = self._histogram("accept_seconds", "Checking, tokenizing and submitting a request.", _SHORT)
         self.queue_seconds = self._histogram("queue_seconds", "Waiting in the worker before the prompt was read.", _LONG)
         self.prefill_seconds = self._histogram("prefill_seconds", "Admission to first token.", _LONG)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from prometheus_client import Histogram
 
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta, ToolCallFinished
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.printable import LONGEST_CONTENT
 
@@ -101,6 +101,10 @@ class AnswerRecord:
             self._gaps.observe(now - latest)
         self._latest_text[index] = now
         self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
+        if isinstance(event, ToolCallFinished):
+            self._metrics.tool_calls.labels(self._model).inc()
+            for repair in event.repairs:
+                self._metrics.tool_call_repairs.labels(self._model, repair).inc()
         if isinstance(event, TextDelta) and self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
             self.texts[index] = self.texts.get(index, "") + event.text
 
@@ -112,6 +116,7 @@ class AnswerRecord:
         metrics.prompt_tokens.labels(model).inc(event.prompt_tokens)
         metrics.completion_tokens.labels(model).inc(event.completion_tokens)
         metrics.cached_tokens.labels(model).inc(event.cached_tokens)
+        metrics.reasoning_tokens.labels(model).inc(event.reasoning_tokens)
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
         metrics.decode_seconds.labels(model).observe(decode_seconds)

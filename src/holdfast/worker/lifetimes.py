@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from holdfast.errors import InvalidRequest
 from holdfast.messages.events import FinishReason
 from holdfast.scheduler.decision import Reservation
 from holdfast.scheduler.scheduler import Scheduler
@@ -63,6 +64,10 @@ class Lifetimes:
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
         for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
+            if isinstance(failure.__cause__, InvalidRequest):  # what is cached is not to blame
+                logger.warning("request %s cannot be served: %s", sequence.request.request_id, failure.__cause__.loggable)
+                self.drop(sequence, FinishReason.FAILED, error=str(failure))
+                continue
             if sequence.can_begin_anew:
                 self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
                 continue

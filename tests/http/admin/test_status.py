@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.http.admin.status import Health
+from holdfast.intake.dialects import DialectReport, ThinkingReport
 from holdfast.messages.events import FinishReason
 from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
 from tests.fakes.http_clients import CHAT, chat_body, client_of
@@ -58,9 +59,20 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "running": 2,
                 "queued": 1,
                 "memory": None,
+                "dialect": None,
             }
         ],
     }
+
+
+async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
+    thinking = ThinkingReport(
+        start="<think>", end="</think>", opened_by_prompt=True, switch=("thinking",), efforts={"off": {"thinking": False}}
+    )
+    report = DialectReport(family="hermes", tools="text", proven=True, why="shows no tools", thinking=thinking)
+    response = await get("/health", ScriptedDirectory(dialects={MODEL: report}))
+    msgspec.json.decode(response.content, type=Health, strict=True)
+    assert response.json()["models"][0]["dialect"] == msgspec.json.decode(msgspec.json.encode(report))
 
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:

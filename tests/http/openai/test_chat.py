@@ -66,13 +66,8 @@ async def test_a_number_as_logprobs_is_the_other_endpoints_way() -> None:
 
 
 async def test_what_the_template_is_to_know_reaches_it() -> None:
-    request = await accepted(enable_thinking=False, reasoning_effort="low", chat_template_kwargs={"language": "fr"})
-    assert request.prompt.template_options == {"enable_thinking": False, "reasoning_effort": "low", "language": "fr"}
-
-
-async def test_chat_template_kwargs_win_over_the_short_forms() -> None:
-    request = await accepted(enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
-    assert request.prompt.template_options == {"enable_thinking": True}
+    request = await accepted(enable_thinking=False, chat_template_kwargs={"language": "fr", "enable_thinking": True})
+    assert request.prompt.template_options == {"language": "fr", "enable_thinking": True}
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])

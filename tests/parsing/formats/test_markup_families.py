@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.call_format import Call, ChannelFormat
+from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
-from tests.fakes.recorded_answers import MISTAKES, RECORDED
+from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded
+from tests.fakes.recorded_answers import MISTAKES, RECORDED, rome
 from tests.fakes.recorded_answers import TOOLS as WEATHER
 from tests.fakes.told_answers import told
 
@@ -74,7 +78,7 @@ values = {
     "list": st.lists(floats, max_size=3),
 }
 calls = st.lists(
-    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values)),
+    st.builds(Call, st.sampled_from(["edit_file", "ns.get-time"]), st.fixed_dictionaries({}, optional=values), st.just("")),
     min_size=1,
     max_size=3,
 )
@@ -124,5 +128,80 @@ def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[
             assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
 
 
+def test_ids_that_a_model_writes_are_the_calls() -> None:
+    reader = AnswerReader(dialect_of("cohere_a_plus", as_tokens=False), tools=DeclaredTools(WEATHER))
+    calls = [Call("get_weather", {"city": "Rome"}, "7"), Call("get_time", {})]
+    parts = [*reader.push(MARKUP_FAMILIES["cohere_a_plus"].write(calls)), *reader.flush()]
+    assert [part.id for part in parts if isinstance(part, CallBegun)] == ["7", "1"]
+
+
 def test_every_family_has_a_recorded_answer() -> None:
     assert {name for name, *_ in RECORDED} == set(MARKUP_FAMILIES)
+
+
+STREAMED = [name for name in FAMILIES if name not in ("pythonic", "lfm2", "olmo3", "gemma4", "function_gemma")]
+"""Families whose strings are given as they come; the others' values once they are there."""
+
+
+def begun_arguments(dialect: ModelDialect, encoded: str, *, ends: bool = False, cut: bool = False) -> tuple[str, bool]:
+    """The arguments that are given of the first call when so much of an answer has come, and whether it has ended."""
+    reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
+    parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
+    return "".join(part.text for part in parts if isinstance(part, CallArguments)), any(isinstance(p, CallEnded) for p in parts)
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+@pytest.mark.parametrize("name", STREAMED)
+def test_strings_are_given_as_they_come(name: str, as_tokens: bool) -> None:
+    city = 'A "long" name\nof a city, which takes some time to write. ' * 4
+    text = MARKUP_FAMILIES[name].write([Call("get_weather", {"city": city})])
+    so_far = text[: text.index("takes some", len(text) // 2)]
+    dialect = dialect_of(name, as_tokens=as_tokens)
+    arguments, ended = begun_arguments(dialect, dialect.markers.encode(so_far))
+    assert not ended
+    given = json.loads(arguments + '"}')["city"]
+    assert city.startswith(given)
+    assert len(given) > so_far.count("A ") * 40 - 45
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_is_cut_off_does_not_end_and_what_was_given_stands(name: str) -> None:
+    text = MARKUP_FAMILIES[name].write([Call("get_weather", {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}})])
+    dialect = dialect_of(name, as_tokens=True)
+    encoded = dialect.markers.encode(text)
+    whole, _ = begun_arguments(dialect, encoded, ends=True)
+    for end in range(1, len(encoded)):
+        arguments, ended = begun_arguments(dialect, encoded[:end], ends=True, cut=True)
+        assert whole.startswith(arguments), encoded[:end]
+        assert not ended or json.loads(arguments) == {"city": "Rome < </p", "days": 3, "opt": {"a": [1]}}
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), RECORDED)
+def test_calls_that_are_not_wanted_are_text(name: str, text: str, expected: list[Any]) -> None:
+    said = told(dialect_of(name, as_tokens=True), WEATHER, text, reads_calls=False)
+    assert all(isinstance(part, str) or part[0] == "thought" for part in said)
+    assert [part for part in said if not isinstance(part, str)] == [part for part in expected if part[0] == "thought"]
+    if not isinstance(MARKUP_FAMILIES[name], ChannelFormat):
+        assert said == [text]
+
+
+THINKING = ReasoningFormat(start="<think>", end="</think>")
+CALL = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("thought", "said"),
+    [
+        ("Hm.\n</think>\n\n" + CALL, [("thought", "Hm."), rome()]),
+        ("Hm.\n" + CALL, [("thought", "Hm."), rome()]),  # a call ends the thought
+        ("I write <tool_call> and then\n</think>\n\nYes.", [("thought", "I write <tool_call> and then"), "Yes."]),
+        ("As in\n<tool_call>\n<function=NAME>\n</function>\n</tool_call>\n</think>\nNo.", None),
+    ],
+)
+@pytest.mark.parametrize("marker_ids", [{}, {"<tool_call>": 1, "</tool_call>": 2, "<think>": 3, "</think>": 4}])
+def test_a_thought_may_speak_of_calls_and_end_with_one(thought: str, said: list[Any] | None, marker_ids: dict[str, int]) -> None:
+    dialect = ModelDialect(calls=MARKUP_FAMILIES["qwen3_coder"], reasoning=THINKING, marker_ids=marker_ids)
+    whole = told(dialect, WEATHER, thought, in_reasoning=True)
+    assert whole == told(dialect, WEATHER, thought, in_reasoning=True, at=range(len(thought)))
+    assert whole == said or said is None
+    assert said is not None or whole == [("thought", thought.split("\n</think>")[0]), "No."]

@@ -10,6 +10,7 @@ from holdfast.http.server.body import json_response
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.openapi import answers_of, description, text_answer
 from holdfast.http.server.services import Services
+from holdfast.intake.dialects import DialectReport
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE
 
@@ -39,7 +40,10 @@ class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet."""
+    """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet.
+
+    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it.
+    """
 
     id: str
     state: str
@@ -49,6 +53,7 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     queued: int
     memory: MemoryHealth | None
+    dialect: DialectReport | None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +67,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
-    models = [_health(model) for model in services.statuses()]
+    models = [_health(model, services.dialects.get(model.id)) for model in services.statuses()]
     states = [model.state for model in models] or ["loading"]
     status = "ok" if _READY in states else states[0]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
@@ -86,7 +91,7 @@ async def openapi_document(request: Request, services: Services) -> Response:
     return JSONResponse(description(request.app.state.dialects, version=services.version))
 
 
-def _health(model: ModelStatus) -> ModelHealth:
+def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
     info = model.info
     return ModelHealth(
         id=model.id,
@@ -97,4 +102,5 @@ def _health(model: ModelStatus) -> ModelHealth:
         running=model.running,
         queued=model.queued,
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
+        dialect=dialect,
     )

@@ -80,7 +80,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         prompt = ChatPrompt(
             messages=history(self.messages),
             tools=tools,
-            template_options=self._template_options(),
+            template_options=self.chat_template_kwargs or {},
             continue_last=bool(self.continue_final_message),
         )
         request = GenerationRequest(
@@ -122,11 +122,6 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         tools = checked_tools(self.tools or (), most=limits.max_tools)
         parallel = self.parallel_tool_calls is not False
         return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
-
-    def _template_options(self) -> dict[str, Any]:
-        options = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
-        given = {name: value for name, value in options.items() if value is not None}
-        return {**given, **(self.chat_template_kwargs or {})}
 
     def _said_of_thinking(self) -> dict[str, Any]:
         """By name; what the variables of the template say goes before the fields."""

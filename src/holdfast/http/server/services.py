@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.intake.dialects import DialectReport
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
@@ -51,6 +52,7 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
 
 
 _LOADING = frozenset({"loading", "restarting"})

@@ -17,6 +17,7 @@ from holdfast.intake.grammars.calls import (
     tokens_of_openers,
     unenforced,
 )
+from holdfast.intake.grammars.channel_frame import channel_texts
 from holdfast.intake.grammars.forms import form_of
 from holdfast.intake.grammars.lark import Rules, grammar_text
 from holdfast.intake.grammars.schema import SchemaBounds
@@ -70,7 +71,11 @@ def answer_grammar(
     made = body.expression()
     if not made:
         return AnswerGrammar(banned_token_ids=body.banned)
-    start = f"{thought(body.rules, dialect, thought_state(prompt, dialect))} {made}"
+    lead = thought(body.rules, dialect, thought_state(prompt, dialect))
+    channels = channel_texts(dialect.calls)
+    if channels is not None and not lead:
+        lead = channels.lead(body.rules)
+    start = f"{lead} {made}"
     text = grammar_text(body.rules.lark(start), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
@@ -95,6 +100,8 @@ class _Body:
         said = ""
         if form is not None:
             said, self.grammars = form_of(form, bounds=self._bounds)
+            channels = channel_texts(self._dialect.calls)
+            said = said if channels is None else channels.around(self.rules, said)
         calls, choice = self._dialect.calls, self._request.tool_choice
         if not offered_tools(self._request):
             return said

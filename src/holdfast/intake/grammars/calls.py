@@ -9,19 +9,24 @@ from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.calls_json import json_calls
 from holdfast.intake.grammars.calls_literal import braced_calls, python_calls
 from holdfast.intake.grammars.calls_tagged import key_value_tags, tagged_parameters
+from holdfast.intake.grammars.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
 from holdfast.intake.grammars.lark import ANY, Rules, escaped, one_of
 from holdfast.intake.grammars.tools import CallableTool, CallBlock, in_tool
 from holdfast.parsing.dialect import CallFormat
 from holdfast.parsing.formats.braced_calls import BracedCalls
+from holdfast.parsing.formats.channels import Channels
 from holdfast.parsing.formats.json_calls import JsonCalls
 from holdfast.parsing.formats.key_value_tags import KeyValueTags
+from holdfast.parsing.formats.kimi_k3 import KimiK3
 from holdfast.parsing.formats.python_calls import PythonCalls
 from holdfast.parsing.formats.tagged_parameters import TaggedParameters
 
 _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], CallBlock]]] = {
     BracedCalls: braced_calls,
+    Channels: harmony_calls,
     JsonCalls: json_calls,
     KeyValueTags: key_value_tags,
+    KimiK3: kimi_k3_calls,
     PythonCalls: python_calls,
     TaggedParameters: tagged_parameters,
 }
@@ -29,7 +34,7 @@ _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], Cal
 
 def can_constrain(form: CallFormat | None) -> bool:
     """Whether calls of this form can be held to a grammar."""
-    return type(form) in _MECHANISMS
+    return type(form) in _MECHANISMS and getattr(form, "calls", None) is None
 
 
 def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) -> CallBlock:
@@ -61,6 +66,10 @@ def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel: bool) -> str:
     """Free text, behind which calls may follow, and nothing behind these."""
+    if channels := channel_texts(form):
+        text = channels.free(rules, form)
+        calls = only_calls(rules, block, parallel=parallel)
+        return f"({text} | {calls})" if block.is_single else f"({text} | ({text})? {calls})"
     opening = block.opening.lstrip()
     mark = max((mark for mark in form.openers if mark in form.marks and opening.startswith(mark)), key=len, default="")
     if not mark:  # a call's beginning is one lexeme with the name: so it is told from a text that begins alike
@@ -77,11 +86,15 @@ def text_or_calls(rules: Rules, form: CallFormat, block: CallBlock, *, parallel:
 
 def text_without_calls(rules: Rules, form: CallFormat) -> str:
     """Free text in which no call can begin."""
+    if channels := channel_texts(form):
+        return channels.free(rules, form)
     return rules.text_without([mark for mark in form.openers if mark in form.marks])
 
 
 def tokens_of_openers(rules: Rules, form: CallFormat) -> tuple[tuple[int, ...], bool]:
     """The tokens that calls begin with, and whether some begin with text instead."""
+    if channel_texts(form):
+        return (), True  # text is opened by the same tokens
     parted = [rules.parted(mark)[1] for mark in form.openers if mark in form.marks]
     return tuple({rules.marker_ids[token]: None for token in parted if token}), not all(parted)
 
@@ -93,7 +106,7 @@ def _behind_opening(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 def _behind_call(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     closing = rules.literal(block.closing) if block.closing else ""
-    if not parallel:
+    if block.is_single or not parallel:
         return closing
     call = rules.rule(one_of(f"{rules.literal(head)} {rest}" for head, rest in block.calls))
     return f"({rules.literal(block.again)} {call})* {closing}"

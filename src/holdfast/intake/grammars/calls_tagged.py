@@ -20,7 +20,7 @@ def tagged_parameters(rules: Rules, form: TaggedParameters, tools: Sequence[Call
     tags = ArgumentTags(
         before=form.parameter[0],
         text=form.types[0] + form.parameter[1] + padding,
-        json=form.types[1] + form.parameter[1] + padding,
+        json=(form.types[1] + form.parameter[1] + padding,),
         end=end,
         behind=behind,
         never=tuple(
@@ -41,7 +41,7 @@ def key_value_tags(rules: Rules, form: KeyValueTags, tools: Sequence[CallableToo
     tags = ArgumentTags(
         before=form.key[0],
         text=form.key[1] + form.value[0],
-        json=form.key[1] + form.value[0],
+        json=(form.key[1] + form.value[0],),
         end=close.rstrip(),
         behind=close[len(close.rstrip()) :],
         never=tuple(_never(rules, (form.call[1], (form.section[1], form.call[0])), (form.key[0], ("",)))),

@@ -103,8 +103,8 @@ class LiteralValues:
         tail = ""
         if others is not False and (most is None or most > len(first)):
             more = self._rules.rule(self.value(others))
-            count = f"{{{max(least - len(first), 0)},{'' if most is None else most - len(first)}}}"
-            tail = f"({comma} {more}){count}" if first else _repeated(more, comma, least, most)
+            rest = (max(least - len(first), 0), None if most is None else most - len(first))
+            tail = _times(f"({comma} {more})", *rest) if first else _repeated(more, comma, least, most)
         for place in reversed(range(min(len(first), len(first) if most is None else most))):
             item = self._rules.rule(self.value(first[place]))
             inner = f"{comma} {item} {tail}" if place else f"{item} {tail}"
@@ -158,8 +158,12 @@ class LiteralValues:
 def _repeated(item: str, comma: str, least: int, most: int | None) -> str:
     if most == 0:
         return ""
-    again = f"({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+    again = _times(f"({comma} {item})", max(least - 1, 0), None if most is None else most - 1)
     return f"{item} {again}" if least else f"({item} {again})?"
+
+
+def _times(expression: str, least: int, most: int | None) -> str:
+    return "" if most == 0 else f"{expression}{{{least},{'' if most is None else most}}}"
 
 
 def _kinds_of(node: Schema) -> tuple[str, ...]:

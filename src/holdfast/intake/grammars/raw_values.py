@@ -28,7 +28,7 @@ class ArgumentTags:
 
     before: str
     text: str
-    json: str
+    json: tuple[str, ...]  # any of them
     end: str
     behind: str = ""
     never: tuple[str, ...] = ()
@@ -65,10 +65,11 @@ class RawArguments:
         branches = [*self._branches(node, depth=0)]
         texts = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
-        taken = "" if self._tags.text != self._tags.json else _first_characters(others)
+        taken = "" if (self._tags.text,) != self._tags.json else _first_characters(others)
         found = [self._text(text, taken, place=place) for text in texts]
         end = self._rules.literal(self._tags.end + self._tags.behind)
-        found += [f"{self._rules.literal(self._tags.json)} {self._json(other)} {end}" for other in others]
+        lead = one_of(map(self._rules.literal, self._tags.json))
+        found += [f"{lead} {self._json(other)} {end}" for other in others]
         return one_of(found)
 
     def _text(self, node: Schema, taken: str, *, place: str) -> str:

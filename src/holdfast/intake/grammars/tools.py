@@ -72,6 +72,7 @@ class CallBlock:
     calls: Sequence[tuple[str, str]]
     again: str
     closing: str = ""
+    is_single: bool = False  # the family writes one call in an answer
     left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 Result = TypeVar("Result")
@@ -117,11 +118,18 @@ class Incoming:
 
     def certain(self, marks: Sequence[str]) -> int:
         """Up to where no mark stands or may be about to stand, of what was not read."""
-        end = len(self.text)
-        nearest = min((at for mark in marks if (at := self.text.find(mark, self.place)) >= 0), default=end)
+        text, place = self.text, self.place
+        end = len(text)
+        nearest = min([at for mark in marks if (at := text.find(mark, place)) >= 0], default=end)
         if not self.ended:
-            for at in range(max(self.place, end - max(map(len, marks)) + 1), nearest):
-                tail = self.text[at:]
-                if any(mark.startswith(tail) for mark in marks):
+            longest, firsts = _shape(tuple(marks))
+            for at in range(max(place, end - longest + 1), nearest):
+                if text[at] in firsts and any(mark.startswith(text[at:]) for mark in marks):
                     return at
         return nearest
+
+
+@lru_cache(maxsize=256)
+def _shape(marks: tuple[str, ...]) -> tuple[int, str]:
+    """The length of the longest mark, and the characters that one may begin with."""
+    return max(map(len, marks)), "".join({mark[0] for mark in marks})

@@ -115,7 +115,7 @@ class _JsonCall:
     def read(self, source: Incoming) -> Waiting[bool]:
         """Read from the opening brace to behind the closing one. True: the call is begun, and all of it given."""
         depth, closed = 0, False
-        while not self._failed:
+        while True:
             if depth:
                 yield from source.skip_space()
             if source.place == len(source.text) or (self._closing and (yield from source.standing(self._closing))):
@@ -129,8 +129,12 @@ class _JsonCall:
                 if closed:
                     break
                 continue
+            start = source.place
             yield from self._member(source)
-        return not self._failed and self._finished(closed)
+            if self._failed:
+                source.place = start  # what follows the arguments is not of this call
+                break
+        return self._finished(closed)
 
     def _member(self, source: Incoming) -> Waiting[None]:
         """Read a member's key and value."""
@@ -201,7 +205,12 @@ class _JsonCall:
         return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
 
     def _finished(self, closed: bool) -> bool:
-        if not self._parts.is_open and self._tool is not None and closed and (self._marked or self._early is not None):
+        if (
+            not (self._parts.is_open or self._failed)
+            and self._tool is not None
+            and closed
+            and (self._marked or self._early is not None)
+        ):
             self._begin(self._tool)
             if self._early is None:
                 self._parts.json("{}")

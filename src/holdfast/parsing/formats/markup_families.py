@@ -67,6 +67,14 @@ MARKUP_FAMILIES: Final[Mapping[str, CallFormat]] = {
     "minimax_m3": NestedTags(),
     "deepseek_v3_2": _dsml("function_calls", "tool_calls", " calls"),
     "deepseek_v4": _dsml("tool_calls", " calls", "function_calls"),
+    "cohere_a_plus": TaggedParameters(
+        section=("<cofl:tool_calls>", "</cofl:tool_calls>"),
+        call=('<cofl:tool_call id="{id}" name="', '">', "</cofl:tool_call>"),
+        parameter=('<cofl:tool_param name="', ">", "</cofl:tool_param>"),
+        types=('" string="true"', '" string="false"'),
+        between="",
+        id_form="number",
+    ),
     "step3": TaggedParameters(
         section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
         wrapper=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),

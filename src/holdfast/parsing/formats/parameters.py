@@ -18,14 +18,16 @@ _STRING = frozenset({"string"})
 _NULLABLE = frozenset({"string", "null"})
 _NULLS = ("null", "None")
 _HEADER = re.compile(r"""\s*["']?([^"'<>]+)(?:["'](?:\s+(?:string|type)\s*=\s*["']?(\w+)["']?)?[^<>]*)?""")
+_ATTRIBUTE = re.compile(r"""(\w+)=["']([^"']*)["']""")
 _HEADER_LENGTH = 256
 
 
 class Header(NamedTuple):
-    """A tag's own words: a name, and what the tag says of the value's type (empty: nothing)."""
+    """A tag's own words: a name, what it says of the value's type, and the call's id (empty: nothing)."""
 
     name: str
     type: str = ""
+    id: str = ""
 
 
 class ValueEnd(NamedTuple):
@@ -48,7 +50,10 @@ def header(source: Incoming, *, close: str = ">") -> Waiting[Header | None]:
     at, mark = yield from source.find((close, "\n"), source.place, limit=_HEADER_LENGTH)
     if mark != close or not (found := _HEADER.fullmatch(source.text[source.place : at])):
         return None
+    words = source.plain(source.text[source.place : at])
     source.place = at + len(close)
+    if "id" in (attributes := dict(_ATTRIBUTE.findall(words))) and "name" in attributes:
+        return Header(attributes["name"].strip(), id=attributes["id"])
     return Header(source.plain(found[1]).strip(), found[2] or "")
 
 

@@ -14,6 +14,7 @@ from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_j
 from holdfast.parsing.formats.typed_values import JSON_TYPES
 
 _STRING: Final = frozenset({"string"})
+_ID: Final = "{id}"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 
@@ -21,8 +22,8 @@ _CDATA: Final = ("<![CDATA[", "]]>")
 class TaggedParameters:
     """A family that writes `<function=NAME><parameter=KEY>VALUE</parameter></function>`, in these or other words.
 
-    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around each call. `write` puts the
-    strings there as they are; a reader minds no white space between tags.
+    section: around all calls of a turn; other forms of it are in `sections_too`. wrapper: around each call. `{id}` in a call's
+    tag stands for its id. `write` puts the strings there as they are; a reader minds no white space between tags.
     """
 
     section: tuple[str, str] = ("", "")
@@ -52,7 +53,7 @@ class TaggedParameters:
 
     def write(self, calls: Sequence[Call]) -> str:
         """The calls as the model would write them."""
-        return self.section[0] + self.between.join(self._written(call) for call in calls) + self.section[1]
+        return self.section[0] + self.between.join(self._written(*numbered) for numbered in enumerate(calls)) + self.section[1]
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
         """Read calls from one of the openers on. False: none stands here, nothing was put out."""
@@ -84,9 +85,10 @@ class TaggedParameters:
 
     # how it is written
 
-    def _written(self, call: Call) -> str:
+    def _written(self, place: int, call: Call) -> str:
         values = "".join(self._written_value(key, value) for key, value in call.arguments.items())
-        return f"{self.wrapper[0]}{self.call[0]}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
+        opener = self.call[0].replace(_ID, call.id or str(place))
+        return f"{self.wrapper[0]}{opener}{call.name}{self.call[1]}{values}{self.call[2]}{self.wrapper[1]}"
 
     def _written_value(self, key: str, value: Any) -> str:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -99,7 +101,7 @@ class TaggedParameters:
 
     @property
     def _open_call(self) -> str:
-        return self.call[0].lstrip()
+        return self.call[0].lstrip().split(f'id="{_ID}')[0]
 
     @property
     def _close_call(self) -> str:
@@ -123,7 +125,9 @@ class TaggedParameters:
         tool = parts.tools.named(tag.name) if tag else None
         if tool is None or (bare and not tool.declared):
             return False
-        parts.begin(tool, repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else "")
+        parts.begin(
+            tool, call_id=tag.id if tag else "", repair="missing_open" if bare and (self.wrapper[0] or self.section[0]) else ""
+        )
         yield from self._read_values(source, parts)
         return True
 

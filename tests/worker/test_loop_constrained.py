@@ -73,8 +73,7 @@ def test_an_answer_obeys_its_grammar_and_ends_with_it() -> None:
     assert 261 in inbox.tokens("thought")[:21]
 
 
-@pytest.mark.parametrize("engine", [Engine, RunningAhead])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize(("name", "engine"), [("llama", Engine), ("llama", RunningAhead), ("qwen3_next", RunningAhead)])
 def test_preempted_answers_are_the_undisturbed_ones(name: str, engine: type[Engine]) -> None:
     subject = a_worker(name=name, engine=engine, budget_tokens=230, expected_output_tokens=4)
     inbox = subject.serve([ASKED])
@@ -126,8 +125,10 @@ def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
 
 
-def test_what_is_no_grammar_ends_alone_before_anything_is_read() -> None:
-    wrong = greedy("wrong", random_prompt(60), grammar="nonsense (")
-    inbox = a_worker().serve([[wrong, ASKED[3]]])
+def test_what_is_no_grammar_ends_alone_before_anything_is_read_and_is_not_blamed_on_the_cache() -> None:
+    first = greedy("first", random_prompt(300))
+    wrong, again = replace(first, request_id="wrong", grammar="nonsense ("), replace(first, request_id="again")
+    inbox = a_worker().serve(one_after_the_other(first, wrong, again))
     assert "the grammar cannot be used" in inbox.finished("wrong").error
-    assert inbox.tokens("plain") == all_alone("llama")["plain"]
+    assert inbox.started("again").memory.cached_tokens > 256
+    assert inbox.tokens("again") == inbox.tokens("first")

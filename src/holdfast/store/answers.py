@@ -1,0 +1,207 @@
+"""Answers as they were generated, kept beside the blocks, so that conversations go on from them after a restart. SQLite.
+
+A row can only be read by who has what the answer says: it lies under a hash of that, the tenant hashed in, and its bytes are
+masked with another part of the same hash. It is for finding again what was read, not for reading it: whatever
+goes wrong here costs a shortcut, never an answer. A file that is damaged is begun anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+SECRET_BYTES: Final = 32
+_ID_BYTES, _SEAL_BYTES = 16, 16
+_FORMAT = 1
+_BUSY_SECONDS = 1.0
+_CLOSE_SECONDS = 2.0
+_MOST_WAITING = 1_000
+_SPARE = 0.9  # of the bound stays when the oldest go, so that they do not go one by one
+_SCHEMA = """
+CREATE TABLE answers (
+    id BLOB NOT NULL, tag BLOB NOT NULL, body BLOB NOT NULL, used REAL NOT NULL, PRIMARY KEY (id, tag)
+) WITHOUT ROWID;
+CREATE INDEX answers_by_use ON answers (used);
+"""
+_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError)
+
+Secret: TypeAlias = bytes
+"""`SECRET_BYTES` that only a hash of the answer itself gives."""
+
+logger = logging.getLogger("holdfast.store")
+
+
+class StoredAnswer(NamedTuple):
+    """What was put: the tag tells apart answers of one secret, the body is the caller's."""
+
+    tag: bytes
+    body: bytes
+
+
+class AnswerFile:
+    """`answers/answers.sqlite` in a store's folder. Any thread may call any method; a thread of its own writes.
+
+    Opened when it is first needed and the folder is there: the store makes it, nobody else does.
+    """
+
+    def __init__(self, folder: Path, *, most_bytes: int = 32 << 20) -> None:
+        self._path = _path_in(folder)
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._ids: set[bytes] = set()
+        self._database: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+        self._waiting: queue.Queue[tuple[Secret, StoredAnswer] | None] = queue.Queue(_MOST_WAITING)
+        self._writer: threading.Thread | None = None
+        self._is_closed = False
+
+    def find(self, secret: Secret) -> tuple[StoredAnswer, ...]:
+        """All that was put under a secret and came back whole."""
+        found: list[StoredAnswer] = []
+        with self._opened() as database:
+            if database is not None and secret[:_ID_BYTES] in self._ids:
+                rows = database.execute("SELECT tag, body FROM answers WHERE id = ?", (secret[:_ID_BYTES],)).fetchall()
+                for tag, masked in rows:
+                    body = _unsealed(masked, secret=secret, tag=tag)
+                    if body is not None:
+                        found.append(StoredAnswer(tag, body))
+                database.execute("UPDATE answers SET used = ? WHERE id = ?", (time.time(), secret[:_ID_BYTES]))
+        return tuple(found)
+
+    def put(self, secret: Secret, answer: StoredAnswer) -> None:
+        """Keep an answer, soon; not at all when the disk is far behind. Does not wait."""
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="answers", daemon=True)
+                self._writer.start()
+                atexit.register(self.close)  # the thread dies with the process
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait((secret, answer))
+
+    def close(self) -> None:
+        """Write what waits, and close the file. May be called twice."""
+        with self._lock:
+            self._is_closed, writer = True, self._writer
+        atexit.unregister(self.close)
+        if writer is not None:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(None)
+            writer.join(_CLOSE_SECONDS)
+        with self._lock:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
+
+    def _write_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            secret, answer = item
+            body = _sealed(answer.body, secret=secret, tag=answer.tag)
+            with self._opened() as database:
+                if database is None:
+                    continue
+                key = secret[:_ID_BYTES]
+                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", (key, answer.tag, body, time.time()))
+                self._ids.add(key)
+                self._bytes += len(body)
+                if self._bytes > self._most_bytes:
+                    self._forget_oldest(database)
+
+    def _forget_oldest(self, database: sqlite3.Connection) -> None:
+        rows = database.execute("SELECT id, tag, length(body) FROM answers ORDER BY used DESC").fetchall()
+        kept = 0
+        for place, (_, _, size) in enumerate(rows):
+            if kept + size > self._most_bytes * _SPARE:
+                database.executemany("DELETE FROM answers WHERE id = ? AND tag = ?", [(row[0], row[1]) for row in rows[place:]])
+                break
+            kept += size
+        self._count(database)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection | None]:
+        """The open file, nobody else at it; None when there is none. What breaks it has it begun anew the next time."""
+        with self._lock:
+            try:
+                if self._database is None and self._path.parent.is_dir():
+                    self._database = self._open()
+            except _BROKEN as error:
+                self._begin_anew(error)
+            try:
+                yield self._database
+            except _BROKEN as error:
+                self._begin_anew(error)
+
+    def _open(self) -> sqlite3.Connection:
+        self._path.touch(mode=0o600)
+        database = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing, and a power cut only a shortcut
+            database.execute("PRAGMA journal_size_limit = 1048576")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+            self._count(database)
+        except _BROKEN:
+            database.close()
+            raise
+        return database
+
+    def _count(self, database: sqlite3.Connection) -> None:
+        rows = database.execute("SELECT id, length(body) FROM answers").fetchall()
+        self._ids, self._bytes = {key for key, _ in rows}, sum(size for _, size in rows)
+
+    def _begin_anew(self, error: BaseException) -> None:
+        logger.warning("the file of answers cannot be used: %s", error)
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+        self._database, self._ids, self._bytes = None, set(), 0
+        if isinstance(error, sqlite3.OperationalError):  # full, locked or read-only: not its own fault
+            return
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+
+
+def clear_answers(folder: Path) -> None:
+    """Delete all answers in a store's folder. A server may have the file open. Raises OSError."""
+    path = _path_in(folder)
+    if not path.is_file():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as database:
+            database.execute("DELETE FROM answers")
+            database.execute("VACUUM")
+    except _BROKEN:
+        path.unlink(missing_ok=True)
+
+
+def _path_in(folder: Path) -> Path:
+    return folder / "answers" / f"answers-{_FORMAT}.sqlite"
+
+
+def _sealed(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
+    seal = hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest()
+    return seal + _masked(body, secret=secret, tag=tag)
+
+
+def _unsealed(masked: bytes, *, secret: Secret, tag: bytes) -> bytes | None:
+    """The body; None when it is not as it was written."""
+    body = _masked(masked[_SEAL_BYTES:], secret=secret, tag=tag)
+    return body if hashlib.blake2b(body, key=secret, digest_size=_SEAL_BYTES).digest() == masked[:_SEAL_BYTES] else None
+
+
+def _masked(body: bytes, *, secret: Secret, tag: bytes) -> bytes:
+    """The body under a mask; the same again takes it off."""
+    mask = hashlib.shake_256(secret[_ID_BYTES:] + tag).digest(len(body))
+    return (int.from_bytes(body) ^ int.from_bytes(mask)).to_bytes(len(body))

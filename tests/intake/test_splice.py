@@ -1,0 +1,64 @@
+"""Answers in the place of the tokenizer's tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.intake.prompt import PlacedAnswer, PromptText
+from holdfast.intake.splice import splice
+
+MARK = "|"
+
+
+def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
+    """An encoding: a token for each `pair` and for every other character; ids of single characters are their code points."""
+    token_ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    at = 0
+    while at < len(text):
+        width = len(pair) if pair and text.startswith(pair, at) else 1
+        token_ids.append(ord(text[at]) if width == 1 else 1_000_000)
+        offsets.append((at, at + width))
+        at += width
+    return SimpleNamespace(ids=token_ids, offsets=offsets)
+
+
+def singly(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def test_an_answer_has_its_own_tokens_and_the_rest_the_tokenizers() -> None:
+    whole = "|u|bb|a|abba|u|bb|"
+    prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
+    tokens = splice(prompt, by_characters(whole, pair="bb"))
+    before, behind = by_characters("|u|bb|a|", pair="bb").ids, by_characters("|u|bb|", pair="bb").ids
+    assert tokens.token_ids == (*before, *singly("abba"), *behind)
+    assert tokens.put_back_tokens == 4
+
+
+def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
+    whole = "|bba|"
+    encoding = by_characters(whole, pair="bb")
+    tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)
+    assert list(tokens.token_ids) == encoding.ids
+    assert tokens.put_back_tokens == 0
+
+
+@given(said=st.lists(st.tuples(st.text("abc", max_size=6), st.integers(0, 6)), max_size=8))
+def test_what_is_put_in_moves_what_stands_behind_it(said: list[tuple[str, int]]) -> None:
+    whole = MARK + "".join(text + MARK for text, _ in said)
+    marks = tuple(place for place, character in enumerate(whole) if character == MARK)
+    answers = tuple(
+        PlacedAnswer(start + 1, end, (-1 - number,) * length)
+        for number, (start, end, (text, length)) in enumerate(zip(marks, marks[1:], said, strict=False))
+        if text
+    )
+    tokens = splice(PromptText(text=whole, answers=answers, branch_points=marks), by_characters(whole))
+    expected = [ord(MARK)]
+    for number, (text, length) in enumerate(said):
+        expected += [*((-1 - number,) * length if text else ()), ord(MARK)]
+    assert list(tokens.token_ids) == expected
+    assert [tokens.token_ids[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)

@@ -1,0 +1,88 @@
+"""Chat templates of real models, as a package on PyPI carries them: fetched for the run, and nothing of them kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InvalidRequest
+from holdfast.intake.dialects import FoundDialect, find_dialect
+from holdfast.intake.template import ChatTemplate
+from holdfast.messages.requests import ChatPrompt
+from tests.fakes.family_templates import tokenizer_for
+
+PACKAGE = "llama-cpp-python==0.3.36"
+# Neither show tools, whatever is sent, nor have a form for calls.
+WITHOUT_TOOLS = {
+    "HuggingFaceTB-SmolLM3-3B",  # takes its tools under names of its own
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-2-2b-it",
+    "llama-cpp-deepseek-r1",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
+}
+ONE_CALL_AT_A_TIME = {
+    "meta-llama-Llama-3.1-8B-Instruct",
+    "meta-llama-Llama-3.2-3B-Instruct",
+    "meta-llama-Llama-3.3-70B-Instruct",
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
+    """What is found of each template, by its file's name."""
+    folder = tmp_path_factory.mktemp("templates")
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python", PACKAGE]
+    subprocess.run([*fetch, "--dest", str(folder)], check=True, timeout=600)
+    sources: dict[str, str] = {}
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        for member in archive:
+            if member.name.endswith(".jinja") and "/models/templates/" in member.name:
+                content = archive.extractfile(member)
+                assert content is not None
+                sources[Path(member.name).stem] = content.read().decode()
+    return {name: _found(name, source) for name, source in sources.items()}
+
+
+def _found(name: str, source: str) -> FoundDialect:
+    # A variant for tools is taken with tools only, as in a folder that has it beside another.
+    sources = {"default": "{{ messages[-1].content }}", "tool_use": source} if "tool_use" in name else {"default": source}
+    template = ChatTemplate(sources, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+    return find_dialect(template, tokenizer_for(source + _shown(template)), config={})
+
+
+def _shown(template: ChatTemplate) -> str:
+    """A conversation as the template writes it: some put their markers together from parts."""
+    call = {"id": "call00000", "function": {"name": "f", "arguments": {"a": 1}}}
+    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]})
+    try:
+        return template.render(ChatPrompt(messages=messages, tools=({"type": "function", "function": {"name": "f"}},)))
+    except InvalidRequest:
+        return ""
+
+
+def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_text(found: dict[str, FoundDialect]) -> None:
+    by_tools = Counter((each.report.tools, each.report.proven) for each in found.values())
+    unproven = {name: each.report.why for name, each in found.items() if each.report.tools != "template"}
+    assert set(unproven) == WITHOUT_TOOLS, unproven
+    assert by_tools == {("template", True): len(found) - len(WITHOUT_TOOLS), ("text", True): len(WITHOUT_TOOLS)}
+    assert len(found) == 70
+
+
+def test_those_that_refuse_two_calls_are_given_pairs(found: dict[str, FoundDialect]) -> None:
+    assert {name for name, each in found.items() if not each.report.parallel} >= ONE_CALL_AT_A_TIME
+
+
+def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(found: dict[str, FoundDialect]) -> None:
+    for name, each in found.items():
+        if each.switch.options:
+            assert "off" in each.switch.options, name

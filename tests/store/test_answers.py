@@ -1,0 +1,134 @@
+"""Generated answers beside the blocks of a store."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.store.answers import SECRET_BYTES, AnswerFile, StoredAnswer, _sealed, _unsealed, clear_answers
+
+
+def secret(name: str) -> bytes:
+    return name.encode().ljust(SECRET_BYTES, b".")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "answers").mkdir()
+    return tmp_path
+
+
+def kept(folder: Path) -> Path:
+    (path,) = (folder / "answers").glob("*.sqlite")
+    return path
+
+
+def write(folder: Path, *answers: tuple[str, bytes], most_bytes: int = 1 << 20) -> None:
+    file = AnswerFile(folder, most_bytes=most_bytes)
+    for name, body in answers:
+        file.put(secret(name), StoredAnswer(b"tag", body))
+    file.close()
+
+
+def find(folder: Path, name: str) -> tuple[StoredAnswer, ...]:
+    file = AnswerFile(folder)
+    found = file.find(secret(name))
+    file.close()
+    return found
+
+
+def test_answers_outlive_whoever_put_them(folder: Path) -> None:
+    write(folder, ("one", b"first"), ("two", b"second"))
+    assert find(folder, "one") == (StoredAnswer(b"tag", b"first"),)
+    assert find(folder, "three") == ()
+
+
+def test_answers_of_one_secret_have_tags_and_the_latest_of_a_tag_counts(folder: Path) -> None:
+    file = AnswerFile(folder)
+    for tag, body in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3")):
+        file.put(secret("one"), StoredAnswer(tag, body))
+    file.close()
+    assert set(find(folder, "one")) == {StoredAnswer(b"a", b"3"), StoredAnswer(b"b", b"2")}
+
+
+def test_nothing_is_written_where_no_store_has_made_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "store", ("one", b"first"))
+    assert find(tmp_path / "store", "one") == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_else_can_read_what_was_answered(folder: Path) -> None:
+    body = b"a body that would be seen " * 4
+    write(folder, ("a secret that would be seen", body))
+    path = kept(folder)
+    assert path.stat().st_mode & 0o077 == 0
+    content = b"".join(each.read_bytes() for each in path.parent.iterdir())
+    assert b"would be seen" not in content
+    assert secret("a secret that would be seen")[16:] not in content
+
+
+@given(body=st.binary(max_size=200), place=st.integers(0, 300))
+def test_what_is_damaged_is_not_there(body: bytes, place: int) -> None:
+    sealed = _sealed(body, secret=secret("s"), tag=b"t")
+    assert _unsealed(sealed, secret=secret("s"), tag=b"t") == body
+    assert _unsealed(sealed, secret=secret("other"), tag=b"t") is None
+    place %= len(sealed)
+    assert _unsealed(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :], secret=secret("s"), tag=b"t") is None
+    assert _unsealed(sealed[:place], secret=secret("s"), tag=b"t") is None
+
+
+def test_a_file_that_is_no_database_is_begun_anew(folder: Path) -> None:
+    write(folder, ("one", b"first"))
+    kept(folder).write_bytes(b"no database" * 1000)
+    assert find(folder, "one") == ()
+    write(folder, ("two", b"second"))
+    assert find(folder, "two") == (StoredAnswer(b"tag", b"second"),)
+
+
+def test_a_file_that_is_in_use_costs_answers_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.answers._BUSY_SECONDS", 0.0)
+    write(folder, ("one", b"first"))
+    other = sqlite3.connect(kept(folder), isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    write(folder, ("two", b"second"))
+    other.execute("ROLLBACK")
+    other.close()
+    assert find(folder, "two") == ()
+    assert find(folder, "one") == (StoredAnswer(b"tag", b"first"),)
+
+
+def test_the_longest_unused_answers_make_room(folder: Path) -> None:
+    file = AnswerFile(folder, most_bytes=1000)
+    for number in range(10):
+        file.put(secret(f"{number}"), StoredAnswer(b"tag", bytes(180)))
+    file.close()
+    there = [number for number in range(10) if find(folder, f"{number}")]
+    assert there == list(range(10 - len(there), 10))
+    assert 1 <= len(there) <= 5
+
+
+def test_what_is_put_behind_the_end_is_not_kept(folder: Path) -> None:
+    file = AnswerFile(folder)
+    file.close()
+    file.put(secret("one"), StoredAnswer(b"tag", b"first"))
+    file.close()
+    assert find(folder, "one") == ()
+
+
+def test_all_answers_can_be_deleted_while_a_server_has_them_open(folder: Path) -> None:
+    write(folder, ("one", b"first"))
+    server = AnswerFile(folder)
+    assert server.find(secret("one"))
+    clear_answers(folder)
+    assert server.find(secret("one")) == ()
+    server.put(secret("two"), StoredAnswer(b"tag", b"second"))
+    server.close()
+    assert find(folder, "two") == (StoredAnswer(b"tag", b"second"),)
+    kept(folder).write_bytes(b"no database" * 1000)
+    clear_answers(folder)
+    clear_answers(folder)
+    assert list((folder / "answers").glob("*.sqlite")) == []
