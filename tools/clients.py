@@ -40,13 +40,13 @@ def scripts() -> list[Path]:
 
 def environment() -> Path:
     """The Python of an environment that has the clients; made when it is first asked for."""
-    wanted = (SCRIPTS / "requirements.txt").read_bytes()
-    folder = ROOT / ".make" / f"clients-{hashlib.sha256(wanted).hexdigest()[:12]}"
+    wanted, versions = SCRIPTS / "requirements.txt", SCRIPTS / "constraints.txt"
+    folder = ROOT / ".make" / f"clients-{hashlib.sha256(wanted.read_bytes() + versions.read_bytes()).hexdigest()[:12]}"
     python = folder / "bin" / "python"
     done = folder / "done"
     if not done.exists():
         _run(sys.executable, "-m", "venv", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(SCRIPTS / "requirements.txt"))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(wanted), "--constraint", str(versions))
         done.touch()
     return python
 

@@ -41,7 +41,9 @@ class Agent:
     name: str
     version: Sequence[str]  # the command that tells it
     task: str
-    script: Callable[[Path], Sequence[str]]  # the model's answers, of the workspace
+    script: (
+        Callable[[Path], Sequence[str]] | None
+    )  # the model's answers, of the workspace; None: the bundled model, which has none
     command: Sequence[str]
     expected: Mapping[str, str]  # files of the workspace afterwards
     said: str  # is in what the agent prints
@@ -102,6 +104,34 @@ const same = JSON.stringify(show(whole.steps)) === JSON.stringify(show(steps)) &
 console.log(same ? 'streamed = whole' : 'DIFFERENT');
 """
 
+BUNDLED = """
+import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
+import { generateText, streamText, stepCountIs, tool } from 'ai';
+import { z } from 'zod';
+const holdfast = createOpenAICompatible({ name: 'holdfast', baseURL: '{url}/v1', includeUsage: true });
+const tools = { get_weather: tool({ description: 'Get the weather of a city.', inputSchema: z.object({ city: z.string() }),
+    execute: async ({ city }) => 'sunny, 21 degrees' }) };
+const asked = { model: holdfast('holdfast-demo'), tools, temperature: 0, stopWhen: stepCountIs(3), prompt: process.argv[2] };
+const show = (steps) => JSON.stringify(steps.flatMap(s => s.toolCalls.map(c => `${c.toolName} ${JSON.stringify(c.input)}`)));
+const whole = await generateText(asked);
+console.log('whole:', show(whole.steps), whole.text, whole.finishReason);
+const stream = streamText(asked);
+let text = '';
+for await (const part of stream.textStream) text += part;
+console.log('streamed:', show(await stream.steps), text, await stream.finishReason);
+const sum = { model: holdfast('holdfast-demo'), temperature: 0, prompt: 'What is 17 plus 25?' };
+const thought = await generateText(sum);
+console.log('whole:', JSON.stringify(thought.reasoningText), thought.text);
+let reasoning = '', said = '';
+for await (const part of streamText(sum).fullStream) {
+  if (part.type === 'reasoning-delta') reasoning += part.text;
+  if (part.type === 'text-delta') said += part.text;
+}
+console.log('streamed:', JSON.stringify(reasoning), said);
+const same = reasoning === thought.reasoningText && said === thought.text && text === whole.text;
+console.log(same ? 'streamed = whole' : 'DIFFERENT');
+"""
+
 AIDER_EDIT = """I make the greeting friendlier.
 
 greet.py
@@ -155,6 +185,16 @@ AGENTS = (
         expected={"answer.txt": LINE + "\n"},
         said="streamed = whole",
     ),
+    Agent(
+        name="Vercel AI SDK, bundled model",
+        version=("node", "-p", "require('{folder}/node_modules/ai/package.json').version"),
+        task="What is the weather in Oslo?",
+        script=None,
+        home={"bundled.mjs": BUNDLED},
+        command=("node", "{home}/bundled.mjs", "{task}"),
+        expected={},
+        said="streamed = whole",
+    ),
 )
 
 
@@ -164,14 +204,18 @@ def run(agent: Agent, *, folder: Path) -> str:
         home, workspace, model = (Path(scratch).resolve() / name for name in ("home", "work", "model"))
         for path, text in agent.files.items():
             _write(workspace / path, text)
-        write_scripted(model, agent.script(workspace), without_tools=agent.without_tools, said_before=agent.said_before)
-        server = ServerProcess(str(model), "--name", "scripted", "--set", f"store.folder={scratch}/store")
+        served: tuple[str, ...] = ()
+        if agent.script is not None:
+            write_scripted(model, agent.script(workspace), without_tools=agent.without_tools, said_before=agent.said_before)
+            served = (str(model), "--name", "scripted")
+        server = ServerProcess(*served, "--set", f"store.folder={scratch}/store")
         try:
             server.wait_ready()
             values = {"url": server.url, "home": str(home), "folder": str(folder), "task": agent.task}
             for path, text in agent.home.items():
                 _write(home / path, _filled(text, values))
             home.mkdir(exist_ok=True)
+            workspace.mkdir(exist_ok=True)
             (home / "node_modules").symlink_to(folder / "node_modules")
             environment = _environment(home) | {name: _filled(value, values) for name, value in agent.environment.items()}
             version = _output([_filled(part, values) for part in agent.version], workspace, environment).strip()
@@ -184,7 +228,7 @@ def run(agent: Agent, *, folder: Path) -> str:
             assert (workspace / path).exists(), f"{agent.name} made no {path}; it said:\n{printed}\n{server.log()}"
             assert (workspace / path).read_text() == text, f"{agent.name} wrote {(workspace / path).read_text()!r}\n{printed}"
         assert agent.said in printed, f"{agent.name} said:\n{printed}\n{server.log()}"
-        shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "/work").replace(str(folder), ".agents")
+        shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "~/project").replace(str(folder), ".agents")
         call = " ".join(part if part.isprintable() and " " not in part else json.dumps(part) for part in command)
         call = call.replace(str(folder), ".agents").replace(str(home), "~")
         version = _plain(version).removeprefix(agent.name).strip()
@@ -276,7 +320,7 @@ def main() -> None:
 INTRODUCTION = """# Agents that were tried
 
 What `make agents` printed: each agent has done a task with its own prompt and tools, in a throw-away home, against a model
-whose weights spell a script. Paths are shortened.
+whose weights spell a script, or, where it says so, the bundled one. Paths are shortened.
 
 """
 

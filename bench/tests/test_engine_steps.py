@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from holdfast.engine.engine import Engine
 from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.engine.probe import choose_layout
 from holdfast_bench.compare import changes_between
-from holdfast_bench.engine_steps import BareForward, EngineSteps, alternate, requests_of
+from holdfast_bench.engine_steps import BareForward, EngineSteps, Stepper, alternate, requests_of
 from holdfast_bench.results import Results
+from tests.fakes.tiny_grammars import END, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 PROMPTS = [[5, 17, 3, 99, 42, 7], [11, 12, 13, 14, 15, 16]]
@@ -48,3 +51,19 @@ def test_a_sleep_in_the_step_is_caught_by_the_comparison() -> None:
     (change,) = [change for change in changes_between(before, after) if change.metric == "step_seconds"]
     assert change.after - change.before > 0.005
     assert change.verdict == "worse"
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_constrained_streams_run_beside_plain_ones_and_obey_their_grammar(pipelined: bool) -> None:
+    runner = choose_layout(kept_tiny("qwen3"), vocab_size=VOCAB_SIZE)
+    engine = Engine(runner, vocab_size=VOCAB_SIZE, constraints=tiny_constraints())
+    grammars = {"plain": "", "constrained": "start: /[ab]+/\n"}
+    steppers: dict[str, Stepper] = {
+        name: EngineSteps(
+            engine, requests_of(PROMPTS, max_tokens=40, name=name, temperature=1.0, grammar=grammar), pipelined=pipelined
+        )
+        for name, grammar in grammars.items()
+    }
+    _, tokens = alternate("2 streams", steppers, rounds=3, steps=2, noise_rounds=1)
+    assert {token for row in tokens["constrained"] for token in row} <= {ord("a"), ord("b"), END}
+    assert not {token for row in tokens["plain"] for token in row} <= {ord("a"), ord("b"), END}

@@ -170,6 +170,9 @@ class LimitsSettings:
     )
     max_schema_depth: int = _setting(32, "How deep such a schema may be nested.", limits=Limits(at_least=1, at_most=50))
     max_tools: int = _setting(512, "Most tools in one request.", limits=Limits(at_least=0))
+    max_tool_parts: int = _setting(
+        50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
+    )
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
 
 

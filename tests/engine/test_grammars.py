@@ -111,3 +111,14 @@ def test_a_tokenizer_that_cannot_be_read_costs_those_requests_only_that_have_a_g
         with pytest.raises(InvalidRequest, match="this model takes no grammar") as caught:
             grammars.matcher('start: "a"\n')
         assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_a_markers_is_written_with_ordinary_tokens() -> None:
+    matcher = Grammars(tiny_vocabulary(), vocab_size=VOCAB_SIZE).matcher('start: "a<|end|>b"\n')
+    words = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    drawn = []
+    for _ in "a<|end|>b":
+        assert matcher.fill(words)
+        drawn.append(next(token_id for token_id in range(VOCAB_SIZE) if words[token_id // 32] >> token_id % 32 & 1))
+        assert matcher.take(drawn[-1])
+    assert bytes(drawn) == b"a<|end|>b"

@@ -55,7 +55,9 @@ def batches(draw: st.DrawFn) -> tuple[int, list[SamplingParams], list[set[int] |
     vocab = draw(st.sampled_from(VOCABULARIES))
     params = draw(st.lists(st.sampled_from(SAMPLINGS), min_size=1, max_size=5))
     ids = st.integers(0, vocab - 1)
-    allowed = [draw(st.none() | st.sets(ids, min_size=1, max_size=9)) for _ in params]
+    few = st.sets(ids, min_size=1, max_size=9)
+    most = few.map(lambda banned: set(range(vocab)) - banned)
+    allowed = [draw(st.none() | few | most) for _ in params]
     forced = draw(st.dictionaries(st.integers(0, len(params) - 1), ids, max_size=2))
     return vocab, params, allowed, forced, draw(st.integers(0, 99))
 

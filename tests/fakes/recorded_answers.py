@@ -168,6 +168,12 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
     ),
     ("pythonic", '[get_weather(city="Rome", days=3), get_time()]', BOTH),
     ("pythonic", "<|python_start|>[get_weather(city='Rome', days=3), get_time()]<|python_end|>", BOTH),
+    (
+        "pythonic",
+        '[{"name": "get_weather", "parameters": {"city": "Rome", "days": 3}}, {"name": "get_time", "arguments": {}}]',
+        BOTH,
+    ),
+    ("pythonic", '[{"name": "get_lost", "parameters": {}}, {"id": 1}]', ['[{"name": "get_lost", "parameters": {}}, {"id": 1}]']),
     ("pythonic", "[see](http://a/b) and [1, 2] or [get_lost(1)]", ["[see](http://a/b) and [1, 2] or [get_lost(1)]"]),
     (
         "lfm2",
@@ -302,6 +308,21 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="false">Rome</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         [rome()],
+    ),
+    (
+        "minimax_m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n<invoke name="a b">x',
+        [rome(), '<invoke name="a b">x'],
+    ),
+    (
+        "hy3",
+        "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>\n<tool_call>a b",
+        [rome(), "<tool_call>a b"],
+    ),
+    (
+        "lfm2",
+        "<|tool_call_start|>[get_weather(city='Rome'), {\"id\": 1}]<|tool_call_end|>",
+        [rome(), '{"id": 1}]<|tool_call_end|>'],
     ),
     ("glm45", "<tool_call>get_weather\\n<arg_key>city</arg_key>\\n<arg_value>Rome</arg_value>\\n</tool_call>", [rome()]),
     (

@@ -91,6 +91,7 @@ class ScriptedStream:
         self, script: Script, on_close: Callable[[], None], *, dropped_tokens: int = 0, unenforced: tuple[str, ...] = ()
     ) -> None:
         self._script, self._on_close = iter(script), on_close
+        self.put_back_tokens = 0
         self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:

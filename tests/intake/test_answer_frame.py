@@ -44,7 +44,7 @@ COUNTED = COUNTED.replace("assistant\n{% endif", "assistant\n<{{ ns.n }}>{% endi
 )
 def test_the_texts_around_answers_are_found(source: str, ends: list[str], headers: tuple[str, ...]) -> None:
     template = ChatTemplate({"default": source}, special_tokens={})
-    assert find_frame(template, ends=ends, thought_markers=("<think>", "</think>")).headers == headers
+    assert find_frame(template, ends=ends, thought=("<think>", "</think>")).headers == headers
 
 
 CHATML = AnswerFrame(headers=("<|im_start|>assistant",), ends=("<|im_end|>", "<|endoftext|>"))

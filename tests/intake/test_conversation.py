@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.conversation import arguments_object, template_messages
+from holdfast.intake.conversation import RoleHabits, arguments_object, template_messages, with_roles
 
 
 def ready(*messages: dict[str, Any], keep_parts: bool = False, arguments_as_text: bool = False) -> list[dict[str, Any]]:
@@ -106,3 +106,24 @@ def test_no_messages_are_refused() -> None:
 @given(st.text())
 def test_any_text_may_stand_for_arguments(arguments: str) -> None:
     arguments_object(arguments)
+
+
+@pytest.mark.parametrize(
+    ("habits", "roles", "expected"),
+    [
+        (RoleHabits(), "ssuasu", "ssuasu"),
+        (RoleHabits(system_anywhere=False), "ssuasu", "suauu"),
+        (RoleHabits(system_anywhere=False, same_in_a_row=False), "ssuasu", "suau"),
+        (RoleHabits(system=False), "suu", "u"),
+        (RoleHabits(system=False, same_in_a_row=False), "sua", "ua"),
+        (RoleHabits(same_in_a_row=False), "sau", "suau"),
+        (RoleHabits(same_in_a_row=False), "auua", "uaua"),
+        (RoleHabits(same_in_a_row=False), "uattu", "uattu"),
+    ],
+)
+def test_roles_come_in_an_order_that_the_template_takes(habits: RoleHabits, roles: str, expected: str) -> None:
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    messages: list[dict[str, Any]] = [{"role": names[each], "content": str(at)} for at, each in enumerate(roles)]
+    ready = with_roles(messages, habits)
+    assert "".join(each["role"][0] for each in ready) == expected
+    assert "".join(each["content"] for each in ready).replace("\n\n", "") == "".join(map(str, range(len(roles))))

@@ -22,7 +22,9 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
+from holdfast.intake import gateway as gateway_module
 from holdfast.intake.gateway import Gateway
+from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
@@ -30,11 +32,14 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
 from holdfast.messages.events import FinishReason, RejectionKind
 from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams
+from holdfast.messages.requests import ChatPrompt, GenerationRequest, OutputFormat, Prompt, SamplingParams, ToolChoice
+from holdfast.parsing.dialect import ModelDialect
+from holdfast.parsing.formats.families import FAMILIES
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import Script, ScriptedClient, answers, model_info, refuses
 
 HELLO = ChatPrompt(messages=({"role": "user", "content": "hello"},))
+WITH_TOOLS = ChatPrompt(messages=HELLO.messages, tools=({"type": "function", "function": {"name": "look"}},))
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +253,8 @@ async def test_a_worker_that_goes_between_two_submits_leaves_nothing_running(bun
         ({"prompt": "x" * 300, "prompt_field": "prompt"}, PromptTooLong, "prompt"),
         ({"choices": 99}, InvalidRequest, "n"),
         ({"sampling": SamplingParams(logit_bias={1000: 1.0})}, InvalidRequest, "logit_bias"),
+        ({"output_format": OutputFormat(kind="regex", pattern="(", field="guided_regex")}, InvalidRequest, "guided_regex"),
+        ({"prompt": WITH_TOOLS, "tool_choice": ToolChoice(mode="required")}, InvalidRequest, "tool_choice"),
     ],
 )
 async def test_what_cannot_be_served_never_reaches_the_worker(
@@ -295,6 +302,33 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
     for times in (1, 400):
         await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))
     assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False]
+
+
+async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
+    bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting(*arguments: Any, **more: Any) -> AnswerGrammar:
+        threads.append(threading.current_thread())
+        return answer_grammar(*arguments, **more)
+
+    monkeypatch.setattr(gateway_module, "answer_grammar", noting)
+    gateway, engine = serve(bundle, answers(2))
+    form = OutputFormat(kind="json_schema", schema={"type": "integer"})
+    for fields in ({}, {"output_format": form, "choices": 2}):
+        await collect(gateway, asks(**fields))
+    assert [thread is threading.main_thread() for thread in threads] == [False]
+    assert [bool(sequence.grammar) for sequence in engine.submitted] == [False, True, True]
+
+
+async def test_where_no_call_is_wanted_what_opens_one_is_banned(bundle: TokenizerBundle) -> None:
+    dialect = ModelDialect(family="hermes", calls=FAMILIES["hermes"], marker_ids={"<tool_call>": 7})
+    gateway, engine = serve(replace(bundle, dialect=dialect), answers(1))
+    sampling = SamplingParams(logit_bias={5: 1.0})
+    await collect(gateway, asks(WITH_TOOLS, tool_choice=ToolChoice(mode="none"), sampling=sampling))
+    (sequence,) = engine.submitted
+    assert (sequence.grammar, sequence.sampling.logit_bias) == ("", {5: 1.0, 7: -100.0})
 
 
 async def test_echo_and_scores_of_the_prompt_open_the_answer(bundle: TokenizerBundle) -> None:

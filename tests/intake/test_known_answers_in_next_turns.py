@@ -12,21 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.config import LimitsSettings
-from holdfast.intake.answer_observer import observer
 from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.prepare import Prepared, prepare
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
-from holdfast.messages.events import Finished, FinishReason, TokensGenerated
-from holdfast.messages.output import OutputDelta, ToolCall, text_of, tool_calls_of
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.output import OutputDelta, text_of, tool_calls_of
 from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.families import FAMILIES
 from holdfast.store.answers import AnswerFile
 from tests.fakes import toy_tokenizers
-from tests.fakes.scripted_client import model_info
+from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
 
 # Thoughts are kept behind the last message of a user, as Qwen 3 does it; calls have spaces and an order of keys of their own.
 TEMPLATE = """
@@ -48,8 +43,6 @@ TEMPLATE = """
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
     {%- if opened %}{{ '<think>\\n' }}{% elif opened is defined %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}"""
-TOOLS = tuple({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "read_file"))
-QUESTION = {"role": "user", "content": "hello the world"}
 
 
 def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
@@ -92,61 +85,6 @@ def written(thought: str, text: str, made: list[tuple[str, dict[str, Any]]], cho
     return "".join(parts)
 
 
-def in_any_tokens(text: str, choose: random.Random) -> tuple[int, ...]:
-    """The text in some tokens: cut anywhere between markers, and each piece tokenized alone."""
-    ids: list[int] = []
-    start = 0
-    for end in (*sorted(choose.sample(range(len(text) + 1), min(len(text), 8))), len(text)):
-        ids += BUNDLE.tokenizer.encode(text[start:end], add_special_tokens=False)
-        start = end
-    same = BUNDLE.tokenizer.decode(ids, skip_special_tokens=False) == text
-    markers = [i for i in ids if i in BUNDLE.dialect.marker_ids.values()]
-    expected = [i for i in BUNDLE.tokenizer.encode(text, add_special_tokens=False) if i in BUNDLE.dialect.marker_ids.values()]
-    return tuple(ids) if same and markers == expected else tuple(BUNDLE.tokenizer.encode(text, add_special_tokens=False))
-
-
-def ask(bundle: TokenizerBundle, messages: list[dict[str, Any]], **fields: Any) -> tuple[GenerationRequest, Prepared]:
-    request = GenerationRequest(
-        request_id="r", model="m", prompt=ChatPrompt(messages=tuple(messages), tools=TOOLS, **fields.pop("prompt", {})), **fields
-    )
-    return request, prepare(request, bundle, info=model_info(context_tokens=100_000), limits=LimitsSettings())
-
-
-def answer(bundle: TokenizerBundle, request: GenerationRequest, prepared: Prepared, ids: tuple[int, ...]) -> list[OutputDelta]:
-    """What a client sees of an answer of these tokens."""
-    choice, observe = prepared.choice(0), observer(request, bundle, prepared)
-    eos = bundle.tokenizer.eos_token_ids[0]
-    generated = TokensGenerated(request_id="r/0", token_ids=(*ids, eos))
-    finished = Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1)
-    seen = [*choice.feed(generated), *choice.feed(finished)]
-    for event in seen:
-        observe(event)
-    return [event for event in seen if not hasattr(event, "reason")]
-
-
-def sent_back(deltas: list[OutputDelta], choose: random.Random, *, keeps_thoughts: bool = True) -> list[dict[str, Any]]:
-    """The answer and results as a client sends them: arguments written anew, content null or empty, in parts or not."""
-    text, made = text_of(deltas), tool_calls_of(deltas)
-    content: Any = choose.choice([text or None, text, [{"type": "text", "text": text}]])
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if (thought := text_of(deltas, "reasoning")) and keeps_thoughts:
-        message[choose.choice(["reasoning", "reasoning_content"])] = thought
-    if made:
-        functions = [{"name": call.name, "arguments": rewritten(call, choose)} for call in made]
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function} for call, function in zip(made, functions, strict=True)
-        ]
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "world"} for call in made]
-    return [message, *(results or [QUESTION])]
-
-
-def rewritten(call: ToolCall, choose: random.Random) -> str:
-    arguments = json.loads(call.arguments)
-    keys = list(arguments)
-    choose.shuffle(keys)
-    return json.dumps({key: arguments[key] for key in keys}, indent=choose.choice([None, 2]))
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     turns=st.lists(st.tuples(words, words, st.lists(calls, min_size=1, max_size=2)), min_size=1, max_size=4),
@@ -162,7 +100,7 @@ def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
     before: tuple[int, ...] = ()
     for thought, text, made in turns:
         request, prepared = ask(bundle, messages)
-        ids = in_any_tokens(written(thought, text, made, choose), choose)
+        ids = in_any_tokens(written(thought, text, made, choose), bundle, choose)
         prompt = prepared.sequences[0].prompt_token_ids
         assert prompt[: len(before)] == before
         before = prompt + ids

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
-from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids
+from holdfast.intake.limits import MAX_STOP_CHARACTERS, check_limits, check_token_ids, nesting_of
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 
@@ -77,3 +77,17 @@ def test_a_token_the_model_does_not_have_is_refused_with_its_place(token_ids: tu
     with pytest.raises(InvalidRequest, match=f"at place {place}") as caught:
         check_token_ids(token_ids, vocab_size=100, field="prompt")
     assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("value", "nesting"),
+    [(5, (1, 0)), ([], (1, 1)), ({"a": 1, "b": [2, 3]}, (5, 2)), ([[[[]]]], (4, 4)), (({"a": ()},), (3, 3))],
+)
+def test_the_size_of_a_value_is_its_parts_and_its_levels(value: Any, nesting: tuple[int, int]) -> None:
+    assert nesting_of(value, most_parts=100) == nesting
+
+
+def test_counting_ends_where_it_is_enough() -> None:
+    itself: list[Any] = []
+    itself.append([itself, itself])
+    assert nesting_of(itself, most_parts=50).parts > 50

@@ -204,3 +204,22 @@ def test_a_continued_message_has_no_end_to_part_at() -> None:
     prompt = chat(USER, {"role": "assistant", "content": "I am"}, continue_last=True)
     rendered = template(CHATML).render(prompt)
     assert [rendered[:at] for at in template(CHATML).branch_points(prompt, rendered)] == ["<|im_start|>user\n"]
+
+
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+LAST_SYSTEM = (
+    "{% set ns = namespace(s='') %}{% for m in messages %}"
+    "{% if m.role == 'system' %}{% set ns.s = m.content %}{% endif %}{% endfor %}"
+    "[system]{{ ns.s }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [ONE_SYSTEM, LAST_SYSTEM])
+def test_no_system_message_is_lost_or_refused(source: str) -> None:
+    said = (("system", "A"), ("system", "B"), ("user", "C"), ("assistant", "D"), ("system", "E"), ("user", "F"))
+    prompt = ChatPrompt(messages=tuple({"role": role, "content": content} for role, content in said))
+    text = ChatTemplate({"default": source}, special_tokens={}).render(prompt)
+    assert text == "[system]A\n\nB[user]C[assistant]D[user]E[user]F"

@@ -10,6 +10,7 @@ import pytest
 from holdfast.errors import ModelLoadError
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from tests.fakes import toy_tokenizers
+from tests.fakes.family_templates import FAMILY_TEMPLATES, tokenizer_for
 
 
 def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
@@ -49,3 +50,14 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
     toy_tokenizers.word_pieces().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelLoadError, match="came back as"):
         load_tokenizer_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "ends"), [("gpt_oss", {"<|end|>", "<|call|>"}), ("gemma4", {"<turn|>", "<|tool_response>"})])
+def test_what_ends_a_call_ends_the_answer_though_the_files_do_not_say_so(tmp_path: Path, name: str, ends: set[str]) -> None:
+    family = FAMILY_TEMPLATES[name]
+    backend = tokenizer_for(family.source).backend
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": family.source}))
+    bundle = load_tokenizer_bundle(tmp_path)
+    assert bundle.dialect.family == family.family
+    assert {backend.id_to_token(end) for end in bundle.turn_end_token_ids} == ends

@@ -133,3 +133,11 @@ def test_messages_without_tools_stay_as_they_are() -> None:
     assert (
         with_habits(messages, ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_behind_results="")) == messages
     )
+
+
+@pytest.mark.parametrize(("content", "thinks"), [("text", False), ("", True)])
+def test_a_thought_is_left_out_beside_a_text_where_a_template_refuses_both(content: str, thinks: bool) -> None:
+    turn = answer("f", content=content) | {"reasoning_content": "hm", "thinking": "hm"}
+    (ready,) = with_habits([turn], ToolHabits(thought_beside_text=False))
+    assert ("thinking" in ready, "reasoning_content" in ready) == (thinks, thinks)
+    assert with_habits([turn], ToolHabits())[0]["thinking"] == "hm"

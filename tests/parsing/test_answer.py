@@ -204,3 +204,11 @@ def test_what_is_no_call_is_text() -> None:
 
 def test_a_long_run_of_white_space_is_text() -> None:
     assert outcome("a" + "\n" * 100 + CALL) == ("", "a" + "\n" * 100, ROME)
+
+
+def test_a_thought_in_a_channel_is_one_however_many_parts_it_came_in() -> None:
+    harmony = ModelDialect(family="harmony", calls=FAMILIES["harmony"])
+    reader = AnswerReader(harmony, tools=TOOLS)
+    for character in "<|channel|>analysis<|message|>one two three<|end|>":
+        reader.push(character)
+    assert len(reader.thoughts) == 1

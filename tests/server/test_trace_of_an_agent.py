@@ -82,6 +82,7 @@ def test_each_turn_of_thirty_calls_reads_what_is_new_through_a_restart_in_the_mi
             new = usage["prompt_tokens"] - known
             read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
             assert turn == 0 or read[-1] <= new + 16, (turn, answer["holdfast"])
+            assert answer["holdfast"]["put_back_tokens"] >= 10 * turn
             known = usage["prompt_tokens"] + usage["completion_tokens"]
             assert choice["finish_reason"] == "tool_calls", choice
             messages += sent_back(choice["message"], turn, choose)

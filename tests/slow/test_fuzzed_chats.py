@@ -34,7 +34,7 @@ async def test_fuzzed_chats_are_answered_or_refused_by_name(server: ServerProces
     fuzzer = BodyFuzzer(11, model="demo")
     counted: collections.Counter[str] = collections.Counter()
     pid = server.model()["pid"]
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
 
         async def work() -> None:
             while counted["bodies"] < BODIES:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.intake.dialects import FoundDialect, find_dialect
 from holdfast.intake.template import ChatTemplate
+from holdfast.intake.tokenize import Tokenizer
+from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
 from holdfast.messages.requests import ChatPrompt
+from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.family_templates import tokenizer_for
 
 PACKAGE = "llama-cpp-python==0.3.36"
@@ -27,6 +32,18 @@ WITHOUT_TOOLS = {
     "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
+}
+# What they write of the past is not what they had asked for, or it ends in a token that only the model's own files name.
+READ_AGAIN = {
+    "Apertus-8B-Instruct",  # an answer has a header of its own when it is asked for, and none in the past
+    "CohereForAI-c4ai-command-r-plus-tool_use",  # instructions stand behind the last message
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+    "GigaChat3-10B-A1.8B",  # calls of the past are written in another way
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",  # a newline behind results that are not the last
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "fireworks-ai-llama-3-firefunction-v2",
+    "google-gemma-4-31B-it",
+    "upstage-Solar-Open-100B",
 }
 ONE_CALL_AT_A_TIME = {
     "meta-llama-Llama-3.1-8B-Instruct",
@@ -50,14 +67,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FoundDialect]:
                 content = archive.extractfile(member)
                 assert content is not None
                 sources[Path(member.name).stem] = content.read().decode()
-    return {name: _found(name, source) for name, source in sources.items()}
+    return {name: find_dialect(*_model(name, source), config={}) for name, source in sources.items()}
 
 
-def _found(name: str, source: str) -> FoundDialect:
+def _model(name: str, source: str) -> tuple[ChatTemplate, Tokenizer]:
     # A variant for tools is taken with tools only, as in a folder that has it beside another.
     sources = {"default": "{{ messages[-1].content }}", "tool_use": source} if "tool_use" in name else {"default": source}
     template = ChatTemplate(sources, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
-    return find_dialect(template, tokenizer_for(source + _shown(template)), config={})
+    return template, tokenizer_for(source + _shown(template))
 
 
 def _shown(template: ChatTemplate) -> str:
@@ -86,3 +103,35 @@ def test_every_template_can_be_asked_for_less_thought_or_has_no_switch(found: di
     for name, each in found.items():
         if each.switch.options:
             assert "off" in each.switch.options, name
+
+
+def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(found: dict[str, FoundDialect]) -> None:
+    """Without thoughts: most templates drop them, for good reasons."""
+    again = {name for name, each in found.items() if not _goes_on(_bundle(name, each))}
+    assert again == READ_AGAIN
+
+
+def _bundle(name: str, found: FoundDialect) -> TokenizerBundle:
+    assert found.template is not None
+    source = found.template.with_tools
+    _, tokenizer = _model(name, source)
+    return TokenizerBundle(
+        tokenizer=tokenizer,
+        template=found.template,
+        answer_frame=frame_of(found.template, tokenizer, found.dialect),
+        generation_defaults={},
+        context_tokens=100_000,
+        dialect=found.dialect,
+    )
+
+
+def _goes_on(bundle: TokenizerBundle) -> bool:
+    messages: list[dict[str, Any]] = [QUESTION]
+    choose = random.Random(3)
+    for number in range(1, 4):
+        before, said = turn(bundle, messages, spoken(bundle, messages, number, thinks=False), choose)
+        messages += said
+        after, _ = turn(bundle, messages, "", choose)
+        if after[: len(before)] != before:
+            return False
+    return True

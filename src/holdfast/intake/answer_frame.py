@@ -6,7 +6,7 @@ It is found out by rendering probes when the model is loaded, so that no second 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -37,6 +37,7 @@ class AnswerFrame:
 
     headers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    thought: tuple[str, str] | None = None  # its markers, where that of its end ends messages too
 
     def candidates(self, text: str) -> Iterator[tuple[AnswerSpan, ...]]:
         """For each place at which an answer may begin, what may be it, the longest first."""
@@ -64,9 +65,17 @@ class AnswerFrame:
         for mark in re.finditer("|".join(map(re.escape, (*headers, *self.ends))), text):
             if mark.group() in headers:
                 start = mark.end()
-            elif start >= 0:
+            elif start >= 0 and not self._ends_thought(text[start : mark.start()], mark.group()):
                 yield AnswerSpan(start, mark.start())
                 start = -1
+
+    def _ends_thought(self, text: str, mark: str) -> bool:
+        return (
+            self.thought is not None
+            and mark == self.thought[1]
+            and text.lstrip().startswith(self.thought[0])
+            and mark not in text
+        )
 
     def _are_one(self, between: str) -> bool:
         """Whether nothing but an end and a header stands between two messages."""
@@ -78,15 +87,34 @@ class AnswerFrame:
         )
 
 
-def find_frame(template: ChatTemplate, *, ends: Iterable[str], thought_markers: Iterable[str] = ()) -> AnswerFrame:
+def find_frame(template: ChatTemplate, *, ends: Iterable[str], thought: tuple[str, str] | None = None) -> AnswerFrame:
     """What a template writes around answers.
 
-    ends: texts of tokens that end an answer. thought_markers: where one of them stands in front of an answer, a header ends.
+    ends: texts of tokens that end an answer. thought: the markers of one; where one of them stands in front of an answer, a
+    header ends.
     """
-    known_ends = tuple(sorted({end for end in ends if end.strip()}, key=len, reverse=True))
-    markers = tuple(marker for marker in thought_markers if marker)
+    every_end = {*ends, *_written_ends(template)}
+    known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
+    markers = tuple(marker for marker in thought or () if marker)
     found = (_header(template, _asked, known_ends, markers), _header(template, _called, known_ends, markers))
-    return AnswerFrame(headers=tuple(dict.fromkeys(header for header in found if header.strip())), ends=known_ends)
+    return AnswerFrame(
+        headers=tuple(dict.fromkeys(header for header in found if header.strip())),
+        ends=known_ends,
+        thought=thought if thought is not None and thought[1] in known_ends else None,
+    )
+
+
+def _written_ends(template: ChatTemplate) -> Iterator[str]:
+    """What the template writes behind an answer, or in front of what follows it, up to the first white space."""
+    follow_up = {"role": "user", "content": "probe7391"}
+    question, answer = _EARLIER[0], {"role": "assistant", "content": _ANSWER}
+    *called, result = _called("probe7391", "f")
+    for messages, following in ((([question, answer]), follow_up), (called, result)):
+        alone, followed = (_rendered(template, each, answer=False) for each in (messages, [*messages, following]))
+        behind = alone.rpartition(_ANSWER)[2] if _ANSWER in alone else ""
+        if not behind.strip() and followed.startswith(alone.rstrip()):
+            behind = followed[len(alone.rstrip()) :].partition("probe7391")[0]
+        yield from behind.split()[:1]
 
 
 def _asked(probe: str, name: str) -> list[dict[str, Any]]:
@@ -95,7 +123,7 @@ def _asked(probe: str, name: str) -> list[dict[str, Any]]:
 
 def _called(probe: str, name: str) -> list[dict[str, Any]]:
     call_id = name * 9  # nine characters: some templates refuse others
-    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": "{}"}}
+    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": '{"a": "text"}'}}
     return [
         {"role": "user", "content": "text"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -116,23 +144,28 @@ def _header(template: ChatTemplate, said: _Said, ends: tuple[str, ...], markers:
 
 def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """Without the end of the message before, and without the thought that may be opened."""
+    for end in ends:  # first: there are models in which the same token ends thoughts and messages
+        between = between.rpartition(end)[2] if between.rpartition(end)[2].strip() else between
     for marker in markers:
         between = between.partition(marker)[0]
-    for end in ends:
-        between = between.rpartition(end)[2] if between.rpartition(end)[2].strip() else between
     return between
 
 
 def _between(template: ChatTemplate, messages: list[dict[str, Any]], probe: str, name: str) -> str:
-    tools = ({"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}},)
     past = [*messages, {"role": "assistant", "content": _ANSWER}, {"role": "user", "content": "text"}]
-    try:
-        asked = template.render(ChatPrompt(messages=tuple(messages), tools=tools))
-        answered = template.render(ChatPrompt(messages=tuple(past), tools=tools))
-    except InvalidRequest:
-        return ""
+    asked, answered = _rendered(template, messages, name), _rendered(template, past, name)
     before, shown, _ = answered.rpartition(_ANSWER)
     return _common_beginning(asked.rpartition(probe)[2], before.rpartition(probe)[2]) if shown else ""
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[dict[str, Any]], name: str = "f", *, answer: bool = True) -> str:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "text"}}, "required": []}
+    tools = ({"type": "function", "function": {"name": name, "description": "text", "parameters": schema}},)
+    prompt = ChatPrompt(messages=tuple(messages), tools=tools)
+    try:
+        return template.render(prompt) if answer else template.without_opening(prompt)
+    except InvalidRequest:
+        return ""
 
 
 def _common_beginning(one: str, other: str) -> str:

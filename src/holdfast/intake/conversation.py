@@ -19,22 +19,32 @@ class RoleHabits:
     """Which orders of messages a chat template takes."""
 
     system: bool = True  # a system message; else it goes into the first one of the user
-    same_in_a_row: bool = True  # messages of the user without an answer between; else they are joined
+    system_anywhere: bool = (
+        True  # several of them, and behind others; else those at the beginning are one, and later ones the user's
+    )
+    same_in_a_row: bool = True  # messages of the user without an answer between; else they are joined, and an answer comes second
 
 
 def with_roles(messages: list[dict[str, Any]], habits: RoleHabits) -> list[dict[str, Any]]:
     """The messages, which are the caller's own copies, in an order that the template takes."""
-    if habits.system and habits.same_in_a_row:
+    if habits == RoleHabits():
         return messages
     ready: list[dict[str, Any]] = []
     for message in messages:
-        if not habits.system and message["role"] == "system":
+        before = ready[-1]["role"] if ready else ""
+        if message["role"] == "system" and not (habits.system and (habits.system_anywhere or before in ("", "system"))):
             message = {**message, "role": "user"}
-        if ready and message["role"] == ready[-1]["role"] == "user" and not (habits.same_in_a_row and habits.system):
+        is_first = before in ("", "system")
+        if message["role"] == before and (before == "system" or (before == "user" and habits != _ALL_BUT_LATER_SYSTEM)):
             ready[-1] = {**message, "content": _joined(ready[-1]["content"], message["content"])}
+        elif message["role"] == "assistant" and is_first and not habits.same_in_a_row:
+            ready += [{"role": "user", "content": message["content"][:0]}, message]
         else:
             ready.append(message)
     return ready
+
+
+_ALL_BUT_LATER_SYSTEM = RoleHabits(system_anywhere=False)
 
 
 def _joined(first: Any, second: Any) -> Any:

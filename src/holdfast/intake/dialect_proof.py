@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -68,7 +69,7 @@ class Proof:
     """What came of it. `failure` is empty when names and arguments came back as they were."""
 
     failure: str = ""
-    as_written: bool = False  # the template writes calls just as the family's own format does
+    likeness: float = 0.0  # how much of what the family's own format writes stands so in the template's text; 1: all
 
 
 def shows_tools(template: ChatTemplate) -> bool:
@@ -85,6 +86,12 @@ def leaves_out_calls(template: ChatTemplate) -> bool:
 def follows_results(template: ChatTemplate) -> bool:
     """Whether a message of the user may stand right behind a result."""
     return _FOLLOW_UP in _rendered(template, (*_conversation(), {"role": "user", "content": _FOLLOW_UP}))
+
+
+def takes_text_and_thought(template: ChatTemplate) -> bool:
+    """Whether an answer may have a thought, a text and calls."""
+    question, answer, *results = _conversation()
+    return bool(_rendered(template, (question, {**answer, "content": "text", "reasoning_content": "thought"}, *results)))
 
 
 def prove(template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *, parallel: bool = True) -> Proof:
@@ -104,7 +111,7 @@ def prove(template: ChatTemplate, dialect: ModelDialect, tokenizer: Tokenizer, *
     for answer, calls in zip(answers, parts, strict=True):
         if failure := _misread(answer, calls, dialect, ends):
             return Proof(failure=failure)
-    return Proof(as_written=all(_is_written(answer, calls, dialect) for answer, calls in zip(answers, parts, strict=True)))
+    return Proof(likeness=min(_likeness(answer, calls, dialect) for answer, calls in zip(answers, parts, strict=True)))
 
 
 class _Answer(NamedTuple):
@@ -179,11 +186,14 @@ def opens_thought(tail: str, dialect: ModelDialect) -> bool:
     return tail.rfind(start) > tail.rfind(end)
 
 
-def _is_written(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect) -> bool:
+def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect) -> float:
     if dialect.calls is None:
-        return False
-    written = dialect.calls.write([Call(call.name, call.arguments, f"call{place:05}") for place, call in enumerate(calls)])
-    return written.strip() in answer.text
+        return 0.0
+    written = dialect.calls.write(
+        [Call(call.name, call.arguments, f"call{place:05}") for place, call in enumerate(calls)]
+    ).strip()
+    begins = (found.start() for found in re.finditer(re.escape(written[:4]), answer.text))
+    return max((len(_common(written, answer.text[begin:])) for begin in begins), default=0) / len(written)
 
 
 def _misread(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ FAMILY_RULES: Final = (
     FamilyRule("gemma4", ("<|tool_call>", "<tool_call|>")),
     FamilyRule("function_gemma", ("<start_function_call>",)),
     FamilyRule("longcat", ("<longcat_tool_call>",)),
+    FamilyRule("deepseek_v4", ("｜DSML｜", "tool_calls>"), ("function_calls>",)),
     FamilyRule("deepseek_v3_2", ("｜DSML｜",)),
     FamilyRule("deepseek_v4", ("｜DSML｜",)),
     FamilyRule("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -146,6 +147,14 @@ SILENT_MARKS: Final = (
 )
 """Stand around visible text and say nothing; counted as such where they are tokens."""
 SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
+
+
+ENDS_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {
+    "harmony": ("<|call|>", "<|return|>"),
+    "gemma4": ("<|tool_response>",),
+    "llama3_json": ("<|eom_id|>",),
+}
+"""Tokens that end an answer, which models converted by others do not always name as ends: they would invent the result too."""
 
 
 def families_for(source: str, tokens: Collection[str], *, parser_type: str, model_type: str) -> Iterator[str]:

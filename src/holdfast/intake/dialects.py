@@ -10,7 +10,15 @@ import msgspec
 from tokenizers import AddedToken
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.dialect_proof import Proof, follows_results, leaves_out_calls, opens_thought, prove, shows_tools
+from holdfast.intake.dialect_proof import (
+    Proof,
+    follows_results,
+    leaves_out_calls,
+    opens_thought,
+    prove,
+    shows_tools,
+    takes_text_and_thought,
+)
 from holdfast.intake.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, reasoning_for
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.thinking import Options, ThinkingSwitch, find_switch
@@ -25,6 +33,8 @@ from holdfast.parsing.markers import in_vocabulary
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
 _IN_TEXT: Final = "hermes"
+_BRIDGES: Final = ("", "OK.")  # an answer's text between a result and the user, the least that a template takes
+_LONGEST_OPENING = 2000  # characters that a template writes for an answer to begin
 _LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
 
@@ -133,9 +143,9 @@ class _Search:
             if name not in FAMILIES:
                 continue
             found = self._tried(name, in_vocabulary(FAMILIES[name], FAMILIES[name].marks, self._tokens))
-            if not found.proof.failure and (best is None or found.proof.as_written):
+            if not found.proof.failure and (best is None or found.proof.likeness > best.proof.likeness):
                 best = found
-            if best is found and found.proof.as_written:
+            if best is not None and best.proof.likeness == 1:
                 break
             failure = f"{name}: {found.proof.failure}"
         return best, "" if best else failure
@@ -170,10 +180,18 @@ class _Search:
         dialect = _dialect(name, calls, self._reasoning, self._tokenizer)
         template = self._template.with_tool_habits(habits)
         proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
-        if not proof.failure and not follows_results(template):
-            bridged = replace(habits, answer_behind_results="")
-            habits = bridged if follows_results(self._template.with_tool_habits(bridged)) else habits
+        if not proof.failure:
+            habits = self._mended(habits)
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
+
+    def _mended(self, habits: ToolHabits) -> ToolHabits:
+        """The habits with what else the template asks of a conversation that goes on."""
+        bridged = (replace(habits, answer_behind_results=text) for text in _BRIDGES)
+        if not follows_results(self._template.with_tool_habits(habits)):
+            habits = next((each for each in bridged if follows_results(self._template.with_tool_habits(each))), habits)
+        if not takes_text_and_thought(self._template.with_tool_habits(habits)):
+            habits = replace(habits, thought_beside_text=False)
+        return habits
 
 
 def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ModelDialect:
@@ -223,5 +241,7 @@ def prompt_opens_thought(template: ChatTemplate, dialect: ModelDialect, prompt: 
     if prompt.continue_last:
         content = prompt.messages[-1].get("content")
         return isinstance(content, str) and opens_thought(content, dialect)
+    if dialect.reasoning.start.strip() not in text[-_LONGEST_OPENING:]:
+        return False
     opening = template.opening(prompt, text)
     return opens_thought(opening, dialect) if opening else text.rstrip().endswith(dialect.reasoning.start.strip())

@@ -10,6 +10,7 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
+from holdfast.intake.limits import nesting_of
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
@@ -21,6 +22,7 @@ from holdfast.messages.requests import ChatPrompt, GenerationRequest
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
 _MANY_MESSAGES = 300  # about 4 ms of rendering
+_MANY_PARTS = 1500  # of tools and of the calls in messages: about 15 ms
 
 
 class Gateway:
@@ -56,14 +58,12 @@ class Gateway:
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         request = with_defaults(request, bundle, info=info, limits=self._limits)
-        if isinstance(request.prompt, ChatPrompt) and len(request.prompt.messages) > _MANY_MESSAGES:
+        if isinstance(request.prompt, ChatPrompt) and _takes_long(request.prompt):
             prompt = await asyncio.to_thread(prompt_text, request, bundle, info=info)
         else:
             prompt = prompt_text(request, bundle, info=info)
         grammar = UNCONSTRAINED
-        if is_constrained(
-            request, tools=self._tools
-        ):  # a schema that was not seen before costs milliseconds, most of them without the interpreter
+        if is_constrained(request, tools=self._tools):  # a new schema costs milliseconds, most of them without the interpreter
             grammar = await asyncio.to_thread(
                 answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )
@@ -95,3 +95,10 @@ class Gateway:
                 for source in sources:
                     await source.aclose()
         return stream
+
+
+def _takes_long(prompt: ChatPrompt) -> bool:
+    """Whether rendering would hold up the event loop."""
+    if len(prompt.messages) > _MANY_MESSAGES:
+        return True
+    return nesting_of([prompt.tools, prompt.messages], most_parts=_MANY_PARTS).parts > _MANY_PARTS

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
+
+
+class Nesting(NamedTuple):
+    """How large a value of JSON is. `parts`: its objects, lists and what stands in them; `levels`: how deep they are nested."""
+
+    parts: int
+    levels: int
+
+
+def nesting_of(value: Any, *, most_parts: int) -> Nesting:
+    """How large a value is; counting ends where there are more parts than `most_parts`."""
+    parts, levels, level = 1, 0, [value]
+    while parts <= most_parts:
+        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list | tuple)]
+        if not nested:
+            break
+        levels += 1
+        level = [inner for values in nested for inner in values]
+        parts += len(level)
+    return Nesting(parts, levels)
 
 
 def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_size: int) -> None:

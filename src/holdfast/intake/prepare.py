@@ -11,7 +11,9 @@ from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
 from holdfast.intake.canonical import canonical
+from holdfast.intake.control_tokens import guarded
 from holdfast.intake.defaults import with_model_defaults
+from holdfast.intake.dialect_proof import opens_thought
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
 from holdfast.intake.limits import check_limits, check_token_ids
@@ -109,16 +111,21 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
     prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = msgspec.structs.replace(prompt, messages=past.messages)
+    prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
     # The template writes the special tokens itself, BOS included.
     text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
     answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
+    opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     return PromptText(
         text=text,
         answers=answers,
-        in_reasoning=prompt_opens_thought(bundle.template, bundle.dialect, prompt, text),
+        in_reasoning=(
+            prompt_opens_thought(bundle.template, bundle.dialect, prompt, text)  # renders once more
+            if opening is None
+            else opens_thought(opening, bundle.dialect)
+        ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
-        opening=None if prompt.continue_last else bundle.answer_frame.opening(text),
+        opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
 

@@ -14,6 +14,7 @@ import msgspec
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from holdfast.errors import InvalidRequest, ModelLoadError
+from holdfast.intake.complete_tools import complete_tool
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
 from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
@@ -25,7 +26,8 @@ from holdfast.models.tokenizer_files import named_special_tokens, read_json
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
-_PROBE = "probe7391"
+_PROBE, _LATER = "probe7391", "probe8204"
+_CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -85,6 +87,13 @@ class ChatTemplate:
         asked = self._common(prompt, text, upto="")
         return text[asked:] if asked else ""
 
+    def without_opening(self, prompt: ChatPrompt) -> str:
+        """The conversation without what the template writes to have it answered; empty when the template refuses it."""
+        try:
+            return self._run_for(prompt, self._messages(prompt, ""), answer=False)
+        except _RENDER_ERRORS:
+            return ""
+
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """Where in its rendered text (as characters) other prompts are likely to part from this one, ascending.
 
@@ -113,17 +122,24 @@ class ChatTemplate:
         messages = template_messages(
             prompt.messages, keep_parts=self._keep_parts, arguments_as_text=self._arguments_as_text, field=field
         )
+        messages = with_habits(messages, self._habits)
         if self._habits.in_text is not None:
             messages = tools_in_text(messages, prompt.tools, self._habits.in_text)
-        else:
-            messages = with_habits(messages, self._habits)
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
-        # Deep copies: a template may append to lists, and the definitions are kept for other requests.
-        tools = copy.deepcopy(list(prompt.tools)) if self._habits.in_text is None else []
+        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
+        if _CHANGES_LISTS.search(self.sources[name]):
+            tools = copy.deepcopy(tools)  # they are kept for other requests
+        try:
+            return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
+        except _RENDER_ERRORS:
+            if not tools:
+                raise
+            # Some templates take descriptions and types for granted.
+            tools = [complete_tool(tool) for tool in prompt.tools]
+            return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
 
     def behind_answer(self) -> str:
         """What the template writes behind an answer of the assistant; empty when it cannot be told."""
@@ -162,7 +178,14 @@ class ChatTemplate:
         user: Message = {"role": "user", "content": self._as_content(_PROBE)}
         if not self._try([user]):
             return RoleHabits()
-        return RoleHabits(system=bool(self._try([{**user, "role": "system"}, user])), same_in_a_row=bool(self._try([user, user])))
+        system = {"role": "system", "content": self._as_content(_PROBE)}
+        answer, later = {**user, "role": "assistant"}, {"role": "system", "content": self._as_content(_LATER)}
+        several = self._try([system, user, answer, later, user])
+        return RoleHabits(
+            system=bool(self._try([system, user])),
+            system_anywhere=_LATER in several and several.count(_PROBE) == 4,
+            same_in_a_row=bool(self._try([user, user])),
+        )
 
     def _shows(self, content: Any) -> bool:
         """Whether a user's content reaches the text. A template that fails at this does not show it."""

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
+from holdfast.intake.control_tokens import guard_against, leave_out_breaks
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -31,6 +32,8 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = named_special_tokens(config)
         add_missing_tokens(backend, config, self.special_tokens)
+        leave_out_breaks(backend)
+        self.guard = guard_against(backend)  # breaks what spells a control token in a text that is not the model's
         self.pieces = TokenPieces(backend)
         self.vocab_size = vocabulary_size(backend)
         added = backend.get_added_tokens_decoder().values()

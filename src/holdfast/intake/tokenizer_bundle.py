@@ -11,6 +11,7 @@ from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
+from holdfast.intake.dialect_rules import ENDS_BY_FAMILY
 from holdfast.intake.dialects import DialectReport, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
@@ -56,15 +57,14 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
-    ends = () if template is None else turn_end(template, tokenizer)
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
-        answer_frame=frame_of(found.template, tokenizer, found.dialect, ends=ends),
+        answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults=generation_defaults(folder),
         context_tokens=_context_tokens(folder),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
-        turn_end_token_ids=ends,
+        turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         dialect=found.dialect,
         thinking_switch=found.switch,
         template_options=dict(found.switch.keeping) if keep_thoughts else {},
@@ -72,18 +72,24 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
     )
 
 
-def frame_of(
-    template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect, *, ends: tuple[int, ...] = ()
-) -> AnswerFrame:
-    """Where answers stand in what the template writes. ends: tokens that end one, beside those that the tokenizer knows."""
+def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:
+    """Where answers stand in what the template writes."""
     if template is None:
         return AnswerFrame()
     reasoning = dialect.reasoning
     return find_frame(
         template,
-        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in (*tokenizer.eos_token_ids, *ends)],
-        thought_markers=() if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
+        ends=[tokenizer.decode((end,), skip_special_tokens=False) for end in tokenizer.eos_token_ids],
+        thought=None if reasoning is None else (reasoning.start.strip(), reasoning.end.strip()),
     )
+
+
+def turn_ends(template: ChatTemplate, tokenizer: Tokenizer, *, family: str) -> tuple[int, ...]:
+    """Tokens that end an answer, of those that are not known as ends already."""
+    added = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    of_family = (added[content] for content in ENDS_BY_FAMILY.get(family, ()) if content in added)
+    ends = dict.fromkeys([*turn_end(template, tokenizer), *of_family])
+    return tuple(end for end in ends if end not in tokenizer.eos_token_ids)
 
 
 def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any, TypeAlias
 
-from holdfast.intake.conversation import arguments_object
+from holdfast.intake.conversation import REASONING_FIELDS, arguments_object
 from holdfast.parsing.dialect import Call, CallFormat, IdForm
 
 Message: TypeAlias = dict[str, Any]
@@ -28,6 +28,7 @@ class ToolHabits:
     written: CallFormat | None = None  # the template leaves calls out: they are written into the answer's text in this format
     in_text: CallFormat | None = None  # the template knows no tools: all of it is told in text, calls in this format
     left_to_model: str = ""  # the prompt ends with this, which belongs to the call: it is left to the model to write
+    thought_beside_text: bool = True  # an answer with calls may have both a thought and a text; else the thought is left out
     answer_behind_results: str | None = None  # an answer with this text has to stand between a result and a user's message
 
 
@@ -48,6 +49,8 @@ def with_habits(messages: Iterable[Message], habits: ToolHabits) -> list[Message
     for turn in _turns(list(messages)):
         if isinstance(turn, _CallingTurn):
             _rename(turn, habits.id_form, numbers)
+            if not habits.thought_beside_text and turn.answer["content"]:
+                turn.answer = {key: value for key, value in turn.answer.items() if key not in REASONING_FIELDS}
             ready += _in_pairs(turn) if not habits.parallel and len(turn.calls) > 1 else _in_one(turn)
         else:
             ready.append(turn)

@@ -11,7 +11,10 @@ from holdfast.messages.sessions import SessionCommand
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say."""
+    """After so many tokens of thought, the tokens that end it are drawn, whatever the model would say.
+
+    All thoughts of an answer count together. Where a grammar does not allow the end, the thought goes on until it does.
+    """
 
     tokens: int
     start_token_ids: tuple[int, ...] = ()  # behind which the thought begins; empty: with the first token
@@ -29,7 +32,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     want_logprobs: bool = False
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
-    grammar: str = ""  # of llguidance, in its JSON form: the tokens that may be drawn; empty: all
+    grammar: str = ""  # a text of llguidance: the tokens that may be drawn; empty: all
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id

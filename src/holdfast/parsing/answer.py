@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from holdfast.parsing.markers import is_marker
 from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, Thought
 
 _SPACES = " \t\r\n"
+_END_OR_SPACE = ("", *_SPACES)
 _MOST_SPACES = 64  # more of them before a marker are text: they are not held back
 
 
@@ -45,13 +47,12 @@ class AnswerReader:
         marks = self._marks
         self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *self._openers)
         self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
+        self._first_in_text, self._first_in_thought = _first(self._marks_in_text), _first(self._marks_in_thought)
         self._thinking = in_reasoning and bool(self._marks.end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
         self._thought_text = False  # the open thought has text
-        self._skips: Literal["", "lines", "all"] = (
-            "lines" if self._thinking else ""
-        )  # white space that is left out of what follows
+        self._skips: Literal["", "lines", "all"] = "lines" if self._thinking else ""  # white space that is left out now
         self._indents = False  # the newlines of this white space are left out, and what follows them is not
         self._long_space = False  # white space has been given because it was too much, and more of it follows
         self._blank_line = True  # nothing but white space stands in the line before
@@ -79,6 +80,9 @@ class AnswerReader:
 
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Add text; returns the parts that are certain now."""
+        first = self._first_in_thought if self._thinking else self._first_in_text
+        if not (self._source.text or self._reading or self._skips) and text[-1:] not in _END_OR_SPACE and not first.search(text):
+            return (self._given_at_once(text),)
         if text:
             self._source.add(text)
             next(self._steps, None)
@@ -90,7 +94,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers:
+        elif self._channel_openers and not self._thinking:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -106,9 +110,16 @@ class AnswerReader:
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
         if self._channel_openers:
-            spoken = (part for part in parts if isinstance(part, Segment) and part.kind == "reasoning")
-            self._thoughts += [Thought(part.start, part.start + len(part.text)) for part in spoken]
+            for part in parts:
+                if isinstance(part, Segment) and part.kind == "reasoning":
+                    self._spoken_thought(part.start, part.start + len(part.text))
         return parts
+
+    def _spoken_thought(self, start: int, end: int) -> None:
+        """A part of a thought that stands in a channel."""
+        if self._thoughts and self._thoughts[-1].end >= start:
+            start = self._thoughts.pop().start
+        self._thoughts.append(Thought(start, end))
 
     def _is_markup(self, text: str) -> bool:
         """Whether nothing but the beginning of a marker is left of calls that are complete."""
@@ -243,12 +254,26 @@ class AnswerReader:
         text = source.plain(source.text[:length])
         if text:
             self._parts.say(kind, text, start=source.passed)
-            self._thought_text = self._thinking
-            *above, line = text.rsplit("\n", 1)
-            self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-            self._skips, self._last = "", text[-1]
+            self._note(text)
         source.place = length
         source.drop_read()
+
+    def _note(self, text: str) -> None:
+        """Text is given: what follows does not begin a thought any more, and may not begin a line."""
+        self._thought_text = self._thinking
+        *above, line = text.rsplit("\n", 1)
+        self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
+        self._skips, self._last = "", text[-1]
+
+    def _given_at_once(self, text: str) -> Segment:
+        """The short way for text in which no marker can begin, which ends without white space, and before which nothing waits."""
+        source = self._source
+        start = source.passed
+        source.came += len(text)
+        source.passed += len(text)
+        self._long_space = False
+        self._note(text)
+        return Segment("reasoning" if self._thinking else "text", text, start)
 
     def _leave_out(self, mark: str, space: int) -> None:
         """Leave out a marker that says nothing. White space around it stays if it parts two words."""
@@ -264,6 +289,11 @@ class AnswerReader:
         self._source.place = length
         self._source.drop_read()
         self._skips, self._indents, self._blank_line, self._long_space = spaces, False, True, False
+
+
+def _first(marks: Sequence[str]) -> re.Pattern[str]:
+    """What a marker begins with, and every marker that is a token."""
+    return re.compile("[\udc00-\udfff" + "".join(re.escape(mark[0]) for mark in marks) + "]")
 
 
 def _given(*marks: str) -> tuple[str, ...]:

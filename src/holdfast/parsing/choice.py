@@ -85,6 +85,7 @@ class ChoiceText:
         self._format = _format(rules)
         self._stops = VisibleStops(rules.stops)
         self._plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
+        self._may_end = bool(rules.stops) or rules.one_call  # before the worker says so
         self._detokenizer = detokenizer(pieces, at_start=rules.at_start)  # of the short way
         self._tokens = PlacedTokens(
             pieces, rules.dialect.markers, at_start=rules.at_start, offset=len(rules.echo_text) if rules.echo else 0
@@ -133,7 +134,8 @@ class ChoiceText:
             if token_id in self._rules.stop_token_ids:
                 break
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
-            parts += self._up_to_end(self._format.push(text))
+            found = self._format.push(text)
+            parts += self._up_to_end(found) if self._may_end else found
             if self.done:
                 break
         return self._show(parts)

@@ -61,6 +61,9 @@ class Metrics(Collector):
         self.prompt_tokens = self._counter("request_prompt_tokens", "Prompt tokens of ended choices.", "model")
         self.completion_tokens = self._counter("request_completion_tokens", "Tokens of ended choices.", "model")
         self.cached_tokens = self._counter("request_cached_tokens", "Prompt tokens that needed no prefill.", "model")
+        self.put_back_tokens = self._counter(
+            "request_put_back_tokens", "Tokens of earlier answers that stand in prompts as they were generated.", "model"
+        )
         self.dropped_tokens = self._counter(
             "request_dropped_tokens", "Tokens of answers that the chat template left out of a later turn.", "model"
         )

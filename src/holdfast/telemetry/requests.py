@@ -25,7 +25,7 @@ class AnswerRecord:
         self._began = clock()
         self._model, self.prompt = "", ""
         self.accept_seconds = 0.0
-        self.prompt_tokens = self.dropped_tokens = 0
+        self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
         self.texts: dict[int, str] = {}  # by choice
         self.finish_reasons: list[str] = []
         self._choices_per_prompt = 1
@@ -36,16 +36,24 @@ class AnswerRecord:
         self._gaps: Histogram | None = None
 
     def accepted(
-        self, model: str, *, prompt_tokens: int, dropped_tokens: int = 0, choices_per_prompt: int = 1, prompt: str = ""
+        self,
+        model: str,
+        *,
+        prompt_tokens: int,
+        put_back_tokens: int = 0,
+        dropped_tokens: int = 0,
+        choices_per_prompt: int = 1,
+        prompt: str = "",
     ) -> None:
         """The request is in the worker's queue. Only from here on it is booked, under a model that is known to exist.
 
         prompt: what was asked, empty unless contents are logged; then the answers' texts are kept as well.
         """
         self._model, self.prompt, self._choices_per_prompt = model, prompt, choices_per_prompt
-        self.prompt_tokens, self.dropped_tokens = prompt_tokens, dropped_tokens
+        self.prompt_tokens, self.put_back_tokens, self.dropped_tokens = prompt_tokens, put_back_tokens, dropped_tokens
         self.accept_seconds = self._clock() - self._began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
+        self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
         self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
         self._gaps = self._metrics.inter_token_seconds.labels(model)
 

@@ -143,6 +143,15 @@ async def test_schemas_may_be_64_levels_deep() -> None:
     assert await refused(tools=[WEATHER, nested(65)]) == (400, "tools.1.function.parameters")
 
 
+async def test_the_definitions_may_have_so_many_keys_and_values() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway, limits=LimitsSettings(max_tool_parts=7)) as client:
+        fits = await client.post(CHAT, json=chat_body(tools=[WEATHER]))
+        several = await client.post(CHAT, json=chat_body(tools=[WEATHER, CLOCK]))
+    assert fits.status_code == 200
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "tools.1.function")
+
+
 async def test_there_may_be_so_many_tools() -> None:
     gateway = ScriptedGateway()
     for fields, field in (({"tools": TOOLS}, "tools"), ({"functions": [FUNCTION, FUNCTION]}, "functions")):

@@ -48,6 +48,7 @@ def check(explained: Any) -> None:
         "ram_tokens": 2,
         "disk_tokens": 3,
         "read_tokens": 2,
+        "put_back_tokens": 0,
         "dropped_tokens": 0,
         "unused_tokens": 0,
         "reason": "diverged",

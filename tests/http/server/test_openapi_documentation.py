@@ -23,7 +23,7 @@ def test_every_served_field_is_documented() -> None:
 
 def test_every_metric_is_documented() -> None:
     families = [family.name for family in Metrics().registry.collect()]
-    prefixes = re.compile(r"holdfast_(worker_|prefix_cache_|memory_)?")
+    prefixes = re.compile(r"holdfast_(worker_|prefix_cache_|memory_|constrained_)?")
     names = [prefixes.sub("", name, count=1) for name in families if name.startswith("holdfast_")]
     assert [name for name in names if f"`{name}`" not in TEXT] == []
 

@@ -205,3 +205,13 @@ def test_a_thought_may_speak_of_calls_and_end_with_one(thought: str, said: list[
     assert whole == told(dialect, WEATHER, thought, in_reasoning=True, at=range(len(thought)))
     assert whole == said or said is None
     assert said is not None or whole == [("thought", thought.split("\n</think>")[0]), "No."]
+
+
+@pytest.mark.parametrize("filler", ["[", "{", '{"a":', "<item>", "]<]minimax[>[<item>", "("])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_brackets_without_an_end_give_arguments_that_a_client_can_read(name: str, filler: str) -> None:
+    text = MARKUP_FAMILIES[name].write([Call("get_weather", {"opt": {"a": ["XX"]}})]).replace('"XX"', "XX")
+    begin, _, end = text.partition("XX")
+    for answer in (begin + filler * 1100, begin + filler * 1100 + end):
+        for call in told(dialect_of(name, as_tokens=False), WEATHER, answer):
+            assert isinstance(call, str) or isinstance(call[1], dict)

@@ -117,9 +117,9 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
         if self.functions or isinstance(self.function_call, dict):
             if self.tools and self.functions:
                 raise RequestRefused("`functions`: there are `tools` already", field="functions")
-            tools = checked_functions(self.functions or (), most=limits.max_tools)
+            tools = checked_functions(self.functions or (), limits=limits)
             return tools, function_call_of(self.function_call, tools=tools)
-        tools = checked_tools(self.tools or (), most=limits.max_tools)
+        tools = checked_tools(self.tools or (), limits=limits)
         parallel = self.parallel_tool_calls is not False
         return tools, tool_choice_of(self.tool_choice, tools=tools, parallel=parallel)
 

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
+from holdfast.config import LimitsSettings
 from holdfast.http.openai.fields import STRICT
-from holdfast.http.server.body import TAG_MARK, is_deeper
+from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.problem import RequestRefused
+from holdfast.intake.limits import nesting_of
 from holdfast.messages.requests import ToolChoice
 
 _LONGEST_NAME = 256
@@ -85,9 +87,9 @@ Tools = Annotated[list[ToolDefinition], Field(fail_fast=True)]
 Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True)]
 
 
-def checked_tools(tools: Sequence[ToolDefinition], *, most: int) -> tuple[dict[str, Any], ...]:
+def checked_tools(tools: Sequence[ToolDefinition], *, limits: LimitsSettings) -> tuple[dict[str, Any], ...]:
     """The tools as a prompt has them, without nulls. Raises RequestRefused naming what cannot be served."""
-    _refuse_too_many(tools, most, field="tools")
+    _refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
             name, shown = f"tools.{place}.type", f", not {kind[:40]!r}"
@@ -95,13 +97,15 @@ def checked_tools(tools: Sequence[ToolDefinition], *, most: int) -> tuple[dict[s
         if "function" not in tool:
             name = f"tools.{place}.function"
             raise RequestRefused(f"`{name}` is required", code="missing_required_parameter", field=name)
-    return _checked([_tool(tool["function"], tool) for tool in tools], field="tools.{}.function")
+    return _checked(
+        [_tool(tool["function"], tool) for tool in tools], field="tools.{}.function", most_parts=limits.max_tool_parts
+    )
 
 
-def checked_functions(functions: Sequence[FunctionDefinition], *, most: int) -> tuple[dict[str, Any], ...]:
+def checked_functions(functions: Sequence[FunctionDefinition], *, limits: LimitsSettings) -> tuple[dict[str, Any], ...]:
     """The functions of the older form, as tools. Raises RequestRefused."""
-    _refuse_too_many(functions, most, field="functions")
-    return _checked([_tool(function) for function in functions], field="functions.{}")
+    _refuse_too_many(functions, limits.max_tools, field="functions")
+    return _checked([_tool(function) for function in functions], field="functions.{}", most_parts=limits.max_tool_parts)
 
 
 def tool_choice_of(choice: str | NamedChoice | None, *, tools: Sequence[Mapping[str, Any]], parallel: bool) -> ToolChoice:
@@ -145,15 +149,21 @@ def _tool(function: FunctionDefinition, tool: Mapping[str, Any] | None = None) -
     return {"type": _SERVED_TYPE, "function": given, **further}
 
 
-def _checked(tools: Sequence[dict[str, Any]], *, field: str) -> tuple[dict[str, Any], ...]:
+def _checked(tools: Sequence[dict[str, Any]], *, field: str, most_parts: int) -> tuple[dict[str, Any], ...]:
     names: set[str] = set()
+    parts = 0
     for place, tool in enumerate(tools):
         function, named = tool["function"], field.format(place)
         if (name := function["name"]) in names:
             raise RequestRefused(f"`{named}.name`: two tools have this name", field=f"{named}.name", shown=f": {name!r}")
-        if is_deeper(function.get("parameters"), _DEEPEST_SCHEMA):
+        nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
+        if nesting.levels > _DEEPEST_SCHEMA:
             reason = f"`{named}.parameters`: deeper than {_DEEPEST_SCHEMA} levels"
             raise RequestRefused(reason, field=f"{named}.parameters")
+        parts += nesting.parts
+        if parts > most_parts:
+            reason = f"`{named}`: with it the definitions of the tools have more than {most_parts:,} keys and values"
+            raise RequestRefused(reason, field=named)
         names.add(name)
     return tuple(tools)
 

@@ -63,6 +63,7 @@ class MergedStream:
     def __init__(self, streams: Sequence[OutputStream], choices: int) -> None:
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
+        self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.unenforced = tuple(dict.fromkeys(place for stream in streams for place in stream.unenforced))
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()

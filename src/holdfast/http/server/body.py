@@ -66,17 +66,6 @@ def _whole_character(escape: re.Match[bytes]) -> bytes:
     return _REPLACEMENT if escape["half"] else escape[0]
 
 
-def is_deeper(value: Any, most: int) -> bool:
-    """Whether objects and lists are nested in each other beyond so many levels."""
-    level = [value]
-    for _ in range(most + 1):
-        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        if not nested:
-            return False
-        level = [value for values in nested for value in values]
-    return True
-
-
 def field_name(location: tuple[int | str, ...]) -> str:
     """The place of an error as a dotted path, such as messages.0.content."""
     return ".".join(str(part) for part in location if not (isinstance(part, str) and (part[:1] == TAG_MARK or part == "[key]")))

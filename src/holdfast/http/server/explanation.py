@@ -45,7 +45,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     disk_tokens: int
     read_tokens: int
     unused_tokens: int  # further ones that are, or were, kept but could not be used
-    dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
+    put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
+    dropped_tokens: int  # of earlier answers, which the chat template or the client has left out of the prompt
     reason: str
     explanation: str
     difference: Difference | None
@@ -65,6 +66,7 @@ def explanation_of(choices: list[Explanation]) -> Explanation | None:
 def explain_choice(
     event: ChoiceFinished,
     *,
+    put_back_tokens: int = 0,
     dropped_tokens: int = 0,
     accept_seconds: float,
     first_text_seconds: float | None,
@@ -79,6 +81,7 @@ def explain_choice(
         disk_tokens=memory.disk_tokens,
         read_tokens=event.prompt_tokens - memory.cached_tokens,
         unused_tokens=memory.unused_tokens,
+        put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
         reason=memory.outcome.value,
         explanation=_in_words(memory, difference, dropped_tokens=dropped_tokens),
@@ -130,7 +133,7 @@ def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tok
         )
     if dropped_tokens:
         said.append(
-            f"The model's chat template leaves parts of earlier answers out, such as thinking: "
+            f"The model's chat template, or the client, leaves parts of earlier answers out, such as thinking: "
             f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
         )
     if memory.waited_for_another:

@@ -90,6 +90,7 @@ class GenerationResponse(Response):
             self._answer.accepted(
                 self._plan.requests[0].model,
                 prompt_tokens=self._stream.prompt_tokens,
+                put_back_tokens=self._stream.put_back_tokens,
                 dropped_tokens=self._stream.dropped_tokens,
                 choices_per_prompt=self._plan.choices_per_prompt,
                 prompt=_content(self._plan) if self._services.log.content else "",
@@ -133,6 +134,7 @@ class GenerationResponse(Response):
         if self._plan.explains:
             explained = explain_choice(
                 event,
+                put_back_tokens=self._answer.put_back_tokens,
                 dropped_tokens=self._answer.dropped_tokens,
                 accept_seconds=self._answer.accept_seconds,
                 first_text_seconds=self._answer.first_text_seconds(event.index),

@@ -23,6 +23,7 @@ class OutputStream(Protocol):
     """The answer to one accepted request: text deltas, and one `ChoiceFinished` per choice."""
 
     prompt_tokens: int  # counted once however many choices there are
+    put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
     unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
 

@@ -121,8 +121,8 @@ class _Body:
         tools = callable_tools(offered_tools(self._request), choice, bounds=self._bounds, enforce_all=enforce_all)
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
-        if choice.mode == "required":
-            return only_calls(self.rules, block, parallel=choice.parallel)
+        if choice.mode == "required":  # who names one tool wants one call of it
+            return only_calls(self.rules, block, parallel=choice.parallel and len(choice.names) != 1)
         if said:
             return f"({said} | {only_calls(self.rules, block, parallel=choice.parallel)})"
         return text_or_calls(self.rules, form, block, parallel=choice.parallel)

@@ -18,7 +18,7 @@ def pattern_fault(pattern: str) -> str:
     """What keeps a pattern from being enforced; empty: nothing does. Whether it is one at all is not looked at."""
     if len(pattern) > LONGEST_PATTERN:
         return f"is longer than {LONGEST_PATTERN:,} characters"
-    return "" if _repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
+    return "" if repetitions(pattern) <= MOST_REPETITIONS else "repeats too often"
 
 
 def alternatives(node: Any) -> int:
@@ -45,8 +45,11 @@ def size_of_literal(value: Any) -> int:
     return sum(map(size_of_literal, value)) + 1 if isinstance(value, list | tuple) else 1
 
 
-def _repetitions(pattern: str) -> int:
-    """Characters that a pattern matches at most in its counted repetitions; `*` and `+` count once."""
+def repetitions(pattern: str) -> int:
+    """Characters that a pattern matches at most in its counted repetitions; `*` and `+` count once.
+
+    Of a grammar, which may hold several patterns, it is a good guess.
+    """
     totals, last, place = [0], 1, 0
     while place < len(pattern):
         character = pattern[place]
@@ -77,7 +80,8 @@ def _atom_end(pattern: str, place: int) -> int:
         return place + 1
     if pattern[place] != "[":
         return place
-    place += 2 if pattern.startswith("]", place + 1) else 1
+    place += 2 if pattern.startswith("^", place + 1) else 1
+    place += pattern.startswith("]", place)
     while place < len(pattern) and pattern[place] != "]":
         place += 2 if pattern[place] == "\\" else 1
     return place

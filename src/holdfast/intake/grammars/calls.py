@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.grammars.calls_json import json_calls
+from holdfast.intake.grammars.calls_json import json_calls, named_json
 from holdfast.intake.grammars.calls_literal import braced_calls, python_calls
+from holdfast.intake.grammars.calls_nested import nested_tags
 from holdfast.intake.grammars.calls_tagged import key_value_tags, tagged_parameters
 from holdfast.intake.grammars.channel_frame import channel_texts, harmony_calls, kimi_k3_calls
 from holdfast.intake.grammars.lark import ANY, Rules, escaped, one_of
@@ -18,6 +19,8 @@ from holdfast.parsing.formats.channels import Channels
 from holdfast.parsing.formats.json_calls import JsonCalls
 from holdfast.parsing.formats.key_value_tags import KeyValueTags
 from holdfast.parsing.formats.kimi_k3 import KimiK3
+from holdfast.parsing.formats.named_json import NamedJson
+from holdfast.parsing.formats.nested_tags import NestedTags
 from holdfast.parsing.formats.python_calls import PythonCalls
 from holdfast.parsing.formats.tagged_parameters import TaggedParameters
 
@@ -27,6 +30,8 @@ _MECHANISMS: Final[dict[type, Callable[[Rules, Any, Sequence[CallableTool]], Cal
     JsonCalls: json_calls,
     KeyValueTags: key_value_tags,
     KimiK3: kimi_k3_calls,
+    NamedJson: named_json,
+    NestedTags: nested_tags,
     PythonCalls: python_calls,
     TaggedParameters: tagged_parameters,
 }
@@ -50,11 +55,7 @@ def call_block(rules: Rules, form: CallFormat, tools: Sequence[CallableTool]) ->
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
     """Places, by the tools' names, of keywords that nothing enforces."""
-    return tuple(
-        place
-        for tool in tools
-        for place in (*tool.unenforced, *in_tool(tool.name, [f"/{found}" for found in block.left_out.get(tool.name, ())]))
-    )
+    return tuple(place for tool in tools for place in (*tool.unenforced, *in_tool(tool.name, block.left_out.get(tool.name, ()))))
 
 
 def only_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:

@@ -48,9 +48,10 @@ def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
         if fault == _TOO_MUCH:
             break
         place, node = _innermost(found)
+        keyword = _culprit(found, node)
         if strict:
-            raise SchemaFault(_fault(found, node), place=place)
-        found = _without_fault(found, place, node)
+            raise SchemaFault(_named(keyword, _fault(found, node)), place=join_place(place, keyword) if keyword else place)
+        found = _without_fault(found, place, node, keyword=keyword)
     return _ANY_OBJECT
 
 
@@ -85,21 +86,35 @@ def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:
 
 def _parts(found: CleanSchema, node: Schema, *, place: str, seen: set[str]) -> Iterator[tuple[str, Schema | bool]]:
     for keyword, inner, key in children(node, place=place):
-        yield join_place(place, keyword, *key), inner
+        if isinstance(inner, dict):  # that nothing fits `false` is no fault of its own
+            yield join_place(place, keyword, *key), inner
     name = node.get("$ref", "").rsplit("/", 1)[-1]
     if name and name not in seen and isinstance(found.schema, dict):
         seen.add(name)
         yield found.origins[name], found.schema["$defs"][name]
 
 
-def _without_fault(found: CleanSchema, place: str, node: Schema | bool) -> CleanSchema:
+def _culprit(found: CleanSchema, node: Schema | bool) -> str:
+    """The keyword without which the part would not be at fault; empty: no single one."""
+    if not isinstance(node, dict):
+        return ""
+    for keyword in (*PLAIN[1:], "oneOf", "anyOf", "allOf", "patternProperties", "additionalProperties", "properties", "type"):
+        if keyword in node and not _fault(found, {name: value for name, value in node.items() if name != keyword}):
+            return keyword
+    return ""
+
+
+def _named(keyword: str, fault: str) -> str:
+    return fault if not keyword or keyword in fault else f"the keyword {keyword!r}: {fault}"
+
+
+def _without_fault(found: CleanSchema, place: str, node: Schema | bool, *, keyword: str) -> CleanSchema:
     """The schema with one keyword less in the part at fault, or with nothing said there at all if that is not enough."""
     if not isinstance(node, dict):
         return _ANY_OBJECT
-    for keyword in (*PLAIN[2:], "oneOf", "anyOf", "allOf", "patternProperties", "additionalProperties", "properties"):
-        if keyword in node and not _fault(found, {name: value for name, value in node.items() if name != keyword}):
-            del node[keyword]  # the walk made this schema, and nobody else has it yet
-            return replace(found, unenforced=(*found.unenforced, join_place(place, keyword)))
+    if keyword:
+        del node[keyword]  # the walk made this schema, and nobody else has it yet
+        return replace(found, unenforced=(*found.unenforced, join_place(place, keyword)))
     definitions = node.get("$defs")
     node.clear()
     if definitions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import InvalidRequest
+from holdfast.intake.grammars.bounds import MOST_REPETITIONS, repetitions
 from holdfast.intake.grammars.checked import checked_schema
 from holdfast.intake.grammars.lark import grammar_text, json_value, literal, one_of, pattern
 from holdfast.intake.grammars.schema import SchemaBounds, SchemaFault
@@ -44,6 +45,8 @@ def _check_size(form: OutputFormat, characters: int) -> None:
     if characters > _MOST_CHARACTERS:
         reason = f"at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
         raise InvalidRequest(f"`{form.field}`: {reason}", field=form.field)
+    if repetitions(form.pattern) > MOST_REPETITIONS:
+        raise InvalidRequest(f"`{form.field}`: it repeats too often", field=form.field)
 
 
 def _try(form: OutputFormat, lark: str) -> None:

@@ -25,6 +25,8 @@ OPENING: Final = ("additionalProperties", "patternProperties", "unevaluatedPrope
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"),
 )
+LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
+"""Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what most of the web takes."""
 
 
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:

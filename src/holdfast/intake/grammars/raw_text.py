@@ -13,6 +13,7 @@ _LEAP_DAYS = "[1-9][0-9](0[48]|[2468][048]|[13579][26])-02-29"
 _DATE = f"([1-9][0-9]{{3}}-({_DAYS})|{_LEAP_DAYS})"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+_LONGEST: Final = 10_000  # characters that are counted: each is a state of the lexer
 FORMATS: Final = {
     "date": _DATE,
     "time": _TIME,
@@ -33,6 +34,8 @@ def content_of(node: Schema) -> tuple[tuple[str, ...], str]:
         return ("(" + "|".join(escaped(value) for value in values if isinstance(value, str)) + ")",), ""
     found = []
     least, most = node.get("minLength", 0), node.get("maxLength")
+    if most is not None and most > _LONGEST:
+        return (ANY,), "maxLength"
     if least or most is not None:
         found.append(rf"(.|\n){{{least},{'' if most is None else most}}}")
     for keyword, known in (("format", _format), ("pattern", _pattern)):

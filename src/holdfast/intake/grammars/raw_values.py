@@ -23,7 +23,8 @@ _CDATA = ("<![CDATA[", "]]>")
 class ArgumentTags:
     """How a family writes an argument: `before`, its key, `text` or `json`, a string or any other value, `end`, `behind`.
 
-    never: regular expressions of what would be taken for the end of a string. cdata: it may stand in a CDATA section.
+    A string ends where `end` comes first. That it has nothing else which a reader takes for the end of a call is left to the
+    model: the lexemes for it would cost a hundred times as much. cdata: it may stand in a CDATA section.
     """
 
     before: str
@@ -31,7 +32,6 @@ class ArgumentTags:
     json: tuple[str, ...]  # any of them
     end: str
     behind: str = ""
-    never: tuple[str, ...] = ()
     cdata: bool = False
 
 
@@ -80,11 +80,11 @@ class RawArguments:
             content = (*content, rf"\s*([^\s{taken}]{ANY})?")
         lead, behind = self._rules.literal(self._tags.text), self._tags.behind
         tail = self._rules.literal(behind) if behind else ""
-        never = (*self._tags.never, r"<!\[CDATA\[") if self._tags.cdata else self._tags.never
-        found = f"{lead} {self._rules.text_before(self._tags.end, content=content, never=never)} {tail}"
         if not self._tags.cdata:
-            return found
+            return f"{lead} {self._rules.text_before(self._tags.end, content=content)} {tail}"
         section = f"{self._rules.literal(_CDATA[0])} {self._rules.text_before(_CDATA[1], content=content)}"
+        plain = tuple(rf"([^<]{ANY})?" if each == ANY else each for each in content)  # what begins otherwise is in a section
+        found = f"{lead} {self._rules.text_before(self._tags.end, content=plain)} {tail}"
         return f"({found} | {lead} {section} {self._rules.literal(self._tags.end)} {tail})"
 
     def _json(self, node: Schema) -> str:

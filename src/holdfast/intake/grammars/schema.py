@@ -96,6 +96,8 @@ class _Walk:
                 child, place=join_place(place, keyword, *key), depth=depth + 1, may_close=may_close if alone else False
             )
             _put(found, keyword, key, inner)
+        if "maxLength" not in found and (longest := keywords.LONGEST.get(str(found.get("format")))):
+            found["maxLength"] = longest
         if may_close and _lists_its_properties(node):
             found["additionalProperties"] = False
         if alternatives(found) > MOST_ALTERNATIVES:

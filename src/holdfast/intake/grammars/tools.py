@@ -105,7 +105,7 @@ def callable_tools(
 
 def in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
     """Places in a tool's schema, with the tool's name."""
-    return tuple(f"{name}{place.removeprefix('#')}" for place in places)
+    return tuple(f"{name}/{place.removeprefix('#').removeprefix('/')}" for place in places)
 
 
 def _arguments(parameters: Any, *, bounds: SchemaBounds, strict: bool, place: str) -> CleanSchema:

@@ -19,7 +19,7 @@ _HEADER_LENGTH = 256
 _NOBODY = frozenset({"", "assistant", "user", "all", "self", "none"})
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What a message says of itself."""
 
     role: str = ""
@@ -83,7 +83,7 @@ class Channels:
         yield from self._read_content(source, parts, header)
         return True
 
-    def _read_header(self, source: Incoming, *, must: bool) -> Waiting[Header | None]:
+    def _read_header(self, source: Incoming, *, must: bool) -> Waiting[MessageHeader | None]:
         """Read a message's header. Where `<|message|>` is missing, it ends with the last word that belongs to a header.
 
         must: one without `<|message|>` and `<|channel|>` is none.
@@ -92,20 +92,20 @@ class Channels:
         start = source.place
         at, mark = yield from source.find((self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH)
         if mark != self.message:
-            found = self._pattern.match(source.text, start)
+            found = self._pattern.match(source.text, start, at)
             at = found.end() if found else start
             if must and not (self.channel and self.channel in source.text[start:at]):
                 return None
         source.place = at + (len(mark) if mark == self.message else 0)
         text = source.text[start:at]
         channel = _word(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else ""
-        return Header(
+        return MessageHeader(
             _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
             channel,
             _word(r"\bto=([^\s<\udc00-\udfff]+)", text),
         )
 
-    def _read_content(self, source: Incoming, parts: CallParts, header: Header) -> Waiting[None]:
+    def _read_content(self, source: Incoming, parts: CallParts, header: MessageHeader) -> Waiting[None]:
         name = header.recipient
         if not name and header.role.removeprefix(self.prefix) not in _NOBODY:
             name = header.role  # some put the tool's name in the role's place

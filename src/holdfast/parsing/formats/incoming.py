@@ -102,19 +102,28 @@ class Incoming:
 
         Without any: the text's end, or where `limit` characters are passed, and no mark.
         """
-        longest = max(map(len, marks))
+        longest, _ = _shape(tuple(marks))
         since = start
         while True:
-            found = min(((at, -len(mark), mark) for mark in marks if (at := self.text.find(mark, since)) >= 0), default=None)
-            if found is not None:
-                mark = yield from self.standing(marks, found[0])
-                return found[0], mark
-            if limit is not None and len(self.text) - start > limit + longest:
+            found = self._nearest(marks, since)
+            if found >= 0 and (limit is None or found <= start + limit):
+                mark = yield from self.standing(marks, found)
+                return found, mark
+            if limit is not None and (found >= 0 or len(self.text) - start > limit + longest):
                 return start + limit, ""
             if self.ended:
                 return len(self.text), ""
             since = max(start, len(self.text) - longest + 1)
             yield
+
+    def _nearest(self, marks: Sequence[str], start: int) -> int:
+        """The place of the first mark; -1 for none. What was found already bounds the search for the others."""
+        nearest = -1
+        for mark in reversed(marks):  # where some are single characters, these stand last
+            end = len(self.text) if nearest < 0 else nearest - 1 + len(mark)
+            at = self.text.find(mark, start, end)
+            nearest = at if at >= 0 else nearest
+        return nearest
 
     def certain(self, marks: Sequence[str]) -> int:
         """Up to where no mark stands or may be about to stand, of what was not read."""

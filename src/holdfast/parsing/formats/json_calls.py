@@ -175,7 +175,7 @@ class _JsonCall:
 
     def _arguments(self, source: Incoming) -> Waiting[None]:
         """Read the arguments. They stream once the name is known."""
-        if self._failed or self._parts.is_open:
+        if self._failed or self._parts.is_open or self._early is not None:
             if not self._failed:
                 yield from self._value(source)
             return

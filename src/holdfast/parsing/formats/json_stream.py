@@ -17,9 +17,10 @@ from holdfast.parsing.formats.literals import NUMBER
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
 _WORDS = ("true", "false", "null")
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_BARE = re.compile(r"[^\s,:\[\]{}\"']*")
+_BEHIND_BARE = tuple(" \n\t\r,:[]{}\"'")
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _CLOSERS = {"{": "}", "[": "]"}
+_MAX_DEPTH = 64  # what is deeper, a client could not read
 _BEHIND_STRING = (",", "}", "]", ":")
 _ESCAPES = '"\\/bfnrt'
 
@@ -41,6 +42,7 @@ class JsonStream:
         self._open: list[str] = []  # brackets
         self._expects: Literal["key", "value", "next"] = "value"
         self._dangles = False  # a key and its colon were given, and no value
+        self._too_deep = 0  # brackets that were left out and are open
         self._held = ""  # a comma and white space that are given with what follows
 
     def read(self) -> Waiting[None]:
@@ -77,6 +79,13 @@ class JsonStream:
         elif character in ",:":
             source.place += 1
             self._repair("extra_" + ("comma" if character == "," else "colon"))
+        elif character in _CLOSERS and len(self._open) >= _MAX_DEPTH:
+            source.place += 1
+            self._too_deep += 1
+            self._repair("too_deep")
+        elif character in _CLOSERS and "key" in (self._expects, self._expects == "next" and self._within):
+            source.place += 1  # a bracket where a key should be
+            self._repair("extra_bracket")
         else:
             if self._expects == "next":
                 self._repair("missing_comma")
@@ -93,10 +102,6 @@ class JsonStream:
             return
         if character in "\"'":
             yield from self._string(character)
-        elif character in _CLOSERS:
-            source.place += 1  # a bracket where a key should be
-            self._repair("extra_bracket")
-            return
         else:
             yield from self._bare()
         if self._expects == "key":
@@ -181,15 +186,9 @@ class JsonStream:
     def _bare(self) -> Waiting[None]:
         """Read a word without quotes: a number, a literal of JSON or Python, or text."""
         source = self._source
-        while True:
-            found = _BARE.match(source.text, source.place)
-            end = found.end() if found else source.place
-            stop = source.certain(self._stops) if self._stops else len(source.text)
-            if min(stop, end) < len(source.text) or source.ended:
-                break
-            yield
-        word = source.plain(source.text[source.place : min(stop, end)])
-        source.place = min(stop, end)
+        end, _ = yield from source.find((*self._stops, *_BEHIND_BARE), source.place)
+        word = source.plain(source.text[source.place : end])
+        source.place = end
         if self._expects == "key":
             self._repair("bare_key")
             self._give(json.dumps(word, ensure_ascii=False))
@@ -224,6 +223,9 @@ class JsonStream:
 
     def _close(self, character: str) -> None:
         """A closing bracket was read. Brackets within the one that it closes are closed with it."""
+        if self._too_deep:
+            self._too_deep -= 1
+            return
         if character not in (_CLOSERS[bracket] for bracket in self._open):
             self._repair("extra_bracket")
             return

@@ -55,6 +55,7 @@ class KeyValueTags:
         begun = False
         while True:
             yield from source.skip_space(spaces=_SPACES)
+            start = source.place
             if not (yield from source.taken(self.call[0].strip())):
                 if begun:
                     yield from source.taken(self.section[1].strip())
@@ -62,6 +63,7 @@ class KeyValueTags:
             read = yield from self._read_call(source, parts)
             begun = begun or read
             if not read:
+                source.place = start
                 return begun
 
     def _written(self, call: Call) -> str:

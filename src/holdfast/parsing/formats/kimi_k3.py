@@ -87,6 +87,8 @@ class KimiK3:
         """Read text up to a tag, if a channel or call is open; white space between a call's arguments is none."""
         while channel or parts.is_open:
             certain = source.certain(self.openers)
+            if not channel:
+                certain, _ = yield from source.find(self.openers, 0)
             if channel or source.text[:certain].strip():
                 say_up_to(source, parts, channel or "text", certain)
             else:

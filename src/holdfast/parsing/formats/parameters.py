@@ -22,7 +22,7 @@ _ATTRIBUTE = re.compile(r"""(\w+)=["']([^"']*)["']""")
 _HEADER_LENGTH = 256
 
 
-class Header(NamedTuple):
+class TagHeader(NamedTuple):
     """A tag's own words: a name, what it says of the value's type, and the call's id (empty: nothing)."""
 
     name: str
@@ -45,7 +45,7 @@ class ValueEnd(NamedTuple):
     names_parameter: bool = False  # behind the mark stands the name of a parameter that has no value yet, and `before`
 
 
-def header(source: Incoming, *, close: str = ">") -> Waiting[Header | None]:
+def header(source: Incoming, *, close: str = ">") -> Waiting[TagHeader | None]:
     """Read a tag from behind its first word to its end. None: it is no such tag."""
     at, mark = yield from source.find((close, "\n"), source.place, limit=_HEADER_LENGTH)
     if mark != close or not (found := _HEADER.fullmatch(source.text[source.place : at])):
@@ -53,8 +53,8 @@ def header(source: Incoming, *, close: str = ">") -> Waiting[Header | None]:
     words = source.plain(source.text[source.place : at])
     source.place = at + len(close)
     if "id" in (attributes := dict(_ATTRIBUTE.findall(words))) and "name" in attributes:
-        return Header(attributes["name"].strip(), id=attributes["id"])
-    return Header(source.plain(found[1]).strip(), found[2] or "")
+        return TagHeader(attributes["name"].strip(), id=attributes["id"])
+    return TagHeader(source.plain(found[1]).strip(), found[2] or "")
 
 
 def read_value(
@@ -104,15 +104,19 @@ def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] =
     return True
 
 
-def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call") -> Waiting[bool]:
-    """Read a call that stands as one object with name and arguments in place of tags. False: none does."""
+def read_json_call(source: Incoming, parts: CallParts, *, repair: str = "json_call", declared: bool = False) -> Waiting[bool]:
+    """Read a call that stands as one object with name and arguments in place of tags. False: none does.
+
+    declared: only a declared tool makes it a call.
+    """
     if not source.text.startswith("{", source.place):
         return False
-    repairs = [repair]
+    start, repairs = source.place, [repair]
     found = json.loads((yield from _JSON.value(source, repairs, ends="")))
     name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
     tool = parts.tools.named(name) if isinstance(name, str) else None
-    if tool is None or not isinstance(arguments, dict):
+    if tool is None or not isinstance(arguments, dict) or (declared and not tool.declared):
+        source.place = start
         return False
     parts.begin(tool)
     parts.json(json.dumps(arguments, ensure_ascii=False))

@@ -63,7 +63,9 @@ class PythonCalls:
                 continue
             if (yield from source.taken("]")) or (closers and (yield from source.standing(closers))):
                 break
+            start = source.place
             if not (yield from self._read_call(source, parts, literals, marked=marked)):
+                source.place = start
                 return begun
             begun = True
         yield from source.skip_space()
@@ -72,7 +74,7 @@ class PythonCalls:
         return begun
 
     def _read_call(self, source: Incoming, parts: CallParts, literals: Literals, *, marked: bool) -> Waiting[bool]:
-        if marked and (yield from read_json_call(source, parts, repair="")):
+        if (yield from read_json_call(source, parts, repair="", declared=not marked)):
             return True
         at, mark = yield from source.find(("(", ")", "]", "[", "{", "\n", ",", "="), source.place, limit=_NAME_LENGTH)
         tool = parts.tools.named(source.plain(source.text[source.place : at])) if mark == "(" else None

@@ -23,7 +23,7 @@ _PIECE: Final = re.compile(
 _ESCAPED: Final = {"\\n": "\n", "\\t": "\t"}
 
 
-class Piece(NamedTuple):
+class PatternPiece(NamedTuple):
     """A part of a pattern: its text, any white space, one line break or none, or a word to capture (`text`: what it may be)."""
 
     kind: Kind
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     name: str = ""
 
 
-Pieces: TypeAlias = tuple[Piece, ...]
+Pieces: TypeAlias = tuple[PatternPiece, ...]
 
 
 class Found(NamedTuple):
@@ -44,14 +44,14 @@ class Found(NamedTuple):
 
 def literal(text: str) -> Pieces:
     """The pattern of a text."""
-    return (Piece("literal", text),)
+    return (PatternPiece("literal", text),)
 
 
 def pieces(pattern: str) -> Pieces | None:
     """A pattern's parts, white space at its beginning left out. None: it is not of the kind that is read here."""
     if len(pattern) > _LONGEST:
         return None
-    found: list[Piece] = []
+    found: list[PatternPiece] = []
     place = 0
     while place < len(pattern):
         match = _PIECE.match(pattern, place)
@@ -60,7 +60,7 @@ def pieces(pattern: str) -> Pieces | None:
         place = match.end()
         piece = _piece(match)
         if piece.kind == "literal" and found and found[-1].kind == "literal":
-            piece = Piece("literal", found.pop().text + piece.text)
+            piece = PatternPiece("literal", found.pop().text + piece.text)
         if piece.kind == "capture" and found and found[-1].kind == "capture":
             return None
         found.append(piece)
@@ -114,13 +114,13 @@ def written(parts: Pieces, words: Mapping[str, str]) -> str:
     )
 
 
-def _piece(match: re.Match[str]) -> Piece:
+def _piece(match: re.Match[str]) -> PatternPiece:
     if match["name"]:
-        return Piece("capture", match["inner"], match["name"])
+        return PatternPiece("capture", match["inner"], match["name"])
     if match["space"]:
-        return Piece("space", "")
+        return PatternPiece("space", "")
     if match["newline"]:
-        return Piece("newline", "")
+        return PatternPiece("newline", "")
     if match["escape"]:
-        return Piece("literal", _ESCAPED.get(match["escape"], match["escape"][1:]))
-    return Piece("literal", match["plain"])
+        return PatternPiece("literal", _ESCAPED.get(match["escape"], match["escape"][1:]))
+    return PatternPiece("literal", match["plain"])

@@ -10,7 +10,7 @@ from typing import Any, Final
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.parameters import Header, ValueEnd, header, read_json_body, read_json_call, read_value
+from holdfast.parsing.formats.parameters import TagHeader, ValueEnd, header, read_json_body, read_json_call, read_value
 from holdfast.parsing.formats.typed_values import JSON_TYPES
 
 _STRING: Final = frozenset({"string"})
@@ -67,6 +67,7 @@ class TaggedParameters:
         begun = False
         while True:
             yield from source.skip_space()
+            start = source.place
             wrapped = bool(self.wrapper[0]) and opener == self.wrapper[0].strip() and not begun
             if not wrapped and self.wrapper[0]:
                 wrapped = bool((yield from source.taken(self.wrapper[0].strip())))
@@ -74,6 +75,8 @@ class TaggedParameters:
             read = yield from self._read_call(
                 source, parts, bare=bare or (not wrapped and bool(self.wrapper[0])), wrapped=wrapped
             )
+            if begun and not read:
+                source.place = start  # what follows is text
             begun = begun or read
             if not read or not closers:
                 return begun
@@ -145,7 +148,7 @@ class TaggedParameters:
             yield from self._read_end(source, parts, complete=complete)
             return
 
-    def _read_value(self, source: Incoming, parts: CallParts, tag: Header) -> Waiting[None]:
+    def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
         types = parts.types.of(tag.name)
         if self.types[0]:
             types = JSON_TYPES if tag.type.lower() == "false" else _STRING if tag.type else types

@@ -1,0 +1,20 @@
+"""Answers of random weights that are held to schemas, through the whole of the library: valid, and ended by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.app.llm import LLM
+from tests.fakes.rambling_model import ask, fault_of, write_rambling
+from tests.fakes.schemas import AGENTS, OWN
+
+
+def test_answers_fit_their_schemas_and_one_beside_them_is_as_alone(tmp_path: Path) -> None:
+    schemas = [OWN["one of kinds"], OWN["tree"], AGENTS["vercel response"]]
+    with LLM(write_rambling(tmp_path)) as llm:
+        alone = llm.generate("Once upon", temperature=1, seed=1, max_tokens=30, ignore_eos=True)
+        streams = [ask(llm, schema, seed=1) for schema in schemas]
+        beside = llm.generate("Once upon", temperature=1, seed=1, max_tokens=30, ignore_eos=True)
+        answers = [stream.read_all() for stream in streams]
+    assert [fault_of(answer, schema) for answer, schema in zip(answers, schemas, strict=True)] == ["", "", ""]
+    assert beside.token_ids == alone.token_ids
