@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from holdfast.config import LimitsSettings
 from holdfast.intake.grammars.checked import checked_schema
+from holdfast.intake.grammars.keywords import PLAIN
 from holdfast.intake.grammars.lark import grammar_text, json_value
 from holdfast.intake.grammars.schema import CleanSchema, SchemaBounds, SchemaFault
 from tests.fakes.grammar_walker import accepts
@@ -165,3 +167,27 @@ def test_what_is_no_schema_is_refused() -> None:
     assert _fault({"type": "object", "properties": {"a": 1}}).place == "#/properties/a"
     assert _fault({"anyOf": {}}).place == "#/anyOf"
     assert _fault({"type": "text"}).reason
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "const": -1e19},
+        {"type": "integer", "enum": [3, -(2**63)]},
+        {"type": "integer", "minimum": -(10**19), "maximum": -(10**19)},
+        {"type": "integer", "exclusiveMinimum": 1 - 2**63, "exclusiveMaximum": 1 - 2**63},
+        {"items": {"type": "integer"}, "const": [-1e30]},
+    ],
+)
+def test_the_least_integer_of_64_bits_which_overflows_the_stack_of_llguidance_never_gets_there(schema: Any) -> None:
+    assert "below what 64 bits hold" in _fault(schema).reason
+    assert _checked(_inside(schema), strict=False).unenforced
+
+
+@pytest.mark.parametrize("keyword", PLAIN)
+@pytest.mark.parametrize("value", [None, True, 5, 1.5, "a", [5], [[]], {}])
+def test_a_keyword_with_a_value_of_any_type_is_no_error_of_ours(keyword: str, value: Any) -> None:
+    for beside in ({}, {"type": "object", "properties": {"a": {}}}, {"type": "array", "items": {"type": "null"}}):
+        with contextlib.suppress(SchemaFault):
+            _checked(beside | {keyword: value})
+        _checked(_inside(beside | {keyword: value}), strict=False)

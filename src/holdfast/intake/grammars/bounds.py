@@ -11,6 +11,8 @@ MOST_REPETITIONS: Final = 20_000  # of single characters in one pattern, nested 
 MOST_ALTERNATIVES: Final = 256  # in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
 LONGEST_PATTERN: Final = 2_000
 LONGEST_LITERAL: Final = 4_000  # characters of a name or of a listed value: each token of it is forced, one after the other
+_LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
+_SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
@@ -34,6 +36,20 @@ def alternatives(node: Any) -> int:
         elif keyword != "prefixItems" and members:
             found *= sum(map(alternatives, members))
     return found
+
+
+def is_too_small(value: Any) -> bool:
+    """Whether a number in a value is below 64 bits. An integer of which llguidance is told just that overflows its stack."""
+    if isinstance(value, dict):
+        return any(map(is_too_small, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_too_small, value))
+    return isinstance(value, int | float) and value < _LEAST
+
+
+def names_too_small(grammar: str) -> bool:
+    """The same of the schemas in a grammar, as far as its text tells."""
+    return "%json" in grammar and _SMALLER.search(grammar) is not None
 
 
 def size_of_literal(value: Any) -> int:

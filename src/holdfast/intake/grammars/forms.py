@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import InvalidRequest
-from holdfast.intake.grammars.bounds import MOST_REPETITIONS, repetitions
+from holdfast.intake.grammars.bounds import MOST_REPETITIONS, names_too_small, repetitions
 from holdfast.intake.grammars.checked import checked_schema
 from holdfast.intake.grammars.lark import grammar_text, json_value, literal, one_of, pattern
 from holdfast.intake.grammars.schema import SchemaBounds, SchemaFault
@@ -37,6 +37,8 @@ def form_of(form: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str,
             return expression, {}
         case "lark":
             _check_size(form, len(form.pattern))
+            if names_too_small(form.pattern):
+                raise InvalidRequest(f"`{form.field}`: a schema holds a number below what 64 bits hold", field=form.field)
             _try(form, form.pattern)
             return "@form", {"form": form.pattern}
 

@@ -29,6 +29,25 @@ LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
 """Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what most of the web takes."""
 
 
+def is_well_typed(keyword: str, value: Any) -> bool:
+    """Whether the value of a plain keyword is of a type that it may have."""
+    match keyword:
+        case "const":
+            return True
+        case "enum":
+            return isinstance(value, list | tuple)
+        case "type" if isinstance(value, str):
+            return True
+        case "type" | "required":
+            return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+        case "pattern" | "format":
+            return isinstance(value, str)
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case _:  # the counts
+            return isinstance(value, int) and not isinstance(value, bool)
+
+
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:
     """Whether an unsupported keyword, with this value, holds of every value there is."""
     match keyword:

@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from holdfast.intake.grammars import keywords
-from holdfast.intake.grammars.bounds import LONGEST_LITERAL, MOST_ALTERNATIVES, alternatives, pattern_fault, size_of_literal
+from holdfast.intake.grammars.bounds import (
+    LONGEST_LITERAL,
+    MOST_ALTERNATIVES,
+    alternatives,
+    is_too_small,
+    pattern_fault,
+    size_of_literal,
+)
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -112,6 +119,12 @@ class _Walk:
     def _is_enforceable(self, keyword: str, node: Schema, *, place: str) -> bool:
         value = node[keyword]
         match keyword:
+            case _ if not keywords.is_well_typed(keyword, value):
+                self._leave_out(keyword, place=place, reason="has a value of the wrong type")
+                return False
+            case _ if is_too_small(value):
+                self._leave_out(keyword, place=place, reason="holds a number below what 64 bits hold")
+                return False
             case "format" if value not in keywords.FORMATS:
                 if _may_be_text(node):
                     self._leave_out(keyword, place=place, reason=f"{str(value)[:40]!r} is not known here")
