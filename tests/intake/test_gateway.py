@@ -288,7 +288,7 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
 
-async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBundle) -> None:
+async def test_many_messages_and_long_answers_are_rendered_on_another_thread(bundle: TokenizerBundle) -> None:
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
@@ -299,9 +299,10 @@ async def test_many_messages_are_rendered_on_another_thread(bundle: TokenizerBun
     template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
     noting = replace(bundle, template=template)
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
-    for times in (1, 400):
-        await collect(gateway, asks(ChatPrompt(messages=HELLO.messages * times)))
-    assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False]
+    long_answer = {"role": "assistant", "content": "{" * 30_000}
+    for messages in (HELLO.messages, HELLO.messages * 400, (*HELLO.messages, long_answer, *HELLO.messages)):
+        await collect(gateway, asks(ChatPrompt(messages=messages)))
+    assert [thread is threading.main_thread() for thread in NotingTemplate.threads] == [True, False, False]
 
 
 async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(

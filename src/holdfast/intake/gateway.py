@@ -99,6 +99,12 @@ class Gateway:
 
 def _takes_long(prompt: ChatPrompt) -> bool:
     """Whether rendering would hold up the event loop."""
-    if len(prompt.messages) > _MANY_MESSAGES:
+    if len(prompt.messages) > _MANY_MESSAGES or _characters_of_answers(prompt) > _LONG_TEXT_CHARACTERS:
         return True
     return nesting_of([prompt.tools, prompt.messages], most_parts=_MANY_PARTS).parts > _MANY_PARTS
+
+
+def _characters_of_answers(prompt: ChatPrompt) -> int:
+    """Of past answers, which are read for calls and thoughts: 10 µs each where nothing but braces stands."""
+    answers = (message for message in prompt.messages if isinstance(message, dict) and message.get("role") == "assistant")
+    return sum(len(content) for answer in answers if isinstance(content := answer.get("content"), str))
