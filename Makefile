@@ -5,7 +5,7 @@
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
-# make tool-table     find the families of all templates anew and write their table into docs/tools.md
+# make tool-table     find and measure the families of all templates anew and write their table into docs/tools.md
 # make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make agents         have opencode, aider and the Vercel AI SDK do a task each and write docs/agents.md (needs npm)

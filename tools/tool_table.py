@@ -1,4 +1,4 @@
-"""The table of families in docs/tools.md: what is found of a chat template in the shape of each, when it is loaded.
+"""The table of families in docs/tools.md: what is found of a chat template in the shape of each, and how its answers are read.
 
 `python -m tools.tool_table` writes it anew.
 """
@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.intake.dialects import DialectReport, find_dialect
+from holdfast.intake.dialects import DialectReport
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from tests.fakes.family_answers import is_read_however_cut, right_answers, streams_as_whole, turns_go_on, wrong_answers
+from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
 
 PAGE = Path(__file__).parents[1] / "docs" / "tools.md"
 BEGIN, END = "<!-- table: python -m tools.tool_table -->", "<!-- end of table -->"
-_COLUMNS = (
-    "template",
-    "family",
-    "round trip",
-    "past calls",
-    "calls in one answer",
-    "ids",
-    "thoughts",
-    "begins in a thought",
-    "off",
-)
+FOUND = ("template", "family", "round trip", "past calls", "calls in one answer", "ids", "thoughts", "begins in a thought", "off")
+MEASURED = ("any cut", "mistakes", "streamed = whole", "next turn")
+_COLUMNS = (*FOUND[:3], *MEASURED, *FOUND[3:])
+_BETWEEN_CELLS = re.compile(r"(?<!\\)\|")
 _IDS = {
     "random": "any",
     "client": "any",
@@ -36,14 +33,33 @@ _IDS = {
 
 def table() -> str:
     """The table, as Markdown."""
-    return "\n".join(["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|", *_rows()])
+    models = {name: bundle(family) for name, family in sorted(FAMILY_TEMPLATES.items())}
+    rows = ({**found(name, model), **measured(model)} for name, model in models.items())
+    lines = ("| " + " | ".join(row[column] for column in _COLUMNS) + " |" for row in rows)
+    return "\n".join(["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|", *lines])
 
 
-def _rows() -> Iterator[str]:
-    for name, family in sorted(FAMILY_TEMPLATES.items()):
-        report = find_dialect(family.template(), family.tokenizer(), config={}).report
-        cells = (name, report.family, "proven" if report.proven and report.tools == "template" else report.why, *_facts(report))
-        yield "| " + " | ".join(cells) + " |"
+def found(name: str, model: TokenizerBundle) -> dict[str, str]:
+    """What is known of a model when it is loaded, by the columns of `FOUND`."""
+    report = model.dialect_report
+    proof = "proven" if report.proven and report.tools == "template" else report.why
+    return dict(zip(FOUND, (name, report.family, proof, *_facts(report)), strict=True))
+
+
+def measured(model: TokenizerBundle) -> dict[str, str]:
+    """How a model's answers are read and its turns go on, by the columns of `MEASURED`."""
+    right, wrong = tuple(right_answers(model)), tuple(wrong_answers(model))
+    cells = (
+        _yes(all(is_read_however_cut(model.dialect, answer) for answer in right)),
+        f"{sum(is_read_however_cut(model.dialect, answer) for answer in wrong)} of {len(wrong)}",
+        _yes(all(streams_as_whole(model, answer) for answer in (*right, *wrong))),
+        _yes(turns_go_on(model)),
+    )
+    return dict(zip(MEASURED, cells, strict=True))
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
 
 
 def _facts(report: DialectReport) -> Iterator[str]:
@@ -69,6 +85,13 @@ def with_table(page: str) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, behind = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{behind}"
+
+
+def rows_of(page: str) -> list[dict[str, str]]:
+    """The rows of the page's table, by their columns."""
+    lines = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
+    columns, _, *rows = ([cell.strip() for cell in _BETWEEN_CELLS.split(line)[1:-1]] for line in lines)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import sys
 from holdfast.engine.engine import Engine
 from holdfast.engine.probe import choose_layout
 from holdfast_bench.engine_profile import attention_share, drawing_seconds, parts_of
-from holdfast_bench.engine_steps import BareForward, EngineSteps
+from holdfast_bench.engine_steps import BareForward, EngineSteps, requests_of
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
 PROMPTS = [[5, 17, 3, 99, 42, 7]]
@@ -16,7 +16,7 @@ PROMPTS = [[5, 17, 3, 99, 42, 7]]
 def test_the_parts_of_a_step_are_timed_and_the_seam_is_left_as_it_was() -> None:
     model = kept_tiny("qwen3")
     engine = Engine(choose_layout(model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
-    ours = EngineSteps(engine, PROMPTS, capacity_tokens=64)
+    ours = EngineSteps(engine, requests_of(PROMPTS, max_tokens=58))
     parts = parts_of(ours, count=3)
     assert {name: len(values) for name, values in parts.items()} == {"layout_seconds": 3, "collect_seconds": 3}
     attention = sys.modules["mlx_lm.models.qwen3"].scaled_dot_product_attention  # type: ignore[attr-defined]

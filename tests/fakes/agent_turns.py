@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.config import LimitsSettings
@@ -108,3 +109,14 @@ def turn(
     ids = in_any_tokens(said, bundle, choose)
     deltas = answer(bundle, request, prepared, ids) if said else []
     return prepared.sequences[0].prompt_token_ids + ids, sent_back(deltas, choose, keeps_thoughts=keeps_thoughts)
+
+
+def turns(bundle: TokenizerBundle, *, keeps_thoughts: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Three turns of a conversation: all tokens of each, and the prompt of the next."""
+    choose = random.Random(3)
+    messages: list[dict[str, Any]] = [QUESTION]
+    for number in range(1, 4):
+        before, said = turn(bundle, messages, spoken(bundle, messages, number), choose, keeps_thoughts=keeps_thoughts)
+        messages += said
+        after, _ = turn(bundle, messages, "", choose)
+        yield before, after

@@ -212,7 +212,7 @@ def _weights(script: _Script, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
         embedding[ids[token], _TOKEN] = code[token]
         embedding[ids[token], [_RANK, _REST]] = rank, (1 - rank**2) ** 0.5
         head[ids[token], _NEXT] = 6 * code[token]
-    head[ids[END], _ONE] = 1.0  # where nothing is to be said
+    head[ids[END], _ONE] = 50.0  # where no unit speaks up: beside one that does it is small
     first, second = _NORM
     query, key, value, out = (
         np.zeros(shape) for shape in ((_CODE, _HIDDEN), (_CODE, _HIDDEN), (_CODE, _HIDDEN), (_HIDDEN, _CODE))

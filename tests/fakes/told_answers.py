@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from holdfast.intake.tokenize import Tokenizer
+from holdfast.messages.events import Finished, FinishReason, TokensGenerated
+from holdfast.messages.output import OutputEvent, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
 from holdfast.parsing.answer import AnswerReader
+from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.dialect import ModelDialect
 from holdfast.parsing.formats.declared import DeclaredTools
-from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded, Segment
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
 
 
 def told(
@@ -20,7 +24,44 @@ def told(
     reader = AnswerReader(dialect, tools=DeclaredTools(tools), **rules)
     encoded = dialect.markers.encode(text)
     edges = [0, *sorted(place % (len(encoded) + 1) for place in at), len(encoded)]
-    parts = [part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])] + [*reader.flush()]
+    return _folded([*(part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])), *reader.flush()])
+
+
+def heard(events: Iterable[OutputEvent]) -> list[Any]:
+    """The same of what a client sees of an answer."""
+    return _folded(part for event in events for part in _parts(event))
+
+
+def by_tokens(tokenizer: Tokenizer, dialect: ModelDialect, tools: Sequence[Mapping[str, Any]], text: str) -> list[OutputEvent]:
+    """What a client sees of an answer that comes token by token."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    rules = ChoiceRules(
+        prompt_token_ids=(1,),
+        stop_token_ids=frozenset(),
+        max_tokens=len(token_ids) + 1,
+        dialect=dialect,
+        tools=DeclaredTools(tools),
+        reads_calls=True,
+    )
+    choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
+    ended = Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(token_ids))
+    generated = (TokensGenerated(request_id="r/0", token_ids=(token_id,)) for token_id in token_ids)
+    return [event for news in (*generated, ended) for event in choice.feed(news)]
+
+
+def _parts(event: OutputEvent) -> Iterator[AnswerPart]:
+    match event:
+        case TextDelta(text=text, kind=kind) if text:
+            yield Segment(kind, text)
+        case ToolCallStarted():
+            yield CallBegun(event.name)
+        case ToolArgumentsDelta():
+            yield CallArguments(event.text)
+        case ToolCallFinished():
+            yield CallEnded(event.repairs)
+
+
+def _folded(parts: Iterable[AnswerPart]) -> list[Any]:
     said: list[Any] = []
     name, arguments = "", ""
     for part in parts:

@@ -11,13 +11,11 @@ import pytest
 
 from holdfast.intake.dialects import FoundDialect, find_dialect, prompt_opens_thought
 from holdfast.intake.template import ChatTemplate
-from holdfast.messages.events import Finished, FinishReason, TokensGenerated
-from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, ToolArgumentsDelta
+from holdfast.messages.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
 from holdfast.messages.requests import ChatPrompt
-from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.dialect import PLAIN, Call
-from holdfast.parsing.formats.declared import DeclaredTools
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
+from tests.fakes.told_answers import by_tokens
 
 FAMILIES = pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -196,19 +194,7 @@ def test_what_a_model_of_each_family_writes_is_read_token_by_token(name: str) ->
         dialect.calls.write([Call("open_file", ARGUMENTS, "functions.open_file:0")]) for _ in range(1 + family.parallel)
     )
     token_ids = tokenizer.encode(wrote, add_special_tokens=False)
-    rules = ChoiceRules(
-        prompt_token_ids=(1,),
-        stop_token_ids=frozenset(),
-        max_tokens=len(token_ids) + 1,
-        dialect=dialect,
-        tools=DeclaredTools((FILES,)),
-        reads_calls=True,
-    )
-    choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
-    events: list[OutputEvent] = []
-    for token_id in token_ids:
-        events += choice.feed(TokensGenerated(request_id="r/0", token_ids=(token_id,)))
-    events += choice.feed(Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(token_ids)))
+    events = by_tokens(tokenizer, dialect, [FILES], wrote)
     arguments: dict[int, str] = {}
     for event in events:
         if isinstance(event, ToolArgumentsDelta):

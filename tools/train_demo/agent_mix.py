@@ -21,8 +21,10 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.62), ("tools", 0.08), ("several", 0.1), ("files", 0.12), ("words", 0.08))
-"""Of the conversations drawn; of the tokens see the README."""
+SHARES = (("replay", 0.68), ("tools", 0.07), ("several", 0.1), ("files", 0.1), ("words", 0.05))
+LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("files", 0.09))
+"""Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
+LATE_FROM = 0.9
 
 
 def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
@@ -148,7 +150,7 @@ def file_talk(rng: Random) -> Conversation:
 
 def _copy(rng: Random) -> tuple[str, str]:
     text = wide_phrase(rng, 8) if rng.random() < 0.6 else f"{wide_word(rng)} {marked(rng)} {wide_word(rng)}"
-    return rng.choice((f"Repeat exactly: {text}", f"Repeat: {text}", f"Say: {text}")), text
+    return f"Repeat exactly: {text}", text
 
 
 def word_talk(rng: Random) -> Conversation:
@@ -177,6 +179,20 @@ def replayed(rng: Random) -> Conversation | PlainText:
     return other_tasks.copying(rng) if kind < 0.21 else first_mix.conversation_at(rng, 0.0)
 
 
+def short_talk(rng: Random) -> Conversation:
+    """Short tasks of old, which suffer first while tools are learned."""
+    kind = rng.random()
+    if kind < 0.2:
+        return first_mix.sums_at_once(rng)
+    conversation = Conversation()
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        maker = rng.choice(
+            (other_tasks.json_exchange, other_tasks.say_exchange, other_tasks.copy_exchange, other_tasks.edit_exchange)
+        )
+        conversation.exchange(*(rng.choice(other_tasks.CHAT) if rng.random() < 0.15 else maker(rng)))
+    return conversation
+
+
 def holds_held_out(conversation: Conversation) -> bool:
     """Whether a held-out word of tools is in a new conversation."""
     return not is_allowed(json.dumps([conversation.tools, conversation.messages]))
@@ -184,15 +200,23 @@ def holds_held_out(conversation: Conversation) -> bool:
 
 def drawn(rng: Random, kind: str) -> Conversation | PlainText:
     """One conversation of a kind; those with new tools hold no word of the held-out tools."""
-    maker = {"replay": replayed, "tools": odd_tool_talk, "several": several_talk, "files": file_talk, "words": word_talk}[kind]
+    maker = {
+        "replay": replayed,
+        "tools": odd_tool_talk,
+        "several": several_talk,
+        "short": short_talk,
+        "files": file_talk,
+        "words": word_talk,
+    }[kind]
     while True:
         chosen = maker(rng)
         if first_mix.is_held_out(chosen):
             continue
-        if kind == "replay" or isinstance(chosen, PlainText) or not holds_held_out(chosen):
+        if kind in ("replay", "short") or isinstance(chosen, PlainText) or not holds_held_out(chosen):
             return chosen
 
 
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
-    """A conversation of this training; it does not depend on how much is done."""
-    return drawn(rng, rng.choices([kind for kind, _ in SHARES], [share for _, share in SHARES])[0])
+    """A conversation for the time when this share of the training is done."""
+    shares = LATE if done >= LATE_FROM else SHARES
+    return drawn(rng, rng.choices([kind for kind, _ in shares], [share for _, share in shares])[0])

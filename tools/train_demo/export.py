@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from conversation import TEMPLATE_FILE
 from network import Shape
-from recipes import RECIPES
+from recipes import BUNDLED, RECIPES, Recipe
 from safetensors.torch import load_file, save_file
 
 CONTEXT = 32768
@@ -79,10 +79,19 @@ def exported_weights(folder: Path) -> dict[str, torch.Tensor]:
     return {key.removeprefix("model."): value.float() for key, value in tensors.items()}
 
 
+def blended(recipe: Recipe, trained: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The trained weights, or for a continued training the mean of them and those that it began with, by the recipe's share."""
+    if recipe.blend == 1.0:
+        return trained
+    first = exported_weights(BUNDLED / recipe.begins_with)
+    rounded = {key: value.bfloat16().float() for key, value in trained.items()}  # as both would be exported alone
+    return {key: recipe.blend * value + (1 - recipe.blend) * first[key] for key, value in rounded.items()}
+
+
 def export(name: str, work: Path, output: Path) -> None:
     """Weights in bfloat16, and all files that a server reads beside them."""
     output.mkdir(parents=True, exist_ok=True)
-    weights = torch.load(work / "checkpoint.pt", map_location="cpu")["network"]
+    weights = blended(RECIPES[name], torch.load(work / "checkpoint.pt", map_location="cpu")["network"])
     tensors = {f"model.{key}": value.to(torch.bfloat16).contiguous() for key, value in weights.items()}
     save_file(tensors, str(output / "model.safetensors"), metadata={"format": "pt"})
     (output / "model.safetensors").chmod(0o644)

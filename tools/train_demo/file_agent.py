@@ -307,22 +307,14 @@ def edit(rng: Random, conversation: Conversation, tools: Tools) -> None:
 def turn(rng: Random, conversation: Conversation, tools: Tools) -> None:
     """One task for the agent."""
     kind = rng.random()
-    if (kind < 0.08 and "list" in tools.names) or (kind < 0.16 and "list" in tools.names and "read" in tools.names):
-        list_folder(rng, conversation, tools)
-    elif kind < 0.24 and "grep" in tools.names:
-        search(rng, conversation, tools)
-    elif kind < 0.32 and "write" in tools.names:
-        write(rng, conversation, tools)
-    elif kind < 0.4 and "edit" in tools.names:
-        edit(rng, conversation, tools)
-    elif kind < 0.5:
-        notes_in_file(rng, conversation, tools)
-    elif kind < 0.58:
-        whole_file(rng, conversation, tools)
-    elif kind < 0.62:
-        two_files(rng, conversation, tools)
-    else:
-        read_and_tell(rng, conversation, tools)
+    tasks = ((0.1, "list", list_folder), (0.16, "grep", search), (0.22, "write", write), (0.27, "edit", edit))
+    for until, deed, task in tasks:
+        if kind < until and deed in tools.names:
+            return task(rng, conversation, tools)
+    for until, task in ((0.35, notes_in_file), (0.4, whole_file), (0.42, two_files)):
+        if kind < until:
+            return task(rng, conversation, tools)
+    return read_and_tell(rng, conversation, tools)
 
 
 def begin(rng: Random) -> tuple[Conversation, Tools]:

@@ -50,9 +50,9 @@ _KEYS = (
 
 def _key(rng: Random) -> str:
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.4:
         return rng.choice(_KEYS)
-    return english(rng) if kind < 0.75 else f"{english(rng)}_{english(rng)}"
+    return english(rng) if kind < 0.65 else f"{english(rng)}_{english(rng)}"
 
 
 def settings(rng: Random, folder: str | None = None, most: int = 10) -> File:

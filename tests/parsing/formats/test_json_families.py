@@ -16,13 +16,10 @@ from holdfast.parsing.formats.families import FAMILIES
 from holdfast.parsing.formats.json_calls import JsonCalls
 from holdfast.parsing.formats.named_json import NamedJson
 from holdfast.parsing.whole_answer import WholeAnswer, read_answer, whole_answer
+from tests.fakes import mistaken_json
+from tests.fakes.mistaken_json import MISTAKEN_ARGUMENTS, MISTAKEN_CALLS, OTHER_FORMS, ROM
 
-TOOLS = DeclaredTools(
-    [
-        {"type": "function", "function": {"name": "get_weather", "parameters": {"properties": {"city": {}, "days": {}}}}},
-        {"type": "function", "function": {"name": "write_file", "parameters": {"properties": {"path": {}, "text": {}}}}},
-    ]
-)
+TOOLS = DeclaredTools(mistaken_json.TOOLS)
 NAMES = sorted(name for name, form in FAMILIES.items() if isinstance(form, (JsonCalls, NamedJson)))
 CALLS = (
     Call(
@@ -71,61 +68,19 @@ def test_any_arguments_come_back_however_the_text_is_cut(name: str, given: dict[
     assert (found.text, found.repairs) == ("Now:", ())
 
 
-ROME = {"city": "Rom"}
-
-
-@pytest.mark.parametrize(
-    ("text", "repairs"),
-    [
-        ('<tool_call>{"name": "get_weather", "parameters": {"city": "Rom"}}</tool_call>', ("arguments_key",)),
-        ('<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rom\\"}"}</tool_call>', ("encoded_twice",)),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}', ("unclosed_call",)),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}', ("unclosed_call",)),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom', ("unclosed_value", "unclosed_call")),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}</tool_call>', ()),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}}</tool_call>', ("extra_bracket",)),
-        ('{"name": "get_weather", "arguments": {"city": "Rom"}}', ()),
-        ('```json\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n```', ()),
-        ("<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Rom'}}</tool_call>", ("single_quotes",)),
-        ('<tool_call>{"name": "get_weather", "arguments": {"city": "Rom",}}</tool_call>', ("trailing_comma",)),
-        ('<tool_call>{"name": "get_weather", "arguments": {city: "Rom"}}</tool_call>', ("bare_key",)),
-        ('<tool_call>{"arguments": {"city": "Rom"}, "name": "get_weather"}</tool_call>', ()),
-        ('<tool_call>{"name": "Get-Weather", "arguments": {"city": "Rom"}}</tool_call>', ("name",)),
-        ('<tool_call>{"type": "function", "name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ()),
-        ('<tool_call>{"function": {"name": "get_weather", "arguments": {"city": "Rom"}}}</tool_call>', ()),
-        ('<tool_call>{"function": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ("name_key",)),
-        ('<tool_call><tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>', ()),
-        ('<tool_call>[{"name": "get_weather", "arguments": {"city": "Rom"}}]</tool_call>', ()),
-    ],
-)
+@pytest.mark.parametrize(("text", "repairs"), MISTAKEN_CALLS)
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
 def test_a_mistaken_call_is_mended_and_the_repair_named(text: str, repairs: tuple[str, ...], tokens: bool) -> None:
     found = read(text, tokens=tokens)
-    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROME)]
+    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROM)]
     assert (found.text, found.repairs) == ("", repairs)
 
 
-@pytest.mark.parametrize(
-    ("written", "arguments", "repair"),
-    [
-        ('{"a": True, "b": None}', {"a": True, "b": None}, "python_literal"),
-        ('{"a": "x\ny"}', {"a": "x\ny"}, "raw_control_character"),
-        ('{"a": "say "hi" to"}', {"a": 'say "hi" to'}, "inner_quote"),
-        ('{"a": "it\\\'s"}', {"a": "it's"}, "bad_escape"),
-        ('{"a": "C:\\dir"}', {"a": "C:\\dir"}, "bad_escape"),
-        ('{"a": 1 "b": 2}', {"a": 1, "b": 2}, "missing_comma"),
-        ('{"a": [1, 2}', {"a": [1, 2]}, "missing_bracket"),
-        ('{"a": tomorrow}', {"a": "tomorrow"}, "bare_string"),
-        ("{a 1}", {"a": 1}, "missing_colon"),
-        ('{"a": }', {"a": None}, "missing_value"),
-        ("{'a': 'say \"hi\"'}", {"a": 'say "hi"'}, "single_quotes"),
-        ('{"a": 1,, "b": 2}', {"a": 1, "b": 2}, "extra_comma"),
-    ],
-)
-def test_mistaken_arguments_are_mended_as_they_come(written: str, arguments: dict[str, object], repair: str) -> None:
+@pytest.mark.parametrize(("written", "arguments", "repairs"), MISTAKEN_ARGUMENTS)
+def test_mistaken_arguments_are_mended_as_they_come(written: str, arguments: dict[str, object], repairs: tuple[str, ...]) -> None:
     found = read(f'<tool_call>{{"name": "write_file", "arguments": {written}}}</tool_call>')
     assert [call.arguments for call in found.calls] == [arguments]
-    assert repair in found.repairs
+    assert found.repairs == repairs
 
 
 def test_several_objects_in_one_pair_are_several_calls() -> None:
@@ -155,28 +110,11 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert found.text == text and found.calls == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("mistral_v13", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rom"}, "id": "abcdefghi"}]'),
-        ("mistral_v13", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Rom"}'),
-        ("mistral_v3", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rom"}'),
-        ("mistral_v13", '[TOOL_CALLS]get_weather{"city": "Rom"}'),
-        ("mistral_v13", '[TOOL_CALLS]get_weather and so[ARGS]{"city": "Rom"}'),
-        ("llama3_json", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rom"}}'),
-        ("llama3_json", '{"type": "function", "name": "get_weather", "parameters": {"city": "Rom"}}'),
-        ("kimi_k2", '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Rom"}<|tool_call_end|>'),
-        ("kimi_k2", '<|tool_call_begin|>0<|tool_call_argument_begin|>{"city": "Rom"}<|tool_call_end|>'),
-        ("deepseek_v3", '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}<｜tool▁call▁end｜>'),
-        ("internlm", '<|action_start|> <|plugin|>{"name": "get_weather", "parameters": {"city": "Rom"}}<|action_end|>'),
-        ("xlam", '[{"name": "get_weather", "arguments": {"city": "Rom"}}]'),
-        ("phi4", 'functools[{"name": "get_weather", "arguments": {"city": "Rom"}}]'),
-    ],
-)
-def test_other_forms_of_a_family_are_read(name: str, text: str) -> None:
+@pytest.mark.parametrize(("name", "text", "repairs"), OTHER_FORMS)
+def test_other_forms_of_a_family_are_read(name: str, text: str, repairs: tuple[str, ...]) -> None:
     found = read(text, name)
-    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROME)]
-    assert found.text == ""
+    assert [(call.name, call.arguments) for call in found.calls] == [("get_weather", ROM)]
+    assert (found.text, found.repairs) == ("", repairs)
 
 
 def test_long_arguments_cost_what_they_are_long() -> None:

@@ -16,7 +16,8 @@ from holdfast.parsing.formats.call_format import Call, ChannelFormat
 from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
 from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded
-from tests.fakes.recorded_answers import MISTAKES, RECORDED, rome
+from tests.fakes.mistaken_answers import MISTAKES
+from tests.fakes.recorded_answers import RECORDED, rome
 from tests.fakes.recorded_answers import TOOLS as WEATHER
 from tests.fakes.told_answers import told
 
