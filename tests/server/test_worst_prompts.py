@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a negative length": (COMPLETIONS, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
     "a temperature below zero": (CHAT, {**user("a"), "temperature": -0.1}, "temperature"),
     "a bias on no token": (CHAT, {**user("a"), "logit_bias": {"1000000": 1}}, "logit_bias"),
-    "a tool for a completion": (COMPLETIONS, {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    "a tool of a completion": (COMPLETIONS, {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     "a tool that is nobody's": (CHAT, {**user("a"), "tools": [{"type": "web_search"}]}, "tools.0.type"),
     "a form of no kind": (CHAT, {**user("a"), "response_format": {"type": "yaml"}}, "response_format.type"),
     "a picture": (CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0.content.0"),
