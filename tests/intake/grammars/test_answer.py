@@ -122,6 +122,7 @@ def test_markers_that_are_no_tokens_are_text_of_the_grammar(is_open: bool) -> No
             OutputFormat(kind="lark", pattern='start: %json {"type": "integer", "const": -1e19}', field="guided_grammar"),
             "64 bits",
         ),
+        (OutputFormat(kind="lark", pattern='start: "a" start', field="guided_grammar"), "Too many items"),
         (OutputFormat(kind="lark", pattern="start: missing", field="guided_grammar"), 'unknown name: "missing"'),
         (OutputFormat(kind="lark", pattern="first: /a/", field="guided_grammar"), "start"),
         (

@@ -1,4 +1,4 @@
-"""A grammar is tried before a request is accepted: built, and asked once what may come first, within bounds. Any thread."""
+"""A grammar is tried before a request is accepted: built, and led through what it forces, within bounds. Any thread."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ def _tried(grammar: str, times: int) -> str:
         mask = matcher.compute_bitmask()
         if not matcher.is_error() and not any(mask):
             return "it allows nothing"
+        if not matcher.is_error():
+            matcher.consume_tokens(matcher.compute_ff_tokens())  # a text that is forced and has no end shows here
     return matcher.get_error()
 
 
