@@ -78,6 +78,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     ),
     "a tool that is nobody's": (CHAT, {**user("a"), "tools": [{"type": "web_search"}]}, "tools.0.type"),
     "a form of no kind": (CHAT, {**user("a"), "response_format": {"type": "yaml"}}, "response_format.type"),
+    "a form that the worker cannot make": (CHAT, {**user("a"), "guided_regex": "(a|b)*" * 2500}, "guided_regex"),
     "a picture": (CHAT, user([{"type": "image_url", "image_url": {"url": "x"}}]), "messages.0.content.0"),
     "an unknown model": (CHAT, {**user("a"), "model": "gpt-4o"}, "model"),
 }

@@ -19,6 +19,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    REFUSED = "refused"  # what was asked cannot be served, which only the worker could find out
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +128,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    error: str = ""  # what went wrong, for FAILED
+    error: str = ""  # what went wrong, for FAILED and REFUSED
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
 

@@ -77,7 +77,7 @@ class Counters:
             cached_tokens=self.ram_tokens + self.disk_tokens,
             preemptions=load.preemptions,
             finished=sum(self.finished.values()),
-            failed=self.finished[FinishReason.FAILED],
+            failed=self.finished[FinishReason.FAILED] + self.finished[FinishReason.REFUSED],
             cancelled=self.finished[FinishReason.CANCELLED],
             rejected=self.rejected,
             kv_reserved_bytes=load.reserved_bytes,

@@ -66,7 +66,7 @@ class Lifetimes:
         for sequence, failure in unopened:  # when the others have begun: nobody is between waiting and running
             if isinstance(failure.__cause__, InvalidRequest):  # what is cached is not to blame
                 logger.warning("request %s cannot be served: %s", sequence.request.request_id, failure.__cause__.loggable)
-                self.drop(sequence, FinishReason.FAILED, error=str(failure))
+                self.drop(sequence, FinishReason.REFUSED, error=str(failure.__cause__))
                 continue
             if sequence.can_begin_anew:
                 self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
