@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 27_500
-MOST_CLASSES = 500
+MOST_CODE_LINES = 26_300
+MOST_CLASSES = 480
 
 _NO_CODE = {
     tokenize.COMMENT,
