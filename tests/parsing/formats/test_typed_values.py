@@ -84,7 +84,9 @@ def test_a_schema_without_sense_says_nothing(schema: Any) -> None:
     types=st.sets(st.sampled_from(sorted(JSON_TYPES | {"string"}))),
 )
 def test_any_text_gives_valid_json(raw: str, types: set[str]) -> None:
-    json.loads(typed(raw, frozenset(types)).json)
+    given = typed(raw, frozenset(types)).json
+    json.loads(given, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert given.encode() == given.encode("utf-8", "surrogatepass"), "half of a surrogate pair is no text"
 
 
 values = st.recursive(
