@@ -12,6 +12,7 @@ from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
+from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import (
@@ -152,6 +153,14 @@ class ScriptedGateway:
             unenforced=self.unenforced,
         )
 
+    async def encode(self, request: GenerationRequest) -> EncodedPrompt:
+        self.requests.append(request)
+        if request.model != MODEL:
+            raise UnknownModel(model=request.model, available=(MODEL,))
+        if self.refusal is not None:
+            raise self.refusal
+        return EncodedPrompt(text="a prompt", token_ids=tuple(range(PROMPT_TOKENS)))
+
     async def _wait_for(self, event: asyncio.Event, request: GenerationRequest) -> None:
         try:
             await event.wait()
@@ -272,6 +281,7 @@ def scripted_services(
     directory = directory or ScriptedDirectory()
     return Services(
         generate=gateway.generate,
+        encode=gateway.encode,
         sessions=sessions or ScriptedSessions(),
         statuses=directory.statuses,
         statistics=directory.statistics,

@@ -46,7 +46,9 @@ SPEAK = "/toy/speak"
 
 class Lines(AnswerFormat):
     stream_type = "text/x-lines"
-    keep_alive = b"~\n"
+
+    def keep_alive(self) -> bytes:
+        return b"~\n"
 
     def delta(self, event: TextDelta) -> bytes:
         return b"> %b\n" % json.dumps(event.text).encode()

@@ -31,8 +31,10 @@ def build_application(
     bundles = {
         model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
     }
+    gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
     services = Services(
-        generate=Gateway(residency.client, bundles, settings.limits, settings.tools).generate,
+        generate=gateway.generate,
+        encode=gateway.encode,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

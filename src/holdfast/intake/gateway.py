@@ -11,7 +11,8 @@ from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
 from holdfast.intake.limits import nesting_of
-from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, with_defaults
+from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, prompt_tokens, with_defaults
+from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
@@ -49,12 +50,30 @@ class Gateway:
         """
         client = await self._client_of(request.model, request.choices)
         started = time.perf_counter()
-        bundle = self._bundles.get(request.model)
-        if bundle is None:
-            raise UnknownModel(model=request.model, available=tuple(self._bundles))
+        bundle = self._bundle(request.model)
         prepared = await self._prepare(request, bundle, client.info)
         observe = observer(request, bundle, prepared)
         return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
+
+    async def encode(self, request: GenerationRequest) -> EncodedPrompt:
+        """What the model would read; nothing is generated, and the prompt may be longer than its window.
+
+        Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the window.
+        """
+        client = await self._client_of(request.model, 0)
+        bundle = self._bundle(request.model)
+
+        def encoded() -> EncodedPrompt:
+            prompt = prompt_text(request, bundle, info=client.info)
+            tokens = prompt_tokens(request, bundle, prompt, info=client.info)
+            return EncodedPrompt(text=prompt.text, token_ids=tokens.token_ids)
+
+        return await asyncio.to_thread(encoded)
+
+    def _bundle(self, model: str) -> TokenizerBundle:
+        if model not in self._bundles:
+            raise UnknownModel(model=model, available=tuple(self._bundles))
+        return self._bundles[model]
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         request = with_defaults(request, bundle, info=info, limits=self._limits)

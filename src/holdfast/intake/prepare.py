@@ -132,8 +132,17 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
 
 def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
     """The tokens of the prompt, which fit the window. Raises InvalidRequest and PromptTooLong."""
-    field, tokenizer = request.prompt_field, bundle.tokenizer
+    tokens = prompt_tokens(request, bundle, prompt, info=info)
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
+    if len(tokens.token_ids) > limit_tokens:
+        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), context_tokens=info.context_tokens, field=request.prompt_field)
+    check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
+    return tokens
+
+
+def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
+    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window."""
+    field, tokenizer = request.prompt_field, bundle.tokenizer
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
         _refuse_by_beginning(tokenizer, prompt, context_tokens=info.context_tokens, field=field)
@@ -145,9 +154,6 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
         if tokenizer.bos_token_id is None:
             raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
         tokens = PromptTokens(token_ids=(tokenizer.bos_token_id,))
-    if len(tokens.token_ids) > limit_tokens:
-        raise PromptTooLong(prompt_tokens=len(tokens.token_ids), context_tokens=info.context_tokens, field=field)
-    check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=field)
     return tokens
 
 

@@ -29,6 +29,14 @@ class PromptText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as the model would read it."""
+
+    text: str  # empty where the client sent token ids
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
     """A prompt after tokenization."""
 

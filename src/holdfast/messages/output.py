@@ -92,6 +92,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     divergent: DivergentTexts | None = None  # for memory.divergence
     reasoning_tokens: int = 0  # part of completion_tokens, up to and including the marker that ends the thought
     calls: int = 0  # complete calls of tools
+    stop_string: str | None = None  # the one of the request that ended the answer
 
     @property
     def finish_reason(self) -> EndWord:

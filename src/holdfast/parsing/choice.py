@@ -251,6 +251,7 @@ class ChoiceText:
             divergent=self._divergent_texts(),
             reasoning_tokens=self._reasoning_tokens,
             calls=self._calls,
+            stop_string=self._stops.found,
         )
 
     def _divergent_texts(self) -> DivergentTexts | None:

@@ -20,6 +20,7 @@ class StopScanner:
         self._longest = max(len(stop) for stop in stops)
         self._held = ""
         self._stopped = False
+        self.found: str | None = None  # the stop string that ended the text
 
     @property
     def stopped(self) -> bool:
@@ -40,8 +41,9 @@ class StopScanner:
         window = self._held + text
         match = self._earliest_match(window)
         if match is not None:
+            place, self.found = match
             self._held, self._stopped = "", True
-            return window[:match]
+            return window[:place]
         keep = self._start_of_possible_stop(window)
         self._held = window[keep:]
         return window[:keep]
@@ -51,13 +53,13 @@ class StopScanner:
         text, self._held = self._held, ""
         return text
 
-    def _earliest_match(self, window: str) -> int | None:
-        best: tuple[int, int] | None = None  # end, start
+    def _earliest_match(self, window: str) -> tuple[int, str] | None:
+        best: tuple[int, int, str] | None = None  # end, start
         for stop in self._stops:
             start = window.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best):
-                best = (start + len(stop), start)
-        return None if best is None else best[1]
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else best[1:]
 
     def _start_of_possible_stop(self, window: str) -> int:
         """First place from which on the window could grow into a stop string; its length when there is none."""

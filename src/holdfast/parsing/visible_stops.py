@@ -16,6 +16,11 @@ class VisibleStops:
         self.held_from: int | None = None  # the place from which on text is held back
         self._scanner = StopScanner(stops) if stops else None
 
+    @property
+    def found(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._scanner is None else self._scanner.found
+
     def scan(self, part: AnswerPart) -> Iterator[AnswerPart]:
         """What may be shown now, of the part and of what was held back before it."""
         if self._scanner is None:

@@ -80,7 +80,7 @@ async def test_a_long_silence_is_filled_with_comments_after_the_opening(monkeypa
         yield b"a"
 
     bodies = (await write(b"o", produce)).bodies
-    assert bodies[:3] == [b"o", FORM.keep_alive, FORM.keep_alive]
+    assert bodies[:3] == [b"o", FORM.keep_alive(), FORM.keep_alive()]
     assert b"a" in b"".join(bodies[3:])
 
 
@@ -94,7 +94,7 @@ async def test_an_opening_that_comes_after_the_headers_is_written_at_once(monkey
         await out.writes(2)
 
     await EventWriter(out.send, FORM, events()).run()
-    assert out.bodies == [FORM.keep_alive, b"o", b""]
+    assert out.bodies == [FORM.keep_alive(), b"o", b""]
 
 
 async def test_a_failure_before_anything_was_written_is_raised() -> None:

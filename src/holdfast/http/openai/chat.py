@@ -10,11 +10,10 @@ from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.chat_answer import ChatAnswer
-from holdfast.http.openai.fields import GenerationFields, MaxTokens, refuse_above
+from holdfast.http.openai.fields import GenerationFields
 from holdfast.http.openai.formats import FormatFields
 from holdfast.http.openai.messages import ChatMessage, history, refuse_what_is_not_text
 from holdfast.http.openai.shapes import ChatCompletion
-from holdfast.http.openai.thinking import SPOKEN, Budget, EffortWord, ReasoningOptions, Switch, thinking_of
 from holdfast.http.openai.tools import (
     ChoiceField,
     FunctionCallField,
@@ -28,10 +27,12 @@ from holdfast.http.openai.tools import (
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
+from holdfast.http.server.fields import MaxTokens, refuse_above
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
+from holdfast.http.server.thinking import SPOKEN, Budget, EffortWord, ReasoningOptions, Switch, thinking_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, ToolChoice
 
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")

@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.completions_answer import CompletionAnswer
-from holdfast.http.openai.fields import GenerationFields, refuse_above
+from holdfast.http.openai.fields import GenerationFields
 from holdfast.http.openai.formats import FormatFields
 from holdfast.http.openai.shapes import TextCompletion
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import TAG_MARK, parse
 from holdfast.http.server.dialect import operation
+from holdfast.http.server.fields import refuse_above
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused

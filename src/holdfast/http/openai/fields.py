@@ -5,35 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
-from holdfast.http.openai.unsupported import refuse_unsupported
+from holdfast.http.openai.unsupported import UNSUPPORTED
 from holdfast.http.server.answers import AnswerFormat, AnswerPlan
-from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.extensions import HoldfastOptions
+from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, MaxTokens, one_or_many, within
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, first_model
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
-INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 _LONGEST_SALT = 4096
-STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-_ONE, _MANY = TAG_MARK + "one", TAG_MARK + "many"
-
-
-def _within(name: str, *, le: float | None = None) -> Any:
-    """The range of a sampling parameter; OpenAI may end it earlier."""
-    lowest, highest = SAMPLING_RANGES[name]
-    return Field(ge=lowest, le=highest if le is None else le)
-
-
-def one_or_many(value: Any) -> str:
-    """Tag of a field that takes one thing or a list of them."""
-    return _MANY if isinstance(value, list) else _ONE
 
 
 def _not_too_many(value: Any) -> Any:
@@ -51,14 +36,13 @@ def _token_key(value: Any) -> Any:
 
 TokenKey = Annotated[str, BeforeValidator(_token_key)]
 TopP = Annotated[float, Field(gt=0, le=SAMPLING_RANGES["top_p"][1])]
-PresencePenalty = Annotated[float, _within("presence_penalty")]
-FrequencyPenalty = Annotated[float, _within("frequency_penalty")]
-Bias = Annotated[float, _within("logit_bias")]
+PresencePenalty = Annotated[float, within("presence_penalty")]
+FrequencyPenalty = Annotated[float, within("frequency_penalty")]
+Bias = Annotated[float, within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1)]
 Stop = Annotated[
-    Annotated[StopString, Tag(_ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(_MANY)], Discriminator(one_or_many)
+    Annotated[StopString, Tag(ONE)] | Annotated[list[StopString], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
 ]
-MaxTokens = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 
 
 class StreamOptions(BaseModel):
@@ -84,15 +68,15 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
-    temperature: Annotated[float, _within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
+    temperature: Annotated[float, within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
     top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
-    top_k: Annotated[int, _within("top_k")] | None = Field(None, description="Draw from so many tokens; 0: off.")
-    min_p: Annotated[float, _within("min_p")] | None = Field(
+    top_k: Annotated[int, within("top_k")] | None = Field(None, description="Draw from so many tokens; 0: off.")
+    min_p: Annotated[float, within("min_p")] | None = Field(
         None, description="Draw from tokens at least this likely, relative to the likeliest."
     )
     presence_penalty: PresencePenalty | None = Field(None, description="On tokens the answer has already.")
     frequency_penalty: FrequencyPenalty | None = Field(None, description="Per time the answer has a token.")
-    repetition_penalty: Annotated[float, _within("repetition_penalty")] | None = Field(
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = Field(
         None, description="Factor on tokens of prompt and answer; 1: off."
     )
     logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = Field(
@@ -170,7 +154,7 @@ class GenerationFields(BaseModel):
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
         """Raise RequestRefused for what the types alone cannot tell."""
-        refuse_unsupported(self.model_extra)
+        UNSUPPORTED.refuse(self.model_extra)
         if self.stream_options is not None and not self.stream:
             raise RequestRefused("`stream_options` is allowed only with `stream`", field="stream_options")
         if self.choices > limits.max_choices:
@@ -180,9 +164,3 @@ class GenerationFields(BaseModel):
 
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-
-
-def refuse_above(value: int | None, limit: int, *, field: str) -> None:
-    """Raise RequestRefused when a number is larger than a configured limit."""
-    if value is not None and value > limit:
-        raise RequestRefused(f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from holdfast.http.openai.fields import STRICT
 from holdfast.http.server.body import TAG_MARK
+from holdfast.http.server.fields import STRICT
 from holdfast.http.server.problem import RequestRefused
 from holdfast.messages.requests import OutputFormat
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
-from holdfast.http.openai.fields import STRICT, one_or_many
 from holdfast.http.server.body import TAG_MARK
+from holdfast.http.server.fields import STRICT, one_or_many
 from holdfast.http.server.problem import RequestRefused
 
 _ONE, _MANY, _OBJECT, _TEXT = (TAG_MARK + name for name in ("one", "many", "object", "text"))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.unsupported import UnsupportedFields
 
-_log = logging.getLogger(__name__)
-_NOT_YET = "this version does not support it yet"
-_MOST_REMEMBERED = 1000
-_already_logged: set[str] = set()
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs media_io_kwargs stop_token_ids bad_words "
     "logits_processors logit_processors documents role_mapping adapters draft_model"
@@ -59,22 +54,4 @@ _REASONS = {
     "chat_template": "the model's own template is used",
 }
 
-
-def refuse_unsupported(extras: Mapping[str, Any] | None) -> None:
-    """Raise for the first field of `extras` that asks for something known and unsupported; log the unknown ones, each once."""
-    for name, value in (extras or {}).items():
-        if name not in KNOWN:
-            _log_once(name)
-        elif value is not None and not any(_same(value, neutral) for neutral in KNOWN[name]):
-            raise RequestRefused(f"`{name}`: {_REASONS.get(name, _NOT_YET)}", code="unsupported_parameter", field=name)
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    # True == 1 in Python, but not for who reads JSON.
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
-
-
-def _log_once(name: str) -> None:
-    if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
-        _already_logged.add(name)
-        _log.warning("requests carry a field that means nothing here and is ignored: %r", name[:100])
+UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)

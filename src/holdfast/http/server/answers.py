@@ -49,9 +49,10 @@ class AnswerFormat(abc.ABC):
     """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
-    keep_alive: ClassVar[bytes] = (
-        b": keep-alive\n\n"  # keeps the line open while nothing comes; empty where there is no such thing
-    )
+
+    def keep_alive(self) -> bytes:
+        """What keeps the line open while nothing comes, before the opening too; empty where there is no such thing."""
+        return b": keep-alive\n\n"
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """What comes before the first text; may be empty."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.intake.dialects import DialectReport
+from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
@@ -38,6 +39,8 @@ class OutputStream(Protocol):
 
 # Checks a request, submits it and returns once all its sequences are accepted; raises a HoldfastError otherwise.
 GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, OutputStream]]
+# What the model would read of a request's prompt, without any work of the worker's; raises as GenerateCall does.
+EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,7 @@ class Services:
     """Everything that the HTTP front works with."""
 
     generate: GenerateCall
+    encode: EncodeCall
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id

@@ -69,7 +69,7 @@ class EventWriter:
             headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if not self._ready and more:
-            self._ready.append(self._form.keep_alive)
+            self._ready.append(self._form.keep_alive())
         body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         self._ready.clear()
         self._ready_bytes = 0

@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from holdfast.http.openai.fields import STRICT
 from holdfast.http.server.body import TAG_MARK
+from holdfast.http.server.fields import INT32_MAX, STRICT
 from holdfast.messages.requests import Thinking, ThinkingEffort
 
-_INT32_MAX = 2**31 - 1
 _SWITCH, _WORD, _OBJECT = (TAG_MARK + name for name in ("switch", "word", "object"))
 EffortWord = Literal["none", "off", "minimal", "low", "medium", "high", "xhigh", "max", "on"]
-Budget = Annotated[int, Field(ge=-1, le=_INT32_MAX)]
+Budget = Annotated[int, Field(ge=-1, le=INT32_MAX)]
 _EFFORTS: Mapping[str, ThinkingEffort] = {
     "none": "off",
     "disabled": "off",
