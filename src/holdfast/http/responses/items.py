@@ -69,7 +69,7 @@ def conversation(
     items: Iterable[Mapping[str, Any]], *, instructions: str | None = None, unseal: Unseal = lambda _: None, field: str = "input"
 ) -> tuple[dict[str, Any], ...]:
     """The messages, OpenAI-shaped, that instructions and items are. Raises RequestRefused naming the item it cannot take."""
-    reader = _Reader(unseal)
+    reader = _Conversation(unseal)
     if instructions:
         reader.messages.append({"role": "system", "content": instructions})
     for number, item in enumerate(items):
@@ -84,7 +84,7 @@ def conversation(
     return tuple(reader.messages)
 
 
-class _Reader:
+class _Conversation:
     """Folds items into messages: what the assistant thought, said and called in one turn is one message."""
 
     def __init__(self, unseal: Unseal) -> None:
@@ -147,14 +147,14 @@ class _Reader:
         return self._turn
 
 
-_KINDS: Mapping[str, Callable[[_Reader, Mapping[str, Any], str], None]] = {
-    "message": _Reader.message,
-    "reasoning": _Reader.reasoning,
-    "function_call": _Reader.function_call,
-    "function_call_output": _Reader.call_output,
-    "custom_tool_call": _Reader.custom_tool_call,
-    "custom_tool_call_output": _Reader.call_output,
-    "item_reference": _Reader.reference,
+_KINDS: Mapping[str, Callable[[_Conversation, Mapping[str, Any], str], None]] = {
+    "message": _Conversation.message,
+    "reasoning": _Conversation.reasoning,
+    "function_call": _Conversation.function_call,
+    "function_call_output": _Conversation.call_output,
+    "custom_tool_call": _Conversation.custom_tool_call,
+    "custom_tool_call_output": _Conversation.call_output,
+    "item_reference": _Conversation.reference,
 }
 
 
