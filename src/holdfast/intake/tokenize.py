@@ -39,7 +39,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
-        self.ends_texts = self.encode("a", add_special_tokens=True)[-1:] != self.encode("a", add_special_tokens=False)[-1:]
+        plain, complete = (backend.encode("a", add_special_tokens=special).ids[-1:] for special in (False, True))
+        self.ends_texts = plain != complete  # it writes a token behind every text
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     @property

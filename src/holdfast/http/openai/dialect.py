@@ -16,7 +16,6 @@ OPENAI = Dialect(
     serves="OpenAI's /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models",
     operations=(create_chat_completion, create_completion, create_embedding, list_models, get_model),
 )
-RESPONSES = Dialect(name="OpenAI's Responses API", error=openai_error, prefixes=("/v1/responses",))
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",
     error=openai_error,
