@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,26 +17,31 @@ from typer.testing import CliRunner, Result
 
 from holdfast.cli.agents import AGENTS
 from holdfast.cli.main import app
+from holdfast.config import ServerSettings
+from tests.fakes.http_clients import served
 from tests.fakes.recording_agent import RecordingAgent, install
-from tests.fakes.server_process import ServerProcess
-from tests.fakes.tiny_configs import CONTEXT_TOKENS
-from tests.fakes.tiny_models import write_tiny
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
 
 KEY = "the-servers-key"
 USERS_FILES = (".claude/settings.json", ".codex/config.toml", ".config/opencode/opencode.json", ".aider.conf.yml", ".env")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with a key and one model."""
-    folder = tmp_path_factory.mktemp("launch") / "model"
-    write_tiny(folder, "qwen3")
-    server = ServerProcess(str(folder), "--name", "org/tiny", "--set", f"server.api_key={KEY}")
-    try:
-        server.wait_ready()
-        yield server.url
-    finally:
-        server.stop()
+def url() -> Iterator[str]:
+    """Of the real application on a port, with a key and one model, on a thread of its own."""
+    listening: queue.Queue[str] = queue.Queue()
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with served(ScriptedGateway([]), settings=ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)) as url:
+            listening.put(url)
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    yield listening.get(timeout=30)
+    stop.set()
+    thread.join()
 
 
 @pytest.fixture
@@ -67,9 +75,9 @@ def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(
     assert record["arguments"][-3:] == ["do", "--something", "exit=0"]
     assert record["folder"] == str(machine)
     told = str([record["arguments"], record["environment"], record["files"]])
-    for fact in (url, "org/tiny", KEY):
+    for fact in (url, MODEL, KEY):
         assert fact in told
-    assert (str(CONTEXT_TOKENS) in told) == (name != "qwen")
+    assert ("2048" in told) == (name != "qwen")
     assert KEY not in " ".join(record["arguments"])
     assert set(record["modes"]) <= {"0o700"}
     assert not [part for part in record["arguments"] if "holdfast-" in part and Path(part).exists()], "the run's folder is gone"
@@ -150,7 +158,7 @@ def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machin
     [
         (("claude",), "wrong", "not its key"),
         (("claude",), "", "The key given is missing"),
-        (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: org/tiny"),
+        (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
         (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
         (("clade",), KEY, "Did you mean claude?"),
         (("emacs",), KEY, "It knows: claude, codex"),
