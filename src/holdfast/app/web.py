@@ -36,6 +36,7 @@ def build_application(
         generate=gateway.generate,
         encode=gateway.encode,
         embed=gateway.embed,
+        rank=gateway.rank,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

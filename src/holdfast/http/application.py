@@ -15,6 +15,7 @@ from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
 from holdfast.http.openai.dialect import OPENAI, OTHER_PARTS
+from holdfast.http.rerank.dialect import RERANK
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
@@ -28,6 +29,7 @@ DIALECTS = (
     OPENAI,
     ADMIN,
     RESPONSES,
+    RERANK,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,

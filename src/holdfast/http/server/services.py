@@ -11,8 +11,8 @@ from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import Embedding, OutputEvent
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
+from holdfast.messages.output import Embedding, OutputEvent, Relevance
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
@@ -46,6 +46,8 @@ EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
 # A vector of length 1 for each input, and what it took; raises as GenerateCall does, and GenerationFailed.
 EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
+# How much each document is about the query; raises as EmbedCall does.
+RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Services:
     generate: GenerateCall
     encode: EncodeCall
     embed: EmbedCall
+    rank: RankCall
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
