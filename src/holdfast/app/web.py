@@ -37,6 +37,7 @@ def build_application(
         encode=gateway.encode,
         embed=gateway.embed,
         rank=gateway.rank,
+        tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

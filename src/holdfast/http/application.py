@@ -22,6 +22,7 @@ from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
+from holdfast.http.tokens.dialect import TOKENS
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
@@ -30,6 +31,7 @@ DIALECTS = (
     ADMIN,
     RESPONSES,
     RERANK,
+    TOKENS,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,

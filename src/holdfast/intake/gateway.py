@@ -17,6 +17,7 @@ from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.rank import ranking
 from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
@@ -92,6 +93,10 @@ class Gateway:
         if asked.first is not None:
             await read_prompts(client, [asked.first])
         return tuple(map(asked.relevance, await read_prompts(client, asked.sequences)))
+
+    def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of a served model. Raises UnknownModel."""
+        return self._bundle(model).tokenizer
 
     def _bundle(self, model: str) -> TokenizerBundle:
         if model not in self._bundles:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
@@ -58,6 +59,7 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
+    tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
