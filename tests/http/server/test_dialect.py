@@ -15,7 +15,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/", "/messages", "/v1/v1/messages", "/v1/complete"]
 OLLAMA = ["/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed", "/v1/api/chat"]
-OPENAI = ["/v1/responses", "/v1/responses/resp_1", "/responses", "/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
+OPENAI = ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
 
 
 async def called(path: str, **settings: Any) -> Any:
