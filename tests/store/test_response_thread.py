@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.response_thread import ResponsesUnavailable, ResponseStore
+from holdfast.store.response_thread import ResponseStore, ResponsesUnavailable
 from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
 
 

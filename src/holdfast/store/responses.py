@@ -162,6 +162,17 @@ class ResponseFile:
         with self._database.reading() as database:
             return self._items(database, self._there(database, tenant, record_id, kind), "input")
 
+    def item(self, tenant: str, record_id: str, item_id: str) -> Item:
+        """One item of a conversation. Raises RecordMissing."""
+        with self._database.reading() as database:
+            number = self._there(database, tenant, record_id, "conversation")
+            row = "SELECT body FROM items WHERE owner = ? AND id = ? ORDER BY number DESC LIMIT 1"
+            found = database.execute(row, (number, item_id)).fetchone()
+            if found is None:
+                raise RecordMissing(record_id, item_id=item_id)
+            item: Item = _unpacked(found[0])
+            return item
+
     def page(
         self, tenant: str, record_id: str, *, kind: Kind, limit: int, newest_first: bool, after: str | None = None
     ) -> ItemPage:
