@@ -188,7 +188,10 @@ async def test_what_is_being_made_cannot_be_continued() -> None:
 
 
 async def test_what_is_refused_is_refused_at_once_and_not_kept() -> None:
-    for refusal, status in ((PromptTooLong(prompt_tokens=9, context_tokens=8), 400), (QueueFull(queued=1, limit=1, retry_after_seconds=1), 503)):
+    for refusal, status in (
+        (PromptTooLong(prompt_tokens=9, context_tokens=8), 400),
+        (QueueFull(queued=1, limit=1, retry_after_seconds=1), 503),
+    ):
         services = scripted_services(ScriptedGateway(refusal=refusal))
         async with client_over(services) as client:
             for fields in ({}, {"stream": True}, {"background": True}, {"background": True, "stream": True}):

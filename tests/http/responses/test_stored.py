@@ -8,14 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import pytest
 
-from holdfast.config import ResponsesSettings, ServerSettings
 from holdfast.http.application import create_application
 from holdfast.http.server.services import Services
-from holdfast.messages.output import TextDelta
-from holdfast.store.response_thread import ResponseStore
-from tests.fakes.http_clients import events_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
 
 RESPONSES = "/v1/responses"
@@ -104,7 +99,10 @@ async def test_a_chain_is_input_and_output_of_all_that_it_continues_without_inst
         await created(client, input="thanks", previous_response_id=second["id"])
         assert second["previous_response_id"] == first["id"]
         assert "holdfast_thought" not in str(await until(client, first["id"], "completed"))
-    said = [(message["role"], message.get("reasoning_content"), message["content"]) for message in gateway.requests[-1].prompt.messages]
+    said = [
+        (message["role"], message.get("reasoning_content"), message["content"])
+        for message in gateway.requests[-1].prompt.messages
+    ]
     text = [{"type": "text", "text": "hello"}]
     assert said == [
         ("user", None, text),
@@ -151,6 +149,8 @@ async def test_two_requests_may_continue_one_response_at_once() -> None:
         gateway.script = answer("b")
         await created(client, input="go on", previous_response_id=two["id"])
     assert one["id"] != two["id"]
-    assert [message["content"] for message in gateway.requests[-1].prompt.messages][-3:] == [[{"type": "text", "text": "2"}], "a", "go on"]
-
-
+    assert [message["content"] for message in gateway.requests[-1].prompt.messages][-3:] == [
+        [{"type": "text", "text": "2"}],
+        "a",
+        "go on",
+    ]

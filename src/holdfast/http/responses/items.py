@@ -77,7 +77,7 @@ def conversation(
 
     earlier: so many of the items at the beginning are not the request's own.
     """
-    reader = _Reader(unseal)
+    reader = _Conversation(unseal)
     if instructions:
         reader.messages.append({"role": "system", "content": instructions})
     for number, item in enumerate(items, start=-earlier):
@@ -92,7 +92,7 @@ def conversation(
     return tuple(reader.messages)
 
 
-class _Reader:
+class _Conversation:
     """Folds items into messages: what the assistant thought, said and called in one turn is one message."""
 
     def __init__(self, unseal: Unseal) -> None:
@@ -155,14 +155,14 @@ class _Reader:
         return self._turn
 
 
-_KINDS: Mapping[str, Callable[[_Reader, Mapping[str, Any], str], None]] = {
-    "message": _Reader.message,
-    "reasoning": _Reader.reasoning,
-    "function_call": _Reader.function_call,
-    "function_call_output": _Reader.call_output,
-    "custom_tool_call": _Reader.custom_tool_call,
-    "custom_tool_call_output": _Reader.call_output,
-    "item_reference": _Reader.reference,
+_KINDS: Mapping[str, Callable[[_Conversation, Mapping[str, Any], str], None]] = {
+    "message": _Conversation.message,
+    "reasoning": _Conversation.reasoning,
+    "function_call": _Conversation.function_call,
+    "function_call_output": _Conversation.call_output,
+    "custom_tool_call": _Conversation.custom_tool_call,
+    "custom_tool_call_output": _Conversation.call_output,
+    "item_reference": _Conversation.reference,
 }
 
 
