@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -60,6 +60,9 @@ class Dialect:
     operations: tuple[Operation, ...] = ()  # none: it is not served yet
     serves: str = ""  # what a client that calls an unknown path is told of it
     error_shape: type | None = None  # what `error` returns, for /openapi.json
+    statuses: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by the code of a problem, where the protocol has another than most
     unserved_status: int = 404  # with which clients show what they are told, as long as it is not served
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -11,6 +13,7 @@ from starlette.types import Scope
 
 from holdfast.http.server.dialect import DialectTable
 from holdfast.http.server.problem import Problem, problem_of, record_problem
+from holdfast.telemetry.request_log import RequestRecord
 
 RECORD = "holdfast.record"  # key of a request's RequestRecord in its ASGI scope
 _LONGEST_PATH = 100
@@ -26,9 +29,12 @@ def answer_of(error: Exception, scope: Scope) -> Response:
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
     problem = _path_problem(path, scope) if isinstance(error, HTTPException) else problem_of(error)
-    record_problem(scope[RECORD], problem, error)
+    record: RequestRecord = scope[RECORD]
+    record_problem(record, problem, error)
+    status = table.dialect_of(path).statuses.get(problem.code, problem.status)
+    problem = replace(problem, status=status, request_id=record.request_id)
     body = problem_body(problem, path=path, table=table)
-    return Response(body, status_code=problem.status, headers=problem.headers, media_type="application/json")
+    return Response(body, status_code=status, headers=problem.headers, media_type="application/json")
 
 
 async def handle(request: Request, error: Exception) -> Response:

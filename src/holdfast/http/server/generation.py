@@ -116,7 +116,7 @@ class GenerationResponse(Response):
         async for event in stream:
             self._observe(event)
             if isinstance(event, ChoiceFinished):
-                choices[event.index].finish_reason = event.finish_reason
+                choices[event.index].finish_reason, choices[event.index].stop_string = event.finish_reason, event.stop_string
             else:
                 choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.figures import WorkerStatistics
@@ -57,6 +58,7 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    seal: Seal = field(default_factory=Seal)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
 
 
