@@ -10,7 +10,8 @@ import msgspec
 from pydantic_core import from_json
 
 from holdfast.http.anthropic.errors import anthropic_error
-from holdfast.http.anthropic.shapes import AnswerBlock, MessageAnswer, MessageUsage, StopReason, ThinkingTokens
+from holdfast.http.anthropic.shapes import AnswerBlock, MessageAnswer, StopReason
+from holdfast.http.anthropic.usage import usage_of
 from holdfast.http.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
@@ -53,9 +54,8 @@ class MessagesAnswer(AnswerFormat):
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """The head. What of the prompt was reused is not known yet: the counts at the end go before these."""
-        head = MessageAnswer(
-            id=self.id, model=self.model, content=[], stop_reason=None, usage=MessageUsage(input_tokens=prompt_tokens)
-        )
+        usage = usage_of(TokenCounts(prompt_tokens=prompt_tokens, completion_tokens=0, cached_tokens=0))
+        head = MessageAnswer(id=self.id, model=self.model, content=[], stop_reason=None, usage=usage)
         return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % _encode(head)
 
     def delta(self, event: OutputDelta) -> bytes:
@@ -155,16 +155,6 @@ class MessagesAnswer(AnswerFormat):
         if word == "tool_calls":
             return "tool_use"
         return "end_turn" if stop_string is None else "stop_sequence"
-
-
-def usage_of(counts: TokenCounts) -> MessageUsage:
-    """Token counts as Anthropic shows them."""
-    return MessageUsage(
-        input_tokens=counts.prompt_tokens - counts.cached_tokens,
-        cache_read_input_tokens=counts.cached_tokens,
-        output_tokens=counts.completion_tokens,
-        output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
-    )
 
 
 def _place(event: OutputDelta) -> Place | None:

@@ -7,25 +7,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from holdfast.http.anthropic.errors import MessagesErrorDetail
+from holdfast.http.anthropic.usage import MessageUsage
 from holdfast.http.server.explanation import Explanation
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-
-
-class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were."""
-
-    thinking_tokens: int
-
-
-class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Exact token counts. The prompt has the first three together, each of its tokens in one of them."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    output_tokens: int = 0
-    output_tokens_details: ThinkingTokens | msgspec.UnsetType = msgspec.UNSET  # not known when a stream begins
 
 
 class AnswerBlock(msgspec.Struct, frozen=True, kw_only=True):
