@@ -18,7 +18,6 @@ from holdfast.http.server.problem import Problem
 from holdfast.http.server.sealing import Seal
 from holdfast.messages.output import (
     ChoiceFinished,
-    EndWord,
     OutputDelta,
     TextDelta,
     ToolArgumentsDelta,
@@ -77,10 +76,9 @@ class MessagesAnswer(AnswerFormat):
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Why it ended, and the counts."""
-        end = self._end
-        assert end is not None, "an answer has an end"
-        reason = self._stop_reason(end.finish_reason, end.stop_string, counts)
-        delta = _encode({"stop_reason": reason, "stop_sequence": end.stop_string if reason == "stop_sequence" else None})
+        assert self._end is not None, "an answer has an end"
+        reason, sequence = self._end_of(self._end, counts)
+        delta = _encode({"stop_reason": reason, "stop_sequence": sequence})
         extra = b"" if explanation is None else b',"holdfast":%b' % _encode(explanation)
         usage = _encode(usage_of(counts))
         data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (delta, usage, extra)
@@ -93,13 +91,14 @@ class MessagesAnswer(AnswerFormat):
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The whole as JSON."""
         (choice,) = choices
-        reason = self._stop_reason(choice.finish_reason, choice.stop_string, counts)
+        assert choice.end is not None, "an answer has an end"
+        reason, sequence = self._end_of(choice.end, counts)
         answer = MessageAnswer(
             id=self.id,
             model=self.model,
             content=[self._block(place, deltas) for place, deltas in _by_block(choice.deltas)],
             stop_reason=reason,
-            stop_sequence=choice.stop_string if reason == "stop_sequence" else None,
+            stop_sequence=sequence,
             usage=usage_of(counts),
             holdfast=msgspec.UNSET if explanation is None else explanation,
         )
@@ -149,12 +148,13 @@ class MessagesAnswer(AnswerFormat):
             return AnswerBlock(type="text", text=text)
         return AnswerBlock(type="thinking", thinking="" if self._hides_thinking else text, signature=self._signature(text))
 
-    def _stop_reason(self, word: EndWord, stop_string: str | None, counts: TokenCounts) -> StopReason:
-        if word == "length":
-            return "max_tokens" if counts.completion_tokens >= self._max_tokens else "model_context_window_exceeded"
-        if word == "tool_calls":
-            return "tool_use"
-        return "end_turn" if stop_string is None else "stop_sequence"
+    def _end_of(self, end: ChoiceFinished, counts: TokenCounts) -> tuple[StopReason, str | None]:
+        """Why it ended, and the stop sequence if it was one."""
+        if end.finish_reason == "length":
+            return ("max_tokens" if counts.completion_tokens >= self._max_tokens else "model_context_window_exceeded"), None
+        if end.finish_reason == "tool_calls":
+            return "tool_use", None
+        return ("end_turn" if end.stop_string is None else "stop_sequence"), end.stop_string
 
 
 def _place(event: OutputDelta) -> Place | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.http.anthropic.errors import STATUSES, MessagesError, anthropic_error
 from holdfast.http.anthropic.messages import count_message_tokens, create_message
+from holdfast.http.anthropic.models import ANTHROPIC_MODELS
 from holdfast.http.server.dialect import Dialect
 
 ANTHROPIC = Dialect(
@@ -11,6 +12,8 @@ ANTHROPIC = Dialect(
     error=anthropic_error,
     error_shape=MessagesError,
     prefixes=("/v1/messages", "/v1/complete"),
+    is_spoken=lambda headers: "anthropic-version" in headers,
+    models=ANTHROPIC_MODELS,
     statuses=STATUSES,
     serves="Anthropic's messages: /v1/messages",
     operations=(create_message, count_message_tokens),

@@ -21,7 +21,7 @@ from holdfast.http.server.fields import INT32_MAX, STRICT, MaxTokens, within
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services
+from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.thinking import ReasoningOptions, thinking_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.intake.limits import MAX_STOP_CHARACTERS
@@ -89,7 +89,7 @@ class PromptFields(BaseModel):
             messages = messages[:-1]
         return GenerationRequest(
             request_id=request_id,
-            model=self.model,
+            model=model_of(services, self.model),
             prompt=ChatPrompt(messages=messages, tools=tools, continue_last=is_continued),
             tool_choice=choice_of(self.tool_choice, tools=tools),
             thinking=self._thinking(),
@@ -151,7 +151,7 @@ class MessagesRequest(PromptFields):
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self._refuse_too_many_stops(services.limits)
         form = MessagesAnswer(
-            model=self.model,
+            model=model_of(services, self.model),
             seal=services.seal,
             max_tokens=self.max_tokens,
             hides_thinking=self.thinking is not None and self.thinking.display == "omitted",
