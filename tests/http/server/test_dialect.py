@@ -12,7 +12,7 @@ from holdfast.http.server.dialect import DialectTable
 from tests.fakes.http_clients import CHAT, client_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway
 
-OPENAI = ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
+OPENAI = ["/v1/audio/speech", "/v1/images/generations"]
 
 
 async def called(path: str, **settings: Any) -> Any:
