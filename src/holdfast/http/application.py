@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,14 +21,22 @@ from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
+from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 from holdfast.http.tokens.dialect import TOKENS
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
+MODELS = Dialect(  # errors on its paths are those of the client's own protocol
+    name="The list of models",
+    error=OPENAI.error,
+    error_shape=OPENAI.error_shape,
+    operations=model_operations((OPENAI, ANTHROPIC)),
+)
 DIALECTS = (
     OPENAI,
+    MODELS,
     ADMIN,
     RESPONSES,
     RERANK,
@@ -51,10 +60,19 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
         routes=[_route(operation) for operation in table.operations],
         middleware=middleware,
         exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
+        lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
     app.state.services, app.state.dialects = services, table
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    yield
+    await services.running.close()
+    await services.responses.close()
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:
