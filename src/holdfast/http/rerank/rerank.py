@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.http.openai.shapes import PromptTokensDetails
+from holdfast.http.openai.embeddings import ReadUsage, usage_of
 from holdfast.http.server.body import TAG_MARK, parse
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import INT32_MAX, STRICT, CacheSalt, Model
@@ -102,12 +102,9 @@ class RerankBody(BaseModel):
             )
             for index in order
         ]
-        tokens = sum(each.prompt_tokens for each in found)
-        cached = sum(each.memory.cached_tokens for each in found)
-        usage = RankCount(
-            prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=PromptTokensDetails(cached_tokens=cached)
+        ranked = RankedList(
+            id=request.request_id, model=request.model, method=found[0].method, results=results, usage=usage_of(found)
         )
-        ranked = RankedList(id=request.request_id, model=request.model, method=found[0].method, results=results, usage=usage)
         return msgspec.json.encode(ranked)
 
 
@@ -126,14 +123,6 @@ class RankedDocument(msgspec.Struct, frozen=True, kw_only=True):
     document: RankedText | msgspec.UnsetType = msgspec.UNSET
 
 
-class RankCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of all documents, each with the query."""
-
-    prompt_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
 class RankedList(msgspec.Struct, frozen=True, kw_only=True):
     """The documents, the most relevant first."""
 
@@ -142,7 +131,7 @@ class RankedList(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     method: RankMethod
     results: list[RankedDocument]
-    usage: RankCount
+    usage: ReadUsage
 
 
 def _text(given: str | TextObject) -> str:

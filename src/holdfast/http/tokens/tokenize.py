@@ -78,7 +78,7 @@ class TokenPiece(msgspec.Struct, frozen=True, kw_only=True):
 class TokenList(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a text."""
 
-    tokens: list[int] | list[TokenPiece]
+    tokens: list[int | TokenPiece]
     count: int
     max_model_len: int | None = None  # None: the model is not loaded yet
     token_strs: list[str] | None = None
