@@ -18,6 +18,7 @@ from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
+from holdfast.store.response_thread import ResponseStore
 from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
 
@@ -27,9 +28,10 @@ def build_application(
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     keep_thoughts = settings.model.keep_thoughts
-    answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
+    folder = Path(settings.store.folder) if is_folder(settings.store) else None
+    answers = AnswerFile(folder) if folder is not None else None
     bundles = {
-        model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
+        model: load_tokenizer_bundle(path, keep_thoughts=keep_thoughts, answers=answers) for model, path in folders.items()
     }
     gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
     services = Services(
@@ -44,5 +46,6 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
+        responses=ResponseStore(folder, settings.responses),
     )
     return create_application(services, dialects=dialects)

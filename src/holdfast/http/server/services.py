@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.http.server.running import RunningAnswers
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.commands import PinnedPrefix
@@ -15,6 +16,7 @@ from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
+from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
@@ -60,6 +62,8 @@ class Services:
     version: str
     log: LogSettings = LogSettings()
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
+    responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
+    running: RunningAnswers = field(default_factory=RunningAnswers)
 
 
 _LOADING = frozenset({"loading", "restarting"})
