@@ -258,12 +258,12 @@ def test_a_failure_before_the_opening_begins_with_the_response_that_failed() -> 
 
 
 @pytest.mark.parametrize("reason", list(ENDED))
-def test_the_end_of_a_response_is_told_once_and_with_all_of_it(reason: FinishReason) -> None:
-    told: list[ResponseObject] = []
-    answer = answer_of(on_end=told.append)
+def test_every_event_is_heard_and_at_the_last_one_the_response_is_final(reason: FinishReason) -> None:
+    heard: list[tuple[int, bytes, str]] = []
+    answer = answer_of(hear=lambda number, event: heard.append((number, event, answer.response.status)))
     events = streamed(answer, [TEXT], reason)
-    assert told == [answer.response]
-    assert (f"response.{told[0].status}", told[0].output[0].id) == (events[-1]["type"], "msg_0000")
+    assert [(number, json.loads(event.partition(b"data: ")[2])) for number, event, _ in heard] == list(enumerate(events))
+    assert [status for _, _, status in heard] == ["in_progress"] * (len(events) - 1) + [events[-1]["response"]["status"]]
 
 
 def test_a_cancelled_response_keeps_what_it_has() -> None:
