@@ -174,6 +174,9 @@ class LimitsSettings:
         50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
     )
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
+    max_inputs: int = _setting(
+        2048, "Most texts in one request for embeddings, and documents in one for ranking.", limits=Limits(at_least=1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ def build_application(
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,
+        embed=gateway.embed,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

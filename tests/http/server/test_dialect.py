@@ -14,7 +14,7 @@ from tests.fakes.http_clients import CHAT, client_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/", "/messages", "/v1/v1/messages", "/v1/complete"]
-OPENAI = ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
+OPENAI = ["/v1/audio/speech", "/v1/images/generations"]
 
 
 async def called(path: str, **settings: Any) -> Any:

@@ -12,8 +12,8 @@ from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import OutputEvent
-from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.output import Embedding, OutputEvent
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
@@ -46,6 +46,9 @@ GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, Outp
 # What the model would read of a request's prompt, without any work of the worker's; raises as GenerateCall does.
 EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
+# A vector of length 1 for each input, and what it took; raises as GenerateCall does, and GenerationFailed.
+EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
@@ -53,6 +56,7 @@ class Services:
 
     generate: GenerateCall
     encode: EncodeCall
+    embed: EmbedCall
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
