@@ -64,6 +64,10 @@ class ServerSettings:
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
         flag="--allowed-hosts",
     )
+    model_aliases: tuple[str, ...] = _setting(
+        ("claude-*",),
+        "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)

@@ -12,6 +12,7 @@ from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.sealing import Seal
 from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
@@ -28,8 +29,8 @@ def build_application(
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     keep_thoughts = settings.model.keep_thoughts
-    folder = Path(settings.store.folder) if is_folder(settings.store) else None
-    answers = AnswerFile(folder) if folder is not None else None
+    store = Path(settings.store.folder) if is_folder(settings.store) else None
+    answers = AnswerFile(store) if store else None
     bundles = {
         model: load_tokenizer_bundle(path, keep_thoughts=keep_thoughts, answers=answers) for model, path in folders.items()
     }
@@ -47,6 +48,7 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
-        responses=ResponseStore(folder, settings.responses),
+        seal=Seal(store / "answers" if store else None),
+        responses=ResponseStore(store, settings.responses),
     )
     return create_application(services, dialects=dialects)

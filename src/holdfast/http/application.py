@@ -20,13 +20,21 @@ from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
+from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
+MODELS = Dialect(  # errors on its paths are those of the client's own protocol
+    name="The list of models",
+    error=OPENAI.error,
+    error_shape=OPENAI.error_shape,
+    operations=model_operations((OPENAI, ANTHROPIC)),
+)
 DIALECTS = (
     OPENAI,
+    MODELS,
     ADMIN,
     RESPONSES,
     OTHER_PARTS,

@@ -6,7 +6,7 @@ from holdfast.http.openai.chat import create_chat_completion
 from holdfast.http.openai.completions import create_completion
 from holdfast.http.openai.embeddings import create_embedding
 from holdfast.http.openai.errors import ErrorBody, openai_error
-from holdfast.http.openai.models import get_model, list_models
+from holdfast.http.openai.models import OPENAI_MODELS
 from holdfast.http.server.dialect import Dialect
 
 OPENAI = Dialect(
@@ -14,7 +14,8 @@ OPENAI = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     serves="OpenAI's /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models",
-    operations=(create_chat_completion, create_completion, create_embedding, list_models, get_model),
+    operations=(create_chat_completion, create_completion, create_embedding),
+    models=OPENAI_MODELS,
 )
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",

@@ -13,7 +13,7 @@ from holdfast.http.server.answers import AnswerFormat, AnswerPlan
 from holdfast.http.server.extensions import HoldfastOptions
 from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, CacheSalt, MaxTokens, Model, one_or_many, within
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 _MOST_BIASES = 4096
@@ -152,7 +152,7 @@ class GenerationFields(SamplingFields):
         """What an OpenAIAnswer has to know."""
         options = self.stream_options
         return {
-            "model": self.model or first_model(services),
+            "model": model_of(services, self.model),
             "version": services.version,
             "shows_usage": bool(options and options.include_usage),
             "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.errors import UnknownModel
 from holdfast.http.server.running import RunningAnswers
+from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.commands import PinnedPrefix
@@ -65,6 +68,7 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    seal: Seal = field(default_factory=Seal)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
@@ -76,6 +80,25 @@ _LOADING = frozenset({"loading", "restarting"})
 def is_loading(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
     return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
+
+
+def model_of(services: Services, name: str | None) -> str:
+    """The id of the model that a client means by a name; the name itself where it is nobody's, the first model's for none."""
+    if name is None or any(model.id == name for model in services.statuses()):
+        return name or first_model(services)
+    for alias in services.server.model_aliases:
+        pattern, _, meant = alias.partition("=")
+        if fnmatchcase(name, pattern.strip()):
+            return meant.strip() or first_model(services)
+    return name
+
+
+def named_model(services: Services, name: str) -> ModelStatus:
+    """The model of that name. Raises UnknownModel."""
+    models = {model.id: model for model in services.statuses()}
+    if (found := models.get(model_of(services, name))) is None:
+        raise UnknownModel(model=name, available=tuple(models))
+    return found
 
 
 def first_model(services: Services) -> str:
