@@ -48,7 +48,7 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
-        seal=Seal(store / "answers" if store else None),
         responses=ResponseStore(store, settings.responses),
+        seal=Seal(store / "answers" if store else None),
     )
     return create_application(services, dialects=dialects)

@@ -43,7 +43,7 @@ def continued(items: Iterable[Item]) -> list[Any]:
     """Kept items as the beginning of another input: thoughts to be read, without calls that were cut off."""
     found = []
     for item in items:
-        if item["type"] in _CALLS and item.get("status") == "incomplete":
+        if item.get("type") in _CALLS and item.get("status") == "incomplete":
             continue
         if _THOUGHT in item:
             thought = [{"type": "reasoning_text", "text": item[_THOUGHT]}]
