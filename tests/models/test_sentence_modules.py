@@ -12,6 +12,7 @@ TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
 DENSE = {"idx": 3, "name": "3", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+IDS = {"true_token_id": 5, "false_token_id": 6}
 LOGIT = {"idx": 1, "name": "1", "path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"}
 VOCABULARY = {"yes": 11, "no": 12}
 
