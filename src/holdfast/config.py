@@ -68,6 +68,9 @@ class ServerSettings:
         ("claude-*",),
         "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
     )
+    codex_models: bool = _setting(
+        False, "Tell Codex of the models in its own form, context length and all; it then has short instructions from here."
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
