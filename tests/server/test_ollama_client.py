@@ -126,5 +126,5 @@ def test_what_goes_wrong_is_told_in_words(client: ollama.Client) -> None:
 def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
     assert client.chat(MODEL).done_reason == "load"
     assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
-    assert list(client.generate(MODEL, stream=True))[0].done_reason == "load"
+    assert next(iter(client.generate(MODEL, stream=True))).done_reason == "load"
     assert client.ps().models
