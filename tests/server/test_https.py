@@ -41,7 +41,9 @@ def test_its_url_is_printed_as_https_and_commands_work_where_the_certificate_is_
     assert unknown.returncode != 0
     assert "SSL_CERT_FILE=cert.pem" in only_line(unknown.stderr)
     by_authority = listed(server, tmp_path, SSL_CERT_FILE=str(files.trusted))
-    by_settings = listed(server, tmp_path, HOLDFAST_SERVER_TLS_CERT=str(files.certificate), HOLDFAST_SERVER_TLS_KEY=str(files.key))
+    by_settings = listed(
+        server, tmp_path, HOLDFAST_SERVER_TLS_CERT=str(files.certificate), HOLDFAST_SERVER_TLS_KEY=str(files.key)
+    )
     assert (by_authority.returncode, by_settings.returncode) == (0, 0), by_authority.stderr + by_settings.stderr
     said = holdfast("chat", "--url", server.url, cwd=tmp_path, stdin="Hello\n", variables={"SSL_CERT_FILE": str(files.trusted)})
     assert said.returncode == 0, said.stderr
