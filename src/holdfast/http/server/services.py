@@ -16,6 +16,7 @@ from holdfast.messages.requests import GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.traces import Traces
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
 SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
@@ -59,6 +60,7 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    traces: Traces | None = None
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
 
 
