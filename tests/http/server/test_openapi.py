@@ -25,6 +25,9 @@ async def test_every_path_is_described() -> None:
     assert set((await description())["paths"]) == {
         CHAT,
         COMPLETIONS,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/responses",
