@@ -155,10 +155,7 @@ class ResponseAnswer(AnswerFormat):
         """The response failed; nothing follows."""
         begun = self._begun()
         code = _FAILURES.get(problem.code, "server_error" if problem.status >= 500 else "invalid_prompt")
-        message = problem.message
-        if code == "rate_limit_exceeded" and (seconds := problem.headers.get("retry-after")):
-            message += f" Please try again in {seconds}s."  # Codex waits as long as these words say
-        self._end_as("failed", error=ResponseFailure(code=code, message=message))
+        self._end_as("failed", error=ResponseFailure(code=code, message=problem.message))
         return begun + self._event("failed", response=self._response)
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.http.responses.codex import OverflowInStream, is_codex
 from holdfast.http.responses.context import continuation_of, tenant_named
 from holdfast.http.responses.fields import ResponseRequest
 from holdfast.http.responses.kept import KeptResponse, in_background
@@ -41,13 +42,14 @@ async def create_response(request: Request, services: Services) -> Response:
     keeping = continued.keeping
     run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
     key = session_key(request.headers)
-    plan = continued.asked.plan(services, unseal=lambda _: None, session_key=key, before=continued.before, run=run)
+    plan = continued.asked.plan(services, session_key=key, before=continued.before, run=run)
     plan = extended(plan, request.headers, api_key=services.server.api_key)
-    if run is None:
-        return GenerationResponse(services, plan, answer)
-    if keeping.in_background:
+    if run is not None and keeping.in_background:
         return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
-    return KeptResponse(GenerationResponse(services, plan, answer), run)
+    response: Response = GenerationResponse(services, plan, answer)
+    if run is not None:
+        response = KeptResponse(response, run)
+    return OverflowInStream(response, plan.form) if plan.streams and is_codex(request.headers) else response
 
 
 @operation("POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens))
@@ -57,7 +59,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     tenant = tenant_named(services, request.headers, cache_salt=asked.cache_salt)
     continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)
-    counted = continued.asked.request(services, "", offered=offered, unseal=lambda _: None, before=continued.before)
+    counted = continued.asked.request(services, "", offered=offered, before=continued.before)
     encoded = await services.encode(counted)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 

@@ -13,7 +13,7 @@ from holdfast.config import LimitsSettings
 from holdfast.http.openai.fields import SamplingFields
 from holdfast.http.responses.answer import ResponseAnswer, Shows, unheard
 from holdfast.http.responses.formats import TextOptions
-from holdfast.http.responses.items import Input, InputItem, Unseal, conversation, items_of
+from holdfast.http.responses.items import Input, InputItem, conversation, items_of
 from holdfast.http.responses.run import ResponseRun
 from holdfast.http.responses.shapes import ResponseObject
 from holdfast.http.responses.tools import OfferedTools, ResponseToolChoice, ResponseTools, choice_of, offered_tools
@@ -21,7 +21,7 @@ from holdfast.http.responses.unsupported import UNSUPPORTED
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.fields import MANY, ONE, STRICT, MaxTokens, refuse_above
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.thinking import ReasoningOptions, thinking_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
@@ -106,33 +106,35 @@ class ResponseRequest(SamplingFields):
         self,
         services: Services,
         *,
-        unseal: Unseal,
         session_key: str = "",
         before: Sequence[InputItem] = (),
         run: ResponseRun | None = None,
     ) -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served.
 
-        unseal: of thoughts that were sealed. before: the items that this input goes on from. run: hears the events.
+        before: the items that this input goes on from. run: hears the events.
         """
         self.refuse_what_cannot_be_served(services.limits)
         offered = offered_tools(self.tools or (), limits=services.limits)
         hear = unheard if run is None else run.hear
-        form = ResponseAnswer(self.response(services), tools=offered, shows=self.shows(), hear=hear)
+        form = ResponseAnswer(self.response(services), tools=offered, shows=self.shows(), seal=services.seal.close, hear=hear)
         if run is not None:
             run.told_by(form)
-        request = self.request(services, form.id, offered=offered, unseal=unseal, before=before)
+        request = self.request(services, form.id, offered=offered, before=before)
         return self.plan_of([request], form, session_key=session_key)
 
     def request(
-        self, services: Services, request_id: str, *, offered: OfferedTools, unseal: Unseal, before: Sequence[InputItem] = ()
+        self, services: Services, request_id: str, *, offered: OfferedTools, before: Sequence[InputItem] = ()
     ) -> GenerationRequest:
-        """What to generate. Raises RequestRefused."""
-        parallel = self.parallel_tool_calls is not False
+        """What to generate. Raises RequestRefused, also where there is nothing to answer."""
+        items, parallel = [*before, *items_of(self.input)], self.parallel_tool_calls is not False
+        if not items:
+            raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
+        messages = conversation(items, instructions=self.instructions, unseal=services.seal.open, earlier=len(before))
         return GenerationRequest(
             request_id=request_id,
-            model=self.model or first_model(services),
-            prompt=self.prompt_of(offered, unseal=unseal, before=before),
+            model=model_of(services, self.model),
+            prompt=ChatPrompt(messages=messages, tools=offered.definitions),
             max_tokens=self.max_output_tokens,
             want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,
@@ -142,14 +144,6 @@ class ResponseRequest(SamplingFields):
             prompt_field="input",
             **self.request_options(),
         )
-
-    def prompt_of(self, offered: OfferedTools, *, unseal: Unseal, before: Sequence[InputItem] = ()) -> ChatPrompt:
-        """The conversation to be answered. Raises RequestRefused for items that cannot be served, or none."""
-        items = [*before, *items_of(self.input)]
-        if not items:
-            raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
-        messages = conversation(items, instructions=self.instructions, unseal=unseal, earlier=len(before))
-        return ChatPrompt(messages=messages, tools=offered.definitions)
 
     @property
     def conversation_id(self) -> str | None:
@@ -178,7 +172,7 @@ class ResponseRequest(SamplingFields):
             store=self.store is not False,
             conversation={"id": self.conversation_id} if self.conversation_id else None,
             created_at=int(time.time()),
-            model=self.model or first_model(services),
+            model=model_of(services, self.model),
             text=text,
             **given,
         )

@@ -19,7 +19,7 @@ from holdfast.http.server.services import Services, is_loading
 class KeptResponse(Response):
     """An answer that is kept as far as it comes: when its client leaves, it is cancelled."""
 
-    def __init__(self, response: GenerationResponse, run: ResponseRun) -> None:
+    def __init__(self, response: Response, run: ResponseRun) -> None:
         super().__init__()
         self._response, self._run = response, run
 
