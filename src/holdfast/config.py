@@ -64,6 +64,10 @@ class ServerSettings:
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
         flag="--allowed-hosts",
     )
+    model_aliases: tuple[str, ...] = _setting(
+        ("claude-*",),
+        "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
@@ -174,6 +178,9 @@ class LimitsSettings:
         50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
     )
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
+    max_inputs: int = _setting(
+        2048, "Most texts in one request for embeddings, and documents in one for ranking.", limits=Limits(at_least=1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

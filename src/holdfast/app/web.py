@@ -12,6 +12,7 @@ from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.sealing import Seal
 from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
@@ -27,7 +28,8 @@ def build_application(
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     keep_thoughts = settings.model.keep_thoughts
-    answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
+    store = Path(settings.store.folder) if is_folder(settings.store) else None
+    answers = AnswerFile(store) if store else None
     bundles = {
         model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
     }
@@ -35,6 +37,7 @@ def build_application(
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,
+        embed=gateway.embed,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,
@@ -44,5 +47,6 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
+        seal=Seal(store / "answers" if store else None),
     )
     return create_application(services, dialects=dialects)

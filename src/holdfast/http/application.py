@@ -14,21 +14,28 @@ from starlette.routing import Route
 from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
-from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS
+from holdfast.http.openai.dialect import OPENAI, OTHER_PARTS
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
+from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
+MODELS = Dialect(  # errors on its paths are those of the client's own protocol
+    name="The list of models",
+    error=OPENAI.error,
+    error_shape=OPENAI.error_shape,
+    operations=model_operations((OPENAI, ANTHROPIC)),
+)
 DIALECTS = (
     OPENAI,
+    MODELS,
     ADMIN,
     RESPONSES,
-    EMBEDDINGS,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,

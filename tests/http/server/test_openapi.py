@@ -25,6 +25,9 @@ async def test_every_path_is_described() -> None:
     assert set((await description())["paths"]) == {
         CHAT,
         COMPLETIONS,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/responses",
@@ -37,6 +40,7 @@ async def test_every_path_is_described() -> None:
         "/",
         "/health",
         "/metrics",
+        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version"),
     }
 
 

@@ -60,13 +60,23 @@ def text_answer(*media_types: str) -> Shape:
 
 
 def answers_of(
-    whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | None = None, statuses: tuple[str, ...] = ("200",)
+    whole: type[msgspec.Struct],
+    *,
+    chunk: type[msgspec.Struct] | None = None,
+    chunk_type: str = "text/event-stream",
+    statuses: tuple[str, ...] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its whole answer, which comes with these statuses, and the events of a stream."""
+    """Shape of an operation by its whole answer, which comes with these statuses, and the events of a stream of that type."""
     content: dict[str, Any] = {"application/json": {"schema": whole}}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": chunk}
+        content[chunk_type] = {"schema": chunk}
     return {"responses": {status: {"description": "The answer", "content": content} for status in statuses}}
+
+
+def either_of(*wholes: type[msgspec.Struct]) -> Shape:
+    """Shape of an operation whose answer has the form of the client's protocol."""
+    content = {"application/json": {"schema": {"anyOf": list(wholes)}}}
+    return {"responses": {"200": {"description": "The answer", "content": content}}}
 
 
 @lru_cache(maxsize=1)
