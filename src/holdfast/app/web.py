@@ -19,6 +19,7 @@ from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
+from holdfast.store.response_thread import ResponseStore
 from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
 
@@ -31,7 +32,7 @@ def build_application(
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None
     bundles = {
-        model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
+        model: load_tokenizer_bundle(path, keep_thoughts=keep_thoughts, answers=answers) for model, path in folders.items()
     }
     gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
     services = Services(
@@ -47,6 +48,7 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
+        responses=ResponseStore(store, settings.responses),
         seal=Seal(store / "answers" if store else None),
     )
     return create_application(services, dialects=dialects)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -55,10 +56,19 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
         routes=[_route(operation) for operation in table.operations],
         middleware=middleware,
         exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
+        lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
     app.state.services, app.state.dialects = services, table
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    yield
+    await services.running.close()
+    await services.responses.close()
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:

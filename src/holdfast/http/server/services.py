@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
+from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
@@ -18,6 +19,7 @@ from holdfast.messages.output import Embedding, OutputEvent
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
+from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
@@ -68,6 +70,8 @@ class Services:
     log: LogSettings = LogSettings()
     seal: Seal = field(default_factory=Seal)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
+    responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
+    running: RunningAnswers = field(default_factory=RunningAnswers)
 
 
 _LOADING = frozenset({"loading", "restarting"})
