@@ -32,6 +32,7 @@ from tests.fakes.server_process import ServerProcess, until  # noqa: E402
 from tools.agent_trials import AGENTS, Agent, LaunchedAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
+PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
 KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 6
@@ -45,6 +46,7 @@ class Ended:
 
     code: int
     printed: str
+    by_us: bool = False  # since it went on and on
 
 
 class Trial:
@@ -111,9 +113,14 @@ class Trial:
         process.stdin = None
         return process
 
-    def ended(self, process: subprocess.Popen[str]) -> Ended:
-        """Wait for its end."""
-        printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+    def ended(self, process: subprocess.Popen[str], *, within: float = LIMIT_SECONDS) -> Ended:
+        """Wait for its end, or end it with all its children."""
+        try:
+            printed, _ = process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+            return Ended(code=process.returncode, printed=printed, by_us=True)
         return Ended(code=process.returncode, printed=printed)
 
     def launched(self, url: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
@@ -172,7 +179,7 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
         wrong = _with_wrong_key(trial, agent, server.url)
     yield _figures(agent, requests)
     with trial.server("small", "--context", str(SMALL_CONTEXT), key=KEY) as server:
-        long = trial.ended(trial.launched(server.url, agent.command))
+        long = trial.ended(trial.launched(server.url, agent.command), within=PATIENCE_SECONDS)
     with trial.server("stopped", key=KEY) as server:
         stopped = _stopped(trial, agent, server)
     cases = {
@@ -182,7 +189,8 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
     }
     for case, ended in cases.items():
         last = "\n".join(line[:400] for line in trial.shown(ended).splitlines()[-LAST_LINES:])
-        yield f"{case}, exit code {ended.code}:\n\n````\n{last}\n````\n"
+        how = f"still trying after {PATIENCE_SECONDS} s" if ended.by_us else f"exit code {ended.code}"
+        yield f"{case}, {how}:\n\n````\n{last}\n````\n"
 
 
 def _check(trial: Trial, ended: Ended, said: str) -> None:
