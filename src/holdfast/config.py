@@ -69,6 +69,10 @@ class ServerSettings:
         "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
     )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
+    tls_cert: str = _setting(
+        "", "File (PEM) with the certificate to speak HTTPS with, then those that vouch for it; empty: HTTP.", flag="--tls-cert"
+    )
+    tls_key: str = _setting("", "File (PEM) with the certificate's key.", flag="--tls-key")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
     )
@@ -83,6 +87,11 @@ class ServerSettings:
     max_connections_per_address: int = _setting(
         1024, "Most connections that one address may have open; one more is answered with a 429.", limits=Limits(at_least=1)
     )
+
+    @property
+    def scheme(self) -> str:
+        """What the server's URLs begin with."""
+        return "https" if self.tls_cert else "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +365,11 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
+            )
+    for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(settings.server, name) and not getattr(settings.server, other):
+            raise ConfigError(
+                f"server.{name} ({origins[f'server.{name}']}) needs server.{other} (--{other.replace('_', '-')}) as well"
             )
     residency = settings.residency
     if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:
