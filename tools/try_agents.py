@@ -35,7 +35,7 @@ LIMIT_SECONDS = 240
 PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
 KEY = "the-key"
 SMALL_CONTEXT = 2048
-LAST_LINES = 6
+LAST_LINES = 8
 _ANSWERED = re.compile(r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer (?P<answer_tokens>\d+)")
 SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
 
@@ -188,7 +188,8 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
         "Stopped (Ctrl-C) while its prompt was read": stopped,
     }
     for case, ended in cases.items():
-        last = "\n".join(line[:400] for line in trial.shown(ended).splitlines()[-LAST_LINES:])
+        lines = [line[:400] for line in trial.shown(ended).splitlines() if line.strip()]
+        last = "\n".join(lines[-LAST_LINES:])
         how = f"still trying after {PATIENCE_SECONDS} s" if ended.by_us else f"exit code {ended.code}"
         yield f"{case}, {how}:\n\n````\n{last}\n````\n"
 
