@@ -239,7 +239,8 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep; an imported file may hold no more.",
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions and beginnings that clients mark may keep; "
+        "an imported file may hold no more.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -272,6 +273,9 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    traces: bool = _setting(
+        False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
