@@ -116,7 +116,8 @@ class _Body:
 
     def _calls(self, said: str) -> str:
         form, choice = self._dialect.calls, self._request.tool_choice
-        assert form is not None and isinstance(self._request.prompt, ChatPrompt)
+        assert form is not None
+        assert isinstance(self._request.prompt, ChatPrompt)
         enforce_all = self._constrain_all or choice.mode == "required"
         tools = callable_tools(self._request.prompt, choice, bounds=self._bounds, enforce_all=enforce_all)
         block = call_block(self.rules, form, tools)

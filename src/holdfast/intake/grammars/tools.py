@@ -84,7 +84,7 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 def callable_tools(
     prompt: ChatPrompt, choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
 ) -> tuple[CallableTool, ...]:
-    """The prompt's tools that may be called, their schemas checked. Raises InvalidRequest for what is strict and cannot be enforced.
+    """The prompt's tools that may be called, their schemas checked. Raises InvalidRequest where strict ones cannot be enforced.
 
     enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them.
     """
