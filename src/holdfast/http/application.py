@@ -30,7 +30,7 @@ MODELS = Dialect(  # errors on its paths are those of the client's own protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
-    operations=model_operations((OPENAI, ANTHROPIC)),
+    operations=model_operations((OPENAI, ANTHROPIC, RESPONSES)),
 )
 DIALECTS = (
     OPENAI,
