@@ -6,7 +6,6 @@ content, starts a server, runs `tests/clients/with_*.py` one after the other, an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tools.environments import ROOT, environment_of
+
 SCRIPTS = ROOT / "tests" / "clients"
 _LIMIT_SECONDS = 300
 # Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
@@ -39,16 +39,8 @@ def scripts() -> list[Path]:
 
 
 def environment() -> Path:
-    """The Python of an environment that has the clients; made when it is first asked for."""
-    wanted, versions = SCRIPTS / "requirements.txt", SCRIPTS / "constraints.txt"
-    folder = ROOT / ".make" / f"clients-{hashlib.sha256(wanted.read_bytes() + versions.read_bytes()).hexdigest()[:12]}"
-    python = folder / "bin" / "python"
-    done = folder / "done"
-    if not done.exists():
-        _run(sys.executable, "-m", "venv", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(wanted), "--constraint", str(versions))
-        done.touch()
-    return python
+    """The Python of an environment that has the clients."""
+    return environment_of(SCRIPTS) / "python"
 
 
 def checked(script: Path, *, python: Path, base_url: str, model: str) -> Iterator[CheckOfClient]:
@@ -69,10 +61,6 @@ def checked(script: Path, *, python: Path, base_url: str, model: str) -> Iterato
     yield from said
     if not said or (done.returncode and not any(each.problem for each in said)):
         yield CheckOfClient(client, "the script", f"ended with {done.returncode}: {done.stdout}{done.stderr}", {})
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
 
 
 def main() -> int:
