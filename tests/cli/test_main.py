@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import app
 from tests.fakes.command_line import holdfast
 
-COMMANDS = ("serve", "chat", "doctor", "config", "version")
+COMMANDS = ("serve", "chat", "launch", "doctor", "config", "version")
 
 
 def test_help_names_every_command() -> None:

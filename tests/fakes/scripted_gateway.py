@@ -13,6 +13,7 @@ from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import (
@@ -89,11 +90,18 @@ class ScriptedStream:
     """Plays a script: events come out, exceptions are raised, an asyncio.Event is waited for."""
 
     def __init__(
-        self, script: Script, on_close: Callable[[], None], *, dropped_tokens: int = 0, unenforced: tuple[str, ...] = ()
+        self,
+        script: Script,
+        on_close: Callable[[], None],
+        *,
+        dropped_tokens: int = 0,
+        unenforced: tuple[str, ...] = (),
+        breakpoints: tuple[PinnedPrefix, ...] = (),
     ) -> None:
         self._script, self._on_close = iter(script), on_close
         self.put_back_tokens = 0
         self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
+        self.breakpoints = breakpoints
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
@@ -120,6 +128,7 @@ class ScriptedGateway:
     refusal: Exception | None = None
     dropped_tokens: int = 0
     unenforced: tuple[str, ...] = ()
+    breakpoints: tuple[PinnedPrefix, ...] = ()
     accept_when: asyncio.Event | None = None
     refusal_at_last: Exception | None = None  # after that event
     dropped: list[str] = field(default_factory=list)  # cancelled before it
@@ -151,6 +160,7 @@ class ScriptedGateway:
             lambda: self._close(request.request_id),
             dropped_tokens=self.dropped_tokens,
             unenforced=self.unenforced,
+            breakpoints=self.breakpoints,
         )
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:

@@ -14,7 +14,6 @@ _ELSEWHERE = {
     "run": "chat",
     "up": "serve",
     "start": "serve",
-    "launch": "serve",
     "list": "store ls",
     "ls": "store ls",
     "ps": "sessions ls",

@@ -11,6 +11,7 @@ from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
 from holdfast.cli.errors import require_working_folder
+from holdfast.cli.launch import launch
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
 from holdfast.cli.store import store
@@ -36,6 +37,8 @@ def holdfast(version: Version = False) -> None:
 
 for command in (serve, chat, doctor, config, version):
     app.command()(command)
+# What stands behind the agent's name is the agent's: options of its own, `--` and all.
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
 app.add_typer(store, name="store")
 app.add_typer(sessions, name="sessions")
 for found in entry_points(group=FURTHER_COMMANDS):

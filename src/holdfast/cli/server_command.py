@@ -45,7 +45,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
         named = {name: given.pop(name) for name in _OPTIONS}
         with plain_errors():
-            url, key = _address(named["url"], named["api_key"])
+            url, key = address_of(named["url"], named["api_key"])
             headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
             query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
             with ServerClient(url=url, api_key=key, headers=headers, query=query) as server:
@@ -58,7 +58,8 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
     return with_parameters(run, [*own, *added])
 
 
-def _address(url: str | None, api_key: str | None) -> tuple[str, str]:
+def address_of(url: str | None, api_key: str | None) -> tuple[str, str]:
+    """URL and key of the server: those given, else where the settings would start it."""
     settings = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server
     host = _WILDCARDS.get(settings.host, settings.host)
     return url or f"http://{host}:{settings.port}", settings.api_key if api_key is None else api_key

@@ -14,7 +14,8 @@ from starlette.routing import Route
 from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
-from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS, RESPONSES
+from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS
+from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.intake.answer_rules import answer_rules
+from holdfast.intake.breakpoints import breakpoint_places, pinned_prefixes
 from holdfast.intake.canonical import canonical
 from holdfast.intake.control_tokens import guarded
 from holdfast.intake.defaults import with_model_defaults
@@ -22,7 +23,7 @@ from holdfast.intake.read_history import history_reader
 from holdfast.intake.splice import splice
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.messages.commands import SequenceRequest, ThinkingBudget
+from holdfast.messages.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
@@ -44,6 +45,7 @@ class Prepared:
     opening: str | None = None  # what stands between the header of the new answer and the answer; None: nobody can tell
     put_back_tokens: int = 0  # of earlier answers, as they were generated
     dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
+    breakpoints: tuple[PinnedPrefix, ...] = ()  # the cache breakpoints of its client
     unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
@@ -108,6 +110,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
+    asked = prompt
     options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
     prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
@@ -125,6 +128,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             else opens_thought(opening, bundle.dialect)
         ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
+        breakpoints=breakpoint_places(asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard),
         opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
@@ -159,7 +163,7 @@ def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 
 def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    if prompt.branch_points or prompt.answers:
+    if prompt.branch_points or prompt.answers or prompt.breakpoints:
         return splice(prompt, tokenizer.encode_in_place(prompt.text))
     return PromptTokens(token_ids=tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)))
 
@@ -184,6 +188,7 @@ def assemble(
     room = info.context_tokens - len(token_ids)
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
     stop_token_ids = _stop_token_ids(request, bundle, vocab_size=info.vocab_size)
+    pins = pinned_prefixes(request.prompt, tokens)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
     sequences = tuple(
         SequenceRequest(
@@ -197,7 +202,8 @@ def assemble(
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
             thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
-            branch_points=tokens.branch_points,
+            branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
+            pins=() if index else pins,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
         )
         for index in range(request.choices)
@@ -208,6 +214,7 @@ def assemble(
         rules=rules,
         pieces=bundle.tokenizer.pieces,
         opening=prompt.opening,
+        breakpoints=pins,
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=prompt.dropped_tokens,
     )

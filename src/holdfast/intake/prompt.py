@@ -24,6 +24,7 @@ class PromptText:
     answers: tuple[PlacedAnswer, ...] = ()  # of a chat, in order of appearance
     in_reasoning: bool = False  # the template has opened a thought, in which the answer begins
     branch_points: tuple[int, ...] = ()  # characters behind which later prompts may differ, where that matters to the model
+    breakpoints: tuple[int, ...] = ()  # characters behind which the prompt's cache breakpoints are, one each; 0: nobody can tell
     opening: str | None = None  # what the template writes behind the header of the new answer; None: nobody can tell
     dropped_tokens: int = 0  # of earlier answers, which the template left out
 
@@ -42,4 +43,5 @@ class PromptTokens:
 
     token_ids: tuple[int, ...]
     branch_points: tuple[int, ...] = ()  # the same as tokens
+    breakpoints: tuple[int, ...] = ()  # the same as tokens
     put_back_tokens: int = 0  # of earlier answers, as they were generated

@@ -31,6 +31,7 @@ def splice(prompt: PromptText, encoding: Encoding) -> PromptTokens:
     return PromptTokens(
         token_ids=(*parts, *token_ids[taken:]),
         branch_points=tuple(_moved(_tokens_before(at, offsets), moves) for at in prompt.branch_points),
+        breakpoints=tuple(_moved(_tokens_before(at, offsets), moves) for at in prompt.breakpoints),
         put_back_tokens=put_back,
     )
 

@@ -41,6 +41,7 @@ class GenerationStream:
         self.intake_seconds = intake_seconds  # rendering and tokenization
         self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
         self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
+        self.breakpoints = prepared.breakpoints  # the cache breakpoints of its client, in the prompt
         self.unenforced = prepared.unenforced  # keywords of schemas, by their places
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))

@@ -91,7 +91,7 @@ class ChatTemplate:
         """The conversation without what the template writes to have it answered; empty when the template refuses it."""
         try:
             return self._run_for(prompt, self._messages(prompt, ""), answer=False)
-        except _RENDER_ERRORS:
+        except (*_RENDER_ERRORS, InvalidRequest):
             return ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:

@@ -21,6 +21,13 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     end_token_ids: tuple[int, ...] = ()  # that end it
 
 
+class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """The first `tokens` tokens of a prompt are to be kept for so many seconds since they were used last."""
+
+    tokens: int
+    seconds: float
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
@@ -37,6 +44,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
+    pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
 
 
 ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]

@@ -48,6 +48,18 @@ A protocol may promise less: OpenAI's temperature ends at 2.
 """
 
 
+class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a conversation up to which its client wants it kept: it will be sent again, and go on from there.
+
+    It stands behind so many whole messages, and behind so many content parts of the next one. Behind no message at all means
+    behind the tools, and behind the system messages at the beginning, which templates write in one piece with them.
+    """
+
+    messages: int
+    parts: int = 0
+    seconds: float = 300.0  # since it was used last
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
 
@@ -55,6 +67,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, Any], ...] = ()
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
+    cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/", "/messages", "/v1/v1/messages", "/v1/complete"]
 OLLAMA = ["/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed", "/v1/api/chat"]
-OPENAI = ["/v1/responses", "/v1/responses/resp_1", "/responses", "/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
+OPENAI = ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
 
 
 async def called(path: str, **settings: Any) -> Any:
@@ -74,8 +74,8 @@ async def test_the_official_clients_show_the_sentence_and_do_not_try_again() -> 
             with pytest.raises(anthropic.BadRequestError, match="Messages API is not served"):
                 await claude.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", http_client=await _counting(openai, count)) as client:
-            with pytest.raises(openai.NotFoundError, match="Responses API is not served"):
-                await client.responses.create(model="m", input="x")
+            with pytest.raises(openai.NotFoundError, match="part of OpenAI's API is not served"):
+                await client.moderations.create(model="m", input="x")
     assert len(asked) == 2
 
 

@@ -27,6 +27,8 @@ async def test_every_path_is_described() -> None:
         COMPLETIONS,
         "/v1/models",
         "/v1/models/{model_id}",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/sessions",
         "/v1/sessions/import",
         "/v1/sessions/{session_id}",

@@ -97,7 +97,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
             prompt_field="messages",
             **self.request_options(),
         )
-        return self.plan_of([request], form)
+        return self.plan_of([request], form, choices=self.choices)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")

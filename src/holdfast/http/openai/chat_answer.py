@@ -119,11 +119,15 @@ class ChatAnswer(OpenAIAnswer):
 
 
 def _chat_logprobs(tokens: Sequence[TokenText]) -> ChatLogprobs:
-    return ChatLogprobs(content=[_content_logprob(token) for token in tokens])
+    return ChatLogprobs(content=content_logprobs(tokens))
 
 
-def _content_logprob(token: TokenText) -> ContentLogprob:
-    return msgspec.structs.replace(_bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top])
+def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
+    """Drawn tokens as OpenAI shows them, each with the likeliest at its place."""
+    return [
+        msgspec.structs.replace(_bare_logprob(token), top_logprobs=[_bare_logprob(rival) for rival in token.top])
+        for token in tokens
+    ]
 
 
 def _bare_logprob(token: TokenText) -> ContentLogprob:

@@ -72,7 +72,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         form = CompletionAnswer(shows_logprobs=self.logprobs is not None, **self.answer_options(services))
         places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
         requests = [self._request(prompt, form, place=place) for prompt, place in zip(prompts, places, strict=True)]
-        return self.plan_of(requests, form)
+        return self.plan_of(requests, form, choices=self.choices)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")

@@ -15,7 +15,6 @@ OPENAI = Dialect(
     serves="OpenAI's chat completions and completions: /v1/chat/completions, /v1/completions, /v1/models",
     operations=(create_chat_completion, create_completion, list_models, get_model),
 )
-RESPONSES = Dialect(name="OpenAI's Responses API", error=openai_error, prefixes=("/v1/responses",))
 EMBEDDINGS = Dialect(name="OpenAI's Embeddings API", error=openai_error, prefixes=("/v1/embeddings",))
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",

@@ -1,4 +1,4 @@
-"""The fields that OpenAI's two generating endpoints share, with their ranges, and what they come to in a GenerationRequest."""
+"""The fields that OpenAI's generating endpoints share, with their ranges, and what they come to in a GenerationRequest."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class StreamOptions(BaseModel):
     )
 
 
-class GenerationFields(BaseModel):
-    """Sampling and streaming, the same for chat and for completions."""
+class SamplingFields(BaseModel):
+    """How to draw, and whose request it is: the same for chat, for completions and for Responses."""
 
     model_config = STRICT
 
@@ -65,9 +65,6 @@ class GenerationFields(BaseModel):
         None, description="Id of a model that /v1/models lists; the first of them if not given."
     )
     stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
-    stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
-    n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
     temperature: Annotated[float, within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
     top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
     top_k: Annotated[int, within("top_k")] | None = Field(None, description="Draw from so many tokens; 0: off.")
@@ -85,7 +82,6 @@ class GenerationFields(BaseModel):
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
         None, description="The same seed and request give the same answer."
     )
-    stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
     ignore_eos: bool | None = Field(None, description="Go on past the model's end-of-text tokens.")
     user: str | None = Field(None, description="Accepted, without effect.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
@@ -99,17 +95,6 @@ class GenerationFields(BaseModel):
     )
     holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
 
-    @property
-    def choices(self) -> int:
-        """Answers per prompt."""
-        return self.n or 1
-
-    def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
     def sampling(self) -> SamplingParams:
         """The sampling parameters: what is given, on top of the plain defaults."""
         given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
@@ -122,12 +107,49 @@ class GenerationFields(BaseModel):
     def request_options(self) -> dict[str, Any]:
         """Fields of a GenerationRequest that the endpoints have in common."""
         return {
-            "choices": self.choices,
             "sampling": self.sampling(),
             "unset_sampling": tuple(name for name in _SAMPLING if getattr(self, name) is None),
-            "stop": self.stop_strings(),
             "ignore_eos": bool(self.ignore_eos),
         }
+
+    def plan_of(
+        self, requests: Sequence[GenerationRequest], form: AnswerFormat, *, choices: int = 1, session_key: str = ""
+    ) -> AnswerPlan:
+        """The plan for these requests and this form."""
+        return AnswerPlan(
+            requests=requests,
+            form=form,
+            streams=bool(self.stream),
+            choices_per_prompt=choices,
+            explains=bool(self.holdfast and self.holdfast.explain),
+            cache_salt=self.cache_salt or "",
+            session_id=self.session_id,
+            session_key=self.prompt_cache_key or session_key,
+        )
+
+
+class GenerationFields(SamplingFields):
+    """Further fields of chat and of completions."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
+    n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
+    stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
+
+    @property
+    def choices(self) -> int:
+        """Answers per prompt."""
+        return self.n or 1
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def request_options(self) -> dict[str, Any]:
+        """Fields of a GenerationRequest that the two endpoints have in common."""
+        return {**super().request_options(), "choices": self.choices, "stop": self.stop_strings()}
 
     def answer_options(self, services: Services) -> dict[str, Any]:
         """What an OpenAIAnswer has to know."""
@@ -138,19 +160,6 @@ class GenerationFields(BaseModel):
             "shows_usage": bool(options and options.include_usage),
             "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),
         }
-
-    def plan_of(self, requests: Sequence[GenerationRequest], form: AnswerFormat) -> AnswerPlan:
-        """The plan for these requests and this form."""
-        return AnswerPlan(
-            requests=requests,
-            form=form,
-            streams=bool(self.stream),
-            choices_per_prompt=self.choices,
-            explains=bool(self.holdfast and self.holdfast.explain),
-            cache_salt=self.cache_salt or "",
-            session_id=self.session_id,
-            session_key=self.prompt_cache_key or "",
-        )
 
     def refuse_what_cannot_be_served(self, limits: LimitsSettings) -> None:
         """Raise RequestRefused for what the types alone cannot tell."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextKind, TokenText, ToolCall, text_of, tool_calls_of
 from holdfast.messages.requests import GenerationRequest
 
@@ -21,6 +22,7 @@ class TokenCounts:
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not read again
     reasoning_tokens: int = 0  # part of completion_tokens
+    breakpoints: tuple[PinnedPrefix, ...] = ()  # where the prompt has the cache breakpoints of its client, ascending
 
 
 @dataclass(slots=True)

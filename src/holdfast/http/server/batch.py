@@ -10,6 +10,7 @@ import msgspec
 from holdfast.errors import QueueFull
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import GenerateCall, OutputStream
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
 
@@ -65,6 +66,7 @@ class MergedStream:
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
+        self.breakpoints: tuple[PinnedPrefix, ...] = ()  # a protocol that has them takes one prompt
         self.unenforced = tuple(dict.fromkeys(place for stream in streams for place in stream.unenforced))
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
         self._has_room = asyncio.Event()

@@ -149,6 +149,7 @@ class GenerationResponse(Response):
             completion_tokens=answer.tokens,
             cached_tokens=answer.cached_tokens or 0,
             reasoning_tokens=self._reasoning_tokens,
+            breakpoints=self._stream.breakpoints if self._stream is not None else (),
         )
 
 

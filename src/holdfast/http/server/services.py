@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import OutputEvent
 from holdfast.messages.requests import GenerationRequest
@@ -26,6 +27,7 @@ class OutputStream(Protocol):
     prompt_tokens: int  # counted once however many choices there are
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
+    breakpoints: tuple[PinnedPrefix, ...]  # where the prompt has the cache breakpoints of its client, ascending
     unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:

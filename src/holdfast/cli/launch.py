@@ -1,0 +1,171 @@
+"""`holdfast launch`: a coding agent, set up for a running server for the length of this run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from holdfast.cli.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent
+from holdfast.cli.errors import complain, plain_errors
+from holdfast.cli.server_command import ApiKey, Url, address_of
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.cli.server_client import ServerClient
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
+_OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # it sends them to the agent as well, and what they mean is the agent's affair
+_NOT_FOUND = 127  # as shells say it
+
+
+class LaunchFailed(HoldfastError):
+    """The agent cannot be started as asked for."""
+
+
+def launch(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", show_default=False, help="One of: " + ", ".join(AGENTS) + ".")] = "",
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="The agent's own.")] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="The model; else the server's first.")] = None,
+    small_model: Annotated[
+        str | None, typer.Option("--small-model", metavar="ID", help="For the agent's titles and summaries; else the same.")
+    ] = None,
+    print_only: Annotated[bool, typer.Option("--print", help="Show what would be run, and run nothing.")] = False,
+) -> None:
+    """Start a coding agent on this server; its own configuration stays as it is. What stands behind AGENT is the agent's."""
+    if not agent:
+        _list_agents()
+        return
+    with plain_errors():
+        chosen = _chosen(agent, arguments or [])
+        program = shutil.which(chosen.program)
+        if program is None and not print_only:
+            complain(f"{chosen.title} is not installed: there is no `{chosen.program}`. To get it: {chosen.install}")
+            raise typer.Exit(_NOT_FOUND)
+        address, key = address_of(url, api_key)
+        with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
+            target = _target(address, key, models=(model, small_model), folder=Path(folder))
+            setup = chosen.setup(target)
+            command = [program or chosen.program, *setup.options, *_without_dashes(arguments or [])]
+            if print_only:
+                typer.echo(_shown([chosen.program, *command[1:]], setup, secret=target.api_key))
+                return
+            for name, text in setup.files.items():
+                (target.folder / name).write_text(text)
+            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **setup.environment})
+    raise typer.Exit(code)
+
+
+def _list_agents() -> None:
+    for name, agent in AGENTS.items():
+        where = shutil.which(agent.program)
+        typer.echo(f"{name:<10}{agent.title:<13}{where or f'not installed: {agent.install}'}")
+    typer.echo("\nholdfast launch NAME starts one. Others: see docs/clients.md")
+
+
+def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
+    """The agent of this name. Raises LaunchFailed, also where our own options stand behind it."""
+    if name not in AGENTS:
+        near = get_close_matches(name, AGENTS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/clients.md"
+        raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
+    if arguments and arguments[0].partition("=")[0] == "--url":
+        raise LaunchFailed(f"--url stands before the agent, as all behind it goes to the agent: holdfast launch --url … {name}")
+    return AGENTS[name]
+
+
+def _without_dashes(arguments: Sequence[str]) -> Sequence[str]:
+    """The agent's arguments without the `--` that may stand before them, as other launchers want it."""
+    return arguments[1:] if arguments[:1] == ["--"] else arguments
+
+
+def _target(url: str, api_key: str, *, models: tuple[str | None, str | None], folder: Path) -> AgentTarget:
+    """What the server says of itself. Raises ServerFailed, in words that say what to do."""
+    from holdfast.cli.server_client import ServerClient, ServerFailed
+
+    with ServerClient(url=url, api_key=api_key, use_proxies=not _is_loopback(url)) as server:
+        try:
+            served = _served(server)
+        except ServerFailed as error:
+            raise ServerFailed(f"{str(error).rstrip('.')}. {_way_out(str(error), api_key)}") from None
+        url = server.url
+    wanted = [model for model in models if model is not None and model not in served]
+    if wanted or not served:
+        raise ServerFailed(f"{url} does not serve {wanted[0] if wanted else 'any model'}; it serves: {', '.join(served)}")
+    model = models[0] or next(iter(served))
+    small = models[1] or model
+    return AgentTarget(
+        url=url, api_key=api_key, model=model, small_model=small, context_tokens=served[model], folder=folder.resolve()
+    )
+
+
+def _served(server: ServerClient) -> Mapping[str, int | None]:
+    """The context of each model that the server serves."""
+    from holdfast.cli.server_client import CONNECT_SECONDS
+
+    cards: Sequence[Mapping[str, Any]] = server.call("GET", "/v1/models", timeout=CONNECT_SECONDS).get("data", ())
+    return {str(card["id"]): card.get("max_model_len") for card in cards}
+
+
+def _way_out(error: str, api_key: str) -> str:
+    if "no answer from" in error:
+        return "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch --url URL …"
+    if "answers 401" in error:
+        return f"The key given is {'not its key' if api_key else 'missing'}: holdfast launch --api-key KEY …"
+    return "Is that a Holdfast? --url URL names another server"
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _proxies(environ: Mapping[str, str], url: str) -> dict[str, str]:
+    """Keep agents from asking a proxy for this machine."""
+    host = urlsplit(url).hostname
+    if host is None or not _is_loopback(url):
+        return {}
+    before = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    without = ",".join([*([before] if before else []), host])
+    return {"NO_PROXY": without, "no_proxy": without}
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the agent in this terminal to its end; returns its exit code, 128 + N where a signal N ended it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _frame: object) -> None:
+        for process in started:
+            process.send_signal(number)
+
+    # Functions in both cases, since what is ignored here would be ignored by the agent too.
+    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_OF_THE_TERMINAL, lambda *_: None)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        started.append(subprocess.Popen(command, env=dict(environment)))
+        code = started[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _shown(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
+    """What would be run, as a shell takes it; the key is left out."""
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()] + [shlex.join(command)]
+    for name, text in setup.files.items():
+        lines += ["", f"# {name}, there while it runs:", *text.splitlines()]
+    shown = "\n".join(lines)
+    return shown.replace(secret, "KEY") if secret else shown

@@ -1,0 +1,16 @@
+"""OpenAI's Responses API, which Codex and the newer SDKs speak."""
+
+from __future__ import annotations
+
+from holdfast.http.openai.errors import ErrorBody, openai_error
+from holdfast.http.responses.create import count_input_tokens, create_response
+from holdfast.http.server.dialect import Dialect
+
+RESPONSES = Dialect(
+    name="OpenAI's Responses API",
+    error=openai_error,
+    error_shape=ErrorBody,
+    prefixes=("/v1/responses",),
+    serves="OpenAI's Responses: /v1/responses",
+    operations=(create_response, count_input_tokens),
+)

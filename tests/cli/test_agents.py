@@ -1,0 +1,108 @@
+"""What each agent is told of the server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.cli.agents import AGENTS, AgentTarget
+
+TARGET = AgentTarget(
+    url="http://127.0.0.1:8321",
+    api_key="secret",
+    model="org/Model-4bit",
+    small_model="org/Small-4bit",
+    context_tokens=40_000,
+    folder=Path("/run-folder"),
+)
+names = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=30)
+
+
+def codex_settings(target: AgentTarget) -> dict[str, Any]:
+    """What Codex makes of its options: each value is TOML."""
+    options = AGENTS["codex"].setup(target).options
+    assert set(options[::2]) == {"-c"}
+    settings: dict[str, Any] = {}
+    for option in options[1::2]:
+        name, _, value = option.partition("=")
+        settings[name] = tomllib.loads(f"value = {value}")["value"]
+    return settings
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("context_tokens", [40_000, None])
+def test_every_agent_is_told_the_address_the_model_and_the_key(name: str, context_tokens: int | None) -> None:
+    setup = AGENTS[name].setup(dataclasses.replace(TARGET, context_tokens=context_tokens))
+    told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
+    for fact in (TARGET.url, TARGET.model, TARGET.api_key):
+        assert fact in told
+    assert ("40000" in told) == (context_tokens is not None and name != "qwen")  # qwen takes it from its own settings only
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_key_stands_in_the_command_line_where_everybody_on_the_machine_could_read_it(name: str) -> None:
+    assert "secret" not in " ".join(AGENTS[name].setup(TARGET).options)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_files_go_to_the_folder_of_the_run_and_are_named_in_the_options(name: str) -> None:
+    setup = AGENTS[name].setup(TARGET)
+    assert all(str(TARGET.folder / file) in setup.options for file in setup.files)
+
+
+def test_the_settings_of_claude_code_outdo_those_of_the_user_and_name_all_its_models() -> None:
+    setup = AGENTS["claude"].setup(TARGET)
+    environment = json.loads(setup.files["settings.json"])["env"]
+    assert environment == setup.environment
+    assert environment["ANTHROPIC_BASE_URL"] == TARGET.url  # it adds /v1 itself
+    assert environment["ANTHROPIC_API_KEY"] == ""
+    models = {name: value for name, value in environment.items() if name.endswith("_MODEL")}
+    small = {name for name, value in models.items() if value == TARGET.small_model}
+    assert small == {"ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL"}
+    assert set(models.values()) == {TARGET.model, TARGET.small_model}
+
+
+def test_codex_speaks_responses_to_a_provider_of_its_own() -> None:
+    settings = codex_settings(TARGET)
+    provider = settings["model_provider"]
+    assert settings["model"] == TARGET.model
+    assert settings["model_context_window"] == 40_000
+    assert settings[f"model_providers.{provider}.base_url"] == f"{TARGET.url}/v1"
+    assert settings[f"model_providers.{provider}.wire_api"] == "responses"
+    assert AGENTS["codex"].setup(TARGET).environment == {settings[f"model_providers.{provider}.env_key"]: "secret"}
+
+
+def test_without_a_key_codex_is_not_told_to_look_for_one() -> None:
+    target = dataclasses.replace(TARGET, api_key="")
+    assert not any(name.endswith("env_key") for name in codex_settings(target))
+    assert AGENTS["codex"].setup(target).environment == {}
+
+
+@given(name=names)
+def test_any_model_name_reaches_codex_as_it_is(name: str) -> None:
+    assert codex_settings(dataclasses.replace(TARGET, model=name))["model"] == name
+
+
+def test_opencode_knows_both_models_with_the_context_of_the_first() -> None:
+    config = json.loads(AGENTS["opencode"].setup(TARGET).environment["OPENCODE_CONFIG_CONTENT"])
+    provider, _, model = config["model"].partition("/")
+    models = config["provider"][provider]["models"]
+    assert model == TARGET.model
+    assert set(models) == {TARGET.model, TARGET.small_model}
+    assert models[model]["limit"] == {"context": 40_000, "output": 10_000}
+
+
+def test_aider_gets_limits_of_its_models_and_without_them_does_not_complain() -> None:
+    setup = AGENTS["aider"].setup(TARGET)
+    limits = json.loads(setup.files["models.json"])
+    assert limits[f"openai/{TARGET.model}"]["max_input_tokens"] == 40_000
+    unknown = AGENTS["aider"].setup(dataclasses.replace(TARGET, context_tokens=None))
+    assert "models.json" not in unknown.files
+    assert "--no-show-model-warnings" in unknown.options

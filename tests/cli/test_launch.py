@@ -1,0 +1,183 @@
+"""`holdfast launch`: real programs that take down how they were started, and a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from holdfast.cli.agents import AGENTS
+from holdfast.cli.main import app
+from holdfast.config import ServerSettings
+from tests.fakes.http_clients import served
+from tests.fakes.recording_agent import RecordingAgent, install
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+
+KEY = "the-servers-key"
+USERS_FILES = (".claude/settings.json", ".codex/config.toml", ".config/opencode/opencode.json", ".aider.conf.yml", ".env")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of the real application on a port, with a key and one model, on a thread of its own."""
+    listening: queue.Queue[str] = queue.Queue()
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with served(ScriptedGateway([]), settings=ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)) as url:
+            listening.put(url)
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    yield listening.get(timeout=30)
+    stop.set()
+    thread.join()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with configuration of its user's, on whose PATH are only the programs of `bin`."""
+    for name in USERS_FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("the user's own\n")
+    (tmp_path / "bin").mkdir()
+    for name, value in {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin"), "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def launched(url: str, *arguments: str, key: str = KEY) -> Result:
+    return CliRunner().invoke(app, ["launch", "--url", url, "--api-key", key, *arguments])
+
+
+def agent_of(machine: Path, name: str) -> RecordingAgent:
+    return install(machine / "bin", AGENTS[name].program)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(name: str, machine: Path, url: str) -> None:
+    agent = agent_of(machine, name)
+    before = {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()}
+    result = launched(url, name, "do", "--something", "exit=0")
+    assert result.exit_code == 0, result.output
+    record = agent.record
+    assert record["arguments"][-3:] == ["do", "--something", "exit=0"]
+    assert record["folder"] == str(machine)
+    told = str([record["arguments"], record["environment"], record["files"]])
+    for fact in (url, MODEL, KEY):
+        assert fact in told
+    assert ("2048" in told) == (name != "qwen")
+    assert KEY not in " ".join(record["arguments"])
+    assert set(record["modes"]) <= {"0o700"}
+    assert not [part for part in record["arguments"] if "holdfast-" in part and Path(part).exists()], "the run's folder is gone"
+    agent.record_file.unlink()
+    assert {path: path.read_bytes() for path in machine.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("ending", "code"), [("exit=0", 0), ("exit=3", 3), (f"die={signal.SIGKILL:d}", 137)])
+def test_the_agents_exit_code_is_passed_on(ending: str, code: int, machine: Path, url: str) -> None:
+    agent_of(machine, "codex")
+    assert launched(url, "codex", ending).exit_code == code
+
+
+def test_two_dashes_before_the_agents_arguments_are_taken_too(machine: Path, url: str) -> None:
+    agent = agent_of(machine, "qwen")
+    assert launched(url, "qwen", "--", "--help", "exit=0").exit_code == 0
+    assert agent.record["arguments"][-2:] == ["--help", "exit=0"]
+    assert "--" not in agent.record["arguments"]
+
+
+def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_agents_alone(machine: Path, url: str) -> None:
+    agent_of(machine, "claude")
+    command = [sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url, "--api-key", KEY, "claude", "wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline().startswith("waiting")
+        launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent as well
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(30) == 7
+
+
+def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(machine: Path, url: str) -> None:
+    agent = agent_of(machine, "opencode")
+    result = launched(url, "--print", "opencode", "run", "two words", "exit=0")
+    assert result.exit_code == 0
+    assert not agent.was_started
+    assert KEY not in result.output
+    assert subprocess.run(["/bin/sh", "-c", result.output], check=False).returncode == 0
+    assert agent.record["arguments"] == ["run", "two words", "exit=0"]
+    assert url in agent.record["environment"]["OPENCODE_CONFIG_CONTENT"]
+
+
+def test_print_shows_files_too(machine: Path, url: str) -> None:
+    result = launched(url, "--print", "claude")
+    assert result.exit_code == 0
+    assert "# settings.json" in result.output
+    assert KEY not in result.output
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_that_is_not_installed_is_said_to_be_so_and_how_to_get_it(name: str, machine: Path) -> None:
+    result = CliRunner().invoke(app, ["launch", name])
+    assert result.exit_code == 127
+    assert AGENTS[name].install in result.output
+
+
+def test_the_list_tells_which_agents_are_there(machine: Path) -> None:
+    agent = agent_of(machine, "codex")
+    result = CliRunner().invoke(app, ["launch"])
+    assert result.exit_code == 0
+    lines = dict(line.split(maxsplit=1) for line in result.output.splitlines()[: len(AGENTS)])
+    assert set(lines) == set(AGENTS)
+    assert str(agent.program) in lines["codex"]
+    assert "not installed: npm" in lines["claude"]
+
+
+def test_a_server_that_is_not_there_is_said_to_be_so_and_how_to_start_one(machine: Path) -> None:
+    agent = agent_of(machine, "claude")
+    result = launched("http://127.0.0.1:9", "claude")
+    assert result.exit_code == 2
+    assert "no answer from http://127.0.0.1:9" in result.output
+    assert "holdfast serve" in result.output
+    assert not agent.was_started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "said"),
+    [
+        (("claude",), "wrong", "not its key"),
+        (("claude",), "", "The key given is missing"),
+        (("--model", "gpt", "claude"), KEY, "does not serve gpt; it serves: " + MODEL),
+        (("--small-model", "gpt", "claude"), KEY, "does not serve gpt"),
+        (("clade",), KEY, "Did you mean claude?"),
+        (("emacs",), KEY, "It knows: claude, codex"),
+        (("claude", "--url", "x"), KEY, "--url stands before the agent"),
+    ],
+)
+def test_what_cannot_be_started_is_one_line_that_says_why(
+    arguments: tuple[str, ...], key: str, said: str, machine: Path, url: str
+) -> None:
+    agent = agent_of(machine, "claude")
+    result = launched(url, *arguments, key=key)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not agent.was_started
+
+
+def test_agents_do_not_ask_a_proxy_for_this_machine(machine: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    agent = agent_of(machine, "qwen")
+    assert launched(url, "qwen", "exit=0").exit_code == 0
+    assert agent.record["environment"]["NO_PROXY"] == "example.org,127.0.0.1"

@@ -1,0 +1,57 @@
+"""A program that stands for a coding agent: it takes down how it was started, and ends as its last argument says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PROGRAM = """#!{python}
+import json, os, pathlib, signal, sys
+files = [pathlib.Path(part) for part in sys.argv[1:] if os.path.isabs(part) and os.path.isfile(part)]
+record = {{
+    "arguments": sys.argv[1:],
+    "environment": dict(os.environ),
+    "files": {{path.name: path.read_text() for path in files}},
+    "modes": [oct(path.parent.stat().st_mode & 0o777) for path in files],
+    "folder": os.getcwd(),
+}}
+pathlib.Path({record!r}).write_text(json.dumps(record))
+how, _, number = sys.argv[-1].partition("=")
+if how == "exit":
+    sys.exit(int(number))
+if how == "die":
+    os.kill(os.getpid(), int(number))
+if how == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    print("waiting", os.getpid(), flush=True)
+    while True:
+        signal.pause()
+"""
+
+
+@dataclass(frozen=True)
+class RecordingAgent:
+    """`record` is there after a run."""
+
+    program: Path
+    record_file: Path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return dict(json.loads(self.record_file.read_text()))
+
+    @property
+    def was_started(self) -> bool:
+        return self.record_file.exists()
+
+
+def install(folder: Path, name: str) -> RecordingAgent:
+    """Put the program under an agent's name into a folder, which then has to be on the PATH."""
+    folder.mkdir(exist_ok=True)
+    agent = RecordingAgent(folder / name, folder / f"{name}.json")
+    agent.program.write_text(_PROGRAM.format(python=sys.executable, record=str(agent.record_file)))
+    agent.program.chmod(0o755)
+    return agent
