@@ -6,7 +6,7 @@
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
 # make tool-table     find and measure the families of all templates anew and write their table into docs/tools.md
-# make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
+# make clients        real clients of all protocols before a server on the bundled model (ARGS="openai anthropic" for some)
 # make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make agents         have opencode, aider and the Vercel AI SDK do a task each and write docs/agents.md (needs npm)
@@ -81,7 +81,7 @@ tool-table: $(TOOLS)
 	@$(BIN)/python -m tools.tool_table
 
 clients: $(TOOLS)
-	@$(ONE_THREAD) $(BIN)/python -m tools.clients
+	@$(ONE_THREAD) $(BIN)/python -m tools.clients $(ARGS)
 
 schemathesis: $(TOOLS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.schemathesis $(ARGS)

@@ -37,7 +37,9 @@ def model_of(server: Server, protocol: str, *, max_tokens: int = 1000) -> BaseCh
     shared |= {"api_key": server.api_key, "max_retries": 0, "max_tokens": max_tokens}
     if protocol == "messages":
         return ChatAnthropic(base_url=server.root, **shared)
-    return ChatOpenAI(base_url=server.base_url, use_responses_api=protocol == "responses", stream_usage=True, **shared)
+    if protocol == "responses":  # it shows thoughts as summaries only
+        shared |= {"use_responses_api": True, "reasoning": {"effort": "medium", "summary": "auto"}}
+    return ChatOpenAI(base_url=server.base_url, stream_usage=True, **shared)
 
 
 def joined(chunks: Any) -> Any:

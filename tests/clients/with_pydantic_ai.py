@@ -40,7 +40,8 @@ def agent_of(server: Server, protocol: str, **options: object) -> Agent:
         "messages": lambda: AnthropicModel(server.model, provider=anthropic),
         "ollama": lambda: OllamaModel(server.model, provider=OllamaProvider(base_url=server.base_url)),
     }[protocol]()
-    return Agent(model, model_settings={"temperature": 0}, retries=0, **options)
+    settings = {"temperature": 0, "openai_reasoning_summary": "auto"}  # its model of Responses shows thoughts as summaries only
+    return Agent(model, model_settings=settings, retries=0, **options)
 
 
 def tool_loop(server: Server, protocol: str) -> None:

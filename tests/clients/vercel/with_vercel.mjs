@@ -13,13 +13,14 @@ const [baseURL, name] = process.argv.slice(2);
 const root = baseURL.replace(/\/v1$/, '');
 const apiKey = 'none';
 const MODELS = {
-  chat: createOpenAICompatible({ name: 'holdfast', baseURL, includeUsage: true })(name),
+  chat: createOpenAICompatible({ name: 'holdfast', baseURL, includeUsage: true, supportsStructuredOutputs: true })(name),
   responses: createOpenAI({ baseURL, apiKey })(name),
   messages: createAnthropic({ baseURL, apiKey })(name),
   ollama: createOllama({ baseURL: `${root}/api` })(name),
   'ollama (ai-sdk-ollama)': createOtherOllama({ baseURL: root })(name),
 };
 const OPTIONS = {
+  responses: { openai: { forceReasoning: true, reasoningSummary: 'auto' } }, // it shows thoughts as summaries only
   ollama: { ollama: { think: true } },
   'ollama (ai-sdk-ollama)': { ollama: { think: true } },
 };
