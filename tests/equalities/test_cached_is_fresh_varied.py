@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import PinnedPrefix, SequenceRequest
 from holdfast.messages.events import TokenLogprob, TokensGenerated
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed
 from tests.fakes.caching_worker import CachingWorker, greedy
@@ -96,7 +96,9 @@ def tokens(rng: random.Random, count: int) -> tuple[int, ...]:
 
 def request(name: str, prompt: tuple[int, ...], rng: random.Random) -> SequenceRequest:
     branch_points = tuple(sorted({rng.randrange(len(prompt)) for _ in range(2)}))
-    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, want_logprobs=True, top_logprobs=2, branch_points=branch_points)
+    pins = tuple(PinnedPrefix(tokens=at, seconds=rng.choice((0.0, 300.0))) for at in branch_points if at)
+    scored = {"want_logprobs": True, "top_logprobs": 2}
+    return greedy(name, prompt, max_tokens=ANSWER_TOKENS, branch_points=branch_points, pins=pins, **scored)
 
 
 def derived(turn: Turn, requests: list[SequenceRequest], alone: Reference, rng: random.Random) -> tuple[int, ...]:

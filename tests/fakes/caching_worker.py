@@ -21,6 +21,7 @@ from holdfast.prefix.index import PrefixIndex
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.sessions.service import SessionService
+from holdfast.store.budget import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.worker.loop import WorkerLoop
 from tests.fakes.architectures import probed
@@ -61,12 +62,13 @@ class CachingWorker:
         engine: type[Engine] = Engine,
         constraints: Constraints | None = None,
         clock: Callable[[], float] = time.time,
+        limits: StoreLimits | None = None,
         **settings: Any,
     ) -> None:
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
-        self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint)
+        self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
         self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
         self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec)
         self.sessions = SessionService(

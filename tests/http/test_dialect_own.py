@@ -232,13 +232,13 @@ async def test_it_is_described_and_shown_and_others_are_served_as_before() -> No
         described = (await client.get("/openapi.json")).json()
         page = (await client.get("/")).text
         chat = await client.post(CHAT, json=chat_body())
-        unserved = await client.post("/api/chat", json={})
+        unserved = await client.post("/v1/audio/speech", json={})
         without_slash = await client.post("/v1/toy/speak/", json={"after": "once"})
     assert described["paths"][SPEAK]["post"]["description"] == "Go on speaking."
     assert "at_most" in described["components"]["schemas"]["Wish"]["properties"]
     assert SPEAK in page
     assert chat.json()["choices"][0]["message"]["content"] == "Hello"
-    assert "the toy: /toy/speak" in unserved.json()["error"]
+    assert "the toy: /toy/speak" in unserved.json()["error"]["message"]
     assert without_slash.text.endswith("bye\n")
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.errors import SessionRefused
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.sessions import (
     OperationName,
     SessionAnswer,
@@ -24,10 +25,11 @@ from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.ram import Residence
 from holdfast.sessions.pins import SessionPins
 from holdfast.sessions.portable import Header, SessionFile
+from holdfast.sessions.prefix_pins import PrefixPins
 from holdfast.sessions.record import Session, decode_record, encode_record, record_name
 from holdfast.sessions.registry import SessionRegistry
 from holdfast.sessions.transfer import Transfer, Transfers
-from holdfast.store.block import TOKEN_BYTES
+from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 RECORD_SECONDS = 0.5  # records of sessions in use are written so often at most
 EXPIRY_SECONDS = 1.0  # between looks at whose time is over
@@ -52,6 +54,7 @@ class SessionService:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
+        self._prefixes = PrefixPins(cache.index, self._pins)
         cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
         self._transfers = Transfers(cache, context_tokens=context_tokens, check_room=self._check_room, register=self._imported)
         self._operations: dict[OperationName, Callable[[SessionCommand], SessionAnswer | None]] = {
@@ -98,6 +101,13 @@ class SessionService:
         session.use(self._cache.index.branch(chain, tenant=tenant), now=now)
         self._changed(session)
 
+    def keep_prefixes(
+        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+    ) -> None:
+        """A request has ended and what it leaves is put away: what it has begun from was used, and its own pins begin."""
+        self._prefixes.use(began_from, now=self._clock())
+        self._prefixes.keep(wanted, tenant=tenant, chain=chain, now=self._clock())
+
     def tend(self) -> list[SessionAnswer]:
         """Go on with transfers, end sessions whose time is over, write records; returns answers that are due."""
         answers = [self._ended(transfer) for transfer in self._transfers.advance()]
@@ -107,6 +117,7 @@ class SessionService:
         if now - self._looked_at >= EXPIRY_SECONDS:
             self._looked_at = now
             self._expire()
+            self._prefixes.expire(now)
         if self._dirty and now - self._recorded_at >= RECORD_SECONDS:
             self._write_records()
         return answers
@@ -211,6 +222,8 @@ class SessionService:
         if file.nbytes > quota_bytes:
             message = f"the file holds {file.nbytes:,} bytes, a session may bring {quota_bytes:,} (store.pinned_percent)"
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
+        while file.nbytes > free_bytes and self._prefixes.give_way():
+            free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > free_bytes:
             message = f"the file holds {file.nbytes:,} bytes, {max(0, free_bytes):,} are not pinned: unpin a session"
             raise SessionRefused(SessionFailure.NO_ROOM, message)
@@ -272,6 +285,8 @@ class SessionService:
         if session.pinned or self._clock() - self._recorded_at >= RECORD_SECONDS:
             self._write_records()  # before the pins, so that none is without a session that can take it back
         self._pins.sync(session)
+        while self._pins.state_of(session) == "over_quota" and self._prefixes.give_way():
+            self._pins.sync(session)
 
     def _write_records(self) -> None:
         self._recorded_at = self._clock()
@@ -337,9 +352,10 @@ class SessionService:
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:
         """Refuse to pin a session that does not fit. Raises SessionRefused."""
-        if command.pinned is True and not self._pins.fits(session):
-            message = f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}"
-            raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
+        while command.pinned is True and not self._pins.fits(session):
+            if not self._prefixes.give_way():
+                message = f"pinned sessions may keep {self._quota_bytes():,} bytes, and keep {self._pins.pinned_bytes:,}"
+                raise SessionRefused(SessionFailure.OVER_QUOTA, f"{message}: unpin another one")
 
     def _quota_bytes(self) -> int:
         return self._budget_bytes() * self._pinned_percent // 100

@@ -235,6 +235,7 @@ class WorkerLoop:
         request = sequence.request
         if request.session_id:
             self._sessions.used(request.session_id, tenant=request.tenant, chain=sequence.chain)
+        self._sessions.keep_prefixes(request.pins, tenant=request.tenant, chain=sequence.chain, began_from=sequence.began_from)
 
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""

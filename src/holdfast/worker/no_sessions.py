@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionFailure
+from holdfast.store.block import BlockKey
 
 
 class NoSessions:
@@ -20,6 +24,11 @@ class NoSessions:
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """Nothing was kept, so there is nothing to hold on to."""
+
+    def keep_prefixes(
+        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+    ) -> None:
+        """Nothing was kept, so there is nothing to pin."""
 
     def tend(self) -> list[SessionAnswer]:
         """Nothing is due."""

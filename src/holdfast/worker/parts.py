@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.engine.plan import KeepPolicy, SpanResult, StepPlan
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import PinnedPrefix, SequenceRequest
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
@@ -122,6 +122,11 @@ class WorkerSessions(Protocol):
 
     def used(self, session_id: str, *, tenant: str, chain: bytes | bytearray) -> None:
         """A request of a session has ended, and what it computed is committed."""
+
+    def keep_prefixes(
+        self, wanted: Sequence[PinnedPrefix], *, tenant: str, chain: bytes | bytearray, began_from: Sequence[BlockKey]
+    ) -> None:
+        """The same of any request: beginnings of its chain are to be kept for a while, and what it began from was used."""
 
     def tend(self) -> list[SessionAnswer]:
         """Housekeeping; answers that are due."""

@@ -14,7 +14,6 @@ from tests.fakes.http_clients import CHAT, client_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway
 
 ANTHROPIC = ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/", "/messages", "/v1/v1/messages", "/v1/complete"]
-OLLAMA = ["/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed", "/v1/api/chat"]
 OPENAI = ["/v1/embeddings", "/v1/audio/speech", "/v1/images/generations"]
 
 
@@ -33,25 +32,11 @@ async def test_anthropics_clients_are_told_in_their_own_form(path: str) -> None:
     assert CHAT in body["error"]["message"]
 
 
-@pytest.mark.parametrize("path", OLLAMA)
-async def test_ollamas_clients_are_told_in_their_own_form(path: str) -> None:
-    response = await called(path)
-    assert (response.status_code, list(response.json())) == (400, ["error"])
-    assert "Ollama's API is not served" in response.json()["error"]
-
-
 @pytest.mark.parametrize("path", OPENAI)
 async def test_openais_clients_are_told_what_part_is_missing(path: str) -> None:
     response = await called(path)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "protocol_not_served")
     assert "OpenAI's" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
-async def test_the_method_makes_no_difference(method: str) -> None:
-    async with client_of(ScriptedGateway()) as client:
-        response = await client.request(method, "/api/tags")
-    assert "Ollama's API is not served" in response.json()["error"]
 
 
 async def test_refusals_at_the_door_have_that_form_as_well() -> None:

@@ -37,6 +37,7 @@ async def test_every_path_is_described() -> None:
         "/",
         "/health",
         "/metrics",
+        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version"),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.admin import sessions_api
-from holdfast.http.admin.start_page import front_page
+from holdfast.http.admin.start_page import front_page, head_of_front_page
 from holdfast.http.admin.status import health, metrics, openapi_document
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.server.dialect import Dialect
@@ -13,5 +13,5 @@ ADMIN = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions"),
-    operations=(*sessions_api.OPERATIONS, front_page, health, metrics, openapi_document),
+    operations=(*sessions_api.OPERATIONS, front_page, head_of_front_page, health, metrics, openapi_document),
 )

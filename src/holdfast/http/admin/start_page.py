@@ -38,15 +38,24 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
-    "vary": "accept",
+    "vary": "accept, user-agent",
 }
 _DOCUMENTS = "README.md, docs/http.md and docs/memory.md of the repository say more."
 _HIDDEN = "shown to who sends the API key"
+_OLLAMA = "Ollama is running"  # what Ollama's clients look for at this place
+
+
+@operation("HEAD", "/", text_answer("text/plain"), needs_key=False)
+async def head_of_front_page(request: Request, services: Services) -> Response:
+    """Whether a server is there, as Ollama's clients ask."""
+    return Response(media_type="text/plain", headers=_HEADERS)
 
 
 @operation("GET", "/", text_answer("text/html", "text/plain"), needs_key=False)
 async def front_page(request: Request, services: Services) -> Response:
     """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
+    if _is_ollamas(request):
+        return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
     key = services.server.api_key
     is_locked = not opens(dict(request.scope["headers"]), api_key=key)
     models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
@@ -62,6 +71,12 @@ async def front_page(request: Request, services: Services) -> Response:
         example=example,
     )
     return Response(text, media_type="text/html" if wants_page else "text/plain", headers=_HEADERS)
+
+
+def _is_ollamas(request: Request) -> bool:
+    """Whether a client of Ollama asks: by its name, or from within a page or an extension of a browser, which want no page."""
+    agent, accepts = (request.headers.get(name, "").lower() for name in ("user-agent", "accept"))
+    return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
 
 
 def _example(address: str, *, needs_key: bool) -> str:

@@ -1,19 +1,25 @@
-"""Ollama's dialect. It is not served yet: its clients are told so in its form."""
+"""Ollama's dialect: its form of errors, and what of it is served."""
 
 from __future__ import annotations
 
+from holdfast.http.ollama.chat import ollama_chat
+from holdfast.http.ollama.generate import ollama_generate
+from holdfast.http.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
+from holdfast.http.ollama.shapes import OllamaError
 from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.problem import Problem
 
 
-def ollama_error(problem: Problem) -> dict[str, str]:
+def ollama_error(problem: Problem) -> OllamaError:
     """Ollama's form."""
-    return {"error": problem.message}
+    return OllamaError(error=problem.message)
 
 
 OLLAMA = Dialect(
     name="Ollama's API",
     error=ollama_error,
+    error_shape=OllamaError,
     prefixes=("/api",),
-    unserved_status=400,  # a 404 means that a model has to be pulled
+    serves="Ollama's API: /api/chat, /api/generate, /api/tags, /api/show",
+    operations=(ollama_chat, ollama_generate, ollama_tags, ollama_show, ollama_ps, ollama_version),
 )

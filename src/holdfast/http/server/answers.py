@@ -31,6 +31,7 @@ class WholeChoice:
 
     deltas: list[OutputDelta] = field(default_factory=list)
     finish_reason: EndWord = "stop"
+    end: ChoiceFinished | None = None  # its last event, once it has come
 
     def text(self, kind: TextKind = "text") -> str:
         """All of its text of one kind."""

@@ -28,10 +28,16 @@ from holdfast.telemetry.request_log import RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
 
 
-async def generate(request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan]) -> Response:
-    """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused."""
+async def generate(
+    request: Request, services: Services, plan_of: Callable[[bytes], AnswerPlan], *, body: bytes | None = None
+) -> Response:
+    """The answer to a request for generated text. `plan_of` makes a plan of its body, or raises RequestRefused.
+
+    body: if it has been read already.
+    """
     answer = AnswerRecord(services.metrics)
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    if body is None:
+        body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
     return GenerationResponse(services, plan, answer)
 
@@ -116,7 +122,7 @@ class GenerationResponse(Response):
         async for event in stream:
             self._observe(event)
             if isinstance(event, ChoiceFinished):
-                choices[event.index].finish_reason = event.finish_reason
+                choices[event.index].finish_reason, choices[event.index].end = event.finish_reason, event
             else:
                 choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))

@@ -60,12 +60,16 @@ def text_answer(*media_types: str) -> Shape:
 
 
 def answers_of(
-    whole: type[msgspec.Struct], *, chunk: type[msgspec.Struct] | None = None, statuses: tuple[str, ...] = ("200",)
+    whole: type[msgspec.Struct],
+    *,
+    chunk: type[msgspec.Struct] | None = None,
+    chunk_type: str = "text/event-stream",
+    statuses: tuple[str, ...] = ("200",),
 ) -> Shape:
-    """Shape of an operation by its whole answer, which comes with these statuses, and the events of a stream."""
+    """Shape of an operation by its whole answer, which comes with these statuses, and the events of a stream of that type."""
     content: dict[str, Any] = {"application/json": {"schema": whole}}
     if chunk is not None:
-        content["text/event-stream"] = {"schema": chunk}
+        content[chunk_type] = {"schema": chunk}
     return {"responses": {status: {"description": "The answer", "content": content} for status in statuses}}
 
 

@@ -1,0 +1,65 @@
+"""POST /api/generate: what it takes, and what that asks the gateway for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.http.ollama.answer import GenerateLines
+from holdfast.http.ollama.fields import OllamaGeneration
+from holdfast.http.ollama.load import answered
+from holdfast.http.ollama.shapes import GenerateLine
+from holdfast.http.server.answers import AnswerPlan
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.openapi import answers_of, request_of
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services
+from holdfast.messages.requests import ChatPrompt, Prompt
+
+
+class OllamaGenerate(OllamaGeneration):
+    """A prompt to be answered as a user's message, or, with `raw`, a text to be continued. Without one the model is loaded."""
+
+    prompt: str | None = Field(None, description="What the user says.")
+    system: str | None = Field(None, description="The system message before it.")
+    raw: bool | None = Field(None, description="Continue the prompt as it is, without the model's template.")
+    context: list[Any] | None = Field(None, description="Of an earlier answer, to go on from there.")
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether there is nothing to be answered."""
+        return not self.prompt
+
+    def form(self, services: Services) -> GenerateLines:
+        """How the answer looks."""
+        return GenerateLines(model=self.shown_model(services), shows_logprobs=bool(self.logprobs))
+
+    def plan(self, services: Services) -> AnswerPlan:
+        """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
+        request = self.request(services, prompt=self._asked(), prompt_field="prompt")
+        return self.plan_of(request, self.form(services))
+
+    def _asked(self) -> Prompt:
+        text = self.prompt or ""
+        if self.raw:
+            for field in ("system", "context"):
+                if getattr(self, field):
+                    raise RequestRefused(f"`{field}`: a prompt that is sent with `raw` has all of it in itself", field=field)
+            return text
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return ChatPrompt(messages=(*system, {"role": "user", "content": text}))
+
+
+@operation(
+    "POST",
+    "/api/generate",
+    request_of(OllamaGenerate),
+    answers_of(GenerateLine, chunk=GenerateLine, chunk_type=GenerateLines.stream_type),
+    summary="single prompts, as Ollama's",
+)
+async def ollama_generate(request: Request, services: Services) -> Response:
+    """Answer a prompt; as lines of JSON unless `stream` is false."""
+    return await answered(request, services, OllamaGenerate)

@@ -1,0 +1,31 @@
+"""The way of both generating endpoints: a request that asks nothing waits until the model is there, all others are answered."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.http.ollama.fields import OllamaGeneration
+from holdfast.http.ollama.names import served_model
+from holdfast.http.server.body import parse, read_body
+from holdfast.http.server.generation import generate
+from holdfast.http.server.services import Services
+from holdfast.messages.requests import GenerationRequest
+
+
+async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
+    """The answer to a request of this kind."""
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    asked = parse(kind, body)
+    if asked.asks_nothing:
+        return await _loaded(asked, services)
+    return await generate(request, services, lambda _: asked.plan(services), body=body)
+
+
+async def _loaded(asked: OllamaGeneration, services: Services) -> Response:
+    """The answer when the model is there. One that is to be let go of is said to be, and stays."""
+    if not asked.asks_to_unload:
+        await services.encode(GenerationRequest(request_id="", model=served_model(asked.model, services).id, prompt=" "))
+    line = asked.form(services).line(done=True, done_reason="unload" if asked.asks_to_unload else "load")
+    return Response(msgspec.json.encode(line), media_type="application/json")

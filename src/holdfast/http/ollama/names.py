@@ -1,0 +1,41 @@
+"""Models as Ollama's clients name them (`demo` and `demo:latest` are the same), and what they can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, TypeAlias
+
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services, first_model
+from holdfast.residency.residency import ModelStatus
+
+Capability: TypeAlias = Literal["completion", "tools", "thinking", "embedding"]
+_LATEST = ":latest"
+_LONGEST_SHOWN = 100
+
+
+def shown_name(model_id: str) -> str:
+    """A served id as Ollama lists models: with a tag, without which some clients do not find again what they read here."""
+    return model_id if ":" in model_id.rpartition("/")[2] else model_id + _LATEST
+
+
+def served_model(name: str | None, services: Services) -> ModelStatus:
+    """The model that is meant; the first one by no name. Raises RequestRefused (404) with the words that clients look for."""
+    models = {model.id: model for model in services.statuses()}
+    wanted = name or first_model(services)
+    for known in (wanted, wanted.removesuffix(_LATEST), wanted + _LATEST):
+        if known in models:
+            return models[known]
+    message = f"model {json.dumps(wanted[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it first"
+    raise RequestRefused(message, status=404, code="model_not_found", field="model")
+
+
+def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
+    """What a served model can do."""
+    report = services.dialects.get(model_id)
+    can: dict[Capability, bool] = {
+        "completion": True,
+        "tools": report is not None and report.tools != "none",
+        "thinking": report is not None and report.thinking is not None,
+    }
+    return tuple(name for name, holds in can.items() if holds)

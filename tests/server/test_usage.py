@@ -1,0 +1,168 @@
+"""Token counts are right in every dialect: for cold, warm, extended and restarted requests, streamed and whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.fakes.http_clients import events_of
+from tests.fakes.server_process import ServerProcess
+
+SYSTEM = "You keep the book of a lighthouse: every ship, its name, its flag and the weather of the day. " * 6
+FIRST = [{"role": "user", "content": "hello"}]
+NEXT = [{"role": "user", "content": "And who are you?"}]
+MOST_TOKENS = 12
+
+
+class Figures(NamedTuple):
+    """What one answer says of its tokens."""
+
+    prompt: int
+    cached: int
+    answer: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How a conversation is asked for, and where its answer and its counts stand."""
+
+    path: str
+    body: Callable[[list[dict[str, str]]], dict[str, Any]]
+    whole: Callable[[Any], Figures]
+    streamed: Callable[[str], Figures]
+
+
+def chat_figures(usage: Any, text: str) -> Figures:
+    prompt, answer = usage["prompt_tokens"], usage["completion_tokens"]
+    assert usage["total_tokens"] == prompt + answer
+    return Figures(prompt, usage["prompt_tokens_details"]["cached_tokens"], answer, text)
+
+
+def streamed_chat(text: str) -> Figures:
+    chunks = events_of(text)[:-1]
+    deltas = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    return chat_figures(chunks[-1]["usage"], "".join(deltas))
+
+
+def response_figures(response: Any) -> Figures:
+    usage, text = response["usage"], "".join(part["text"] for item in response["output"] for part in item.get("content") or ())
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    return Figures(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"], text)
+
+
+def data_of(text: str) -> list[Any]:
+    """The events of a stream whose events have names."""
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+def streamed_response(text: str) -> Figures:
+    last = data_of(text)[-1]
+    assert last["type"] in ("response.completed", "response.incomplete")
+    return response_figures(last["response"])
+
+
+def ollama_figures(end: Any, text: str) -> Figures:
+    return Figures(end["prompt_eval_count"], end["cached_tokens"], end["eval_count"], text)
+
+
+def streamed_ollama(text: str) -> Figures:
+    lines = [json.loads(line) for line in text.splitlines()]
+    return ollama_figures(lines[-1], "".join(line["message"]["content"] for line in lines))
+
+
+DIALECTS = {
+    "chat completions": Dialect(
+        path="/v1/chat/completions",
+        body=lambda turns: {
+            "messages": [{"role": "system", "content": SYSTEM}, *turns],
+            "max_tokens": MOST_TOKENS,
+            "temperature": 0,
+            "stream_options": {"include_usage": True},
+        },
+        whole=lambda answer: chat_figures(answer["usage"], answer["choices"][0]["message"]["content"]),
+        streamed=streamed_chat,
+    ),
+    "Responses": Dialect(
+        path="/v1/responses",
+        body=lambda turns: {
+            "instructions": SYSTEM,
+            "input": turns,
+            "max_output_tokens": MOST_TOKENS,
+            "temperature": 0,
+            "store": False,
+        },
+        whole=response_figures,
+        streamed=streamed_response,
+    ),
+    "Ollama": Dialect(
+        path="/api/chat",
+        body=lambda turns: {
+            "messages": [{"role": "system", "content": SYSTEM}, *turns],
+            "options": {"num_predict": MOST_TOKENS, "temperature": 0},
+        },
+        whole=lambda answer: ollama_figures(answer, answer["message"]["content"]),
+        streamed=streamed_ollama,
+    ),
+}
+REFERENCE = "chat completions"
+Asked = dict[tuple[str, bool], dict[str, Figures]]  # by dialect, and whether it streams; then by the turn
+
+
+def ask(server: ServerProcess, name: str, turns: list[dict[str, str]], *, streams: bool) -> Figures:
+    """One request; each dialect and way is a tenant of its own, that finds only what it has read itself."""
+    dialect = DIALECTS[name]
+    body = {"model": "demo", "stream": streams, **dialect.body(turns)}
+    if not streams:
+        body.pop("stream_options", None)
+    headers = {"X-Holdfast-Tenant": f"{name} {streams}"}
+    answer = httpx.post(server.url + dialect.path, json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return dialect.streamed(answer.text) if streams else dialect.whole(answer.json())
+
+
+@pytest.fixture(scope="module")
+def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """All answers: of two lives of one server."""
+    arguments = (str(model_folder), "--name", "demo", "--store", str(tmp_path_factory.mktemp("usage") / "store"))
+    found: Asked = {(name, streams): {} for name in DIALECTS for streams in (False, True)}
+    further: dict[tuple[str, bool], list[dict[str, str]]] = {}
+    for life in ("first", "second"):
+        server = ServerProcess(*arguments)
+        server.wait_ready()
+        try:
+            for (name, streams), figures in found.items():
+                if life == "second":
+                    figures["restarted"] = ask(server, name, further[name, streams], streams=streams)
+                    continue
+                figures["cold"] = ask(server, name, FIRST, streams=streams)
+                figures["warm"] = ask(server, name, FIRST, streams=streams)
+                further[name, streams] = [*FIRST, {"role": "assistant", "content": figures["warm"].text}, *NEXT]
+                figures["extended"] = ask(server, name, further[name, streams], streams=streams)
+        finally:
+            assert server.stop() == 0, server.log()
+    return found
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_cached_tokens_are_those_that_were_read_before(asked: Asked, name: str, streams: bool) -> None:
+    cold, warm, extended, restarted = (asked[name, streams][turn] for turn in ("cold", "warm", "extended", "restarted"))
+    assert cold.cached == 0
+    assert (warm.prompt, warm.cached) == (cold.prompt, cold.prompt - 1), "the last token is always read"
+    assert (warm.text, warm.answer) == (cold.text, cold.answer)
+    assert cold.prompt <= extended.cached < extended.prompt - len(NEXT), "the answer was read when it was written"
+    assert (restarted.prompt, restarted.cached) == (extended.prompt, extended.prompt - 1)
+    assert restarted.text == extended.text
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_the_same_conversation_has_the_same_figures_in_every_dialect(asked: Asked, name: str, streams: bool) -> None:
+    assert asked[name, streams] == asked[REFERENCE, False]
