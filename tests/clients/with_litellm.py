@@ -25,7 +25,7 @@ class Report(BaseModel):
 def ask(server: Server, protocol: str, messages: list[Any], **options: Any) -> Any:
     prefix, is_versioned = PROVIDERS[protocol]
     if protocol == "responses":  # of a model that it does not know it asks for whole answers, and makes a stream of them itself
-        known = {"litellm_provider": "openai", "mode": "responses", "supports_native_streaming": True}
+        known = {"litellm_provider": "openai", "mode": "responses", "supports_native_streaming": True, "supports_reasoning": True}
         litellm.register_model({f"openai/{server.model}": known})
         options["reasoning_effort"] = {"effort": "medium", "summary": "auto"}  # it shows thoughts as summaries only
     return litellm.completion(

@@ -67,6 +67,7 @@ class FuzzedProtocol:
                 raise AssertionError(f"{told}: {problem}") from problem
             return
         assert response.status_code in self.statuses, told
+        assert "no path" not in response.text, told
         assert self.refused(json.loads(response.content), names_in(body)), told
 
 
@@ -92,7 +93,8 @@ def _ollama_refusal(body: Any, names: Collection[str]) -> bool:
 
 
 def _names_one(message: str, names: Collection[str]) -> bool:
-    return bool(_UNREADABLE.search(message)) or any(name in message for name in names if name)
+    told = {part for path in re.findall(r"`([^`]*)`", message) for part in path.split(".")}
+    return bool(_UNREADABLE.search(message)) or bool(told & set(names)) or "model" in message
 
 
 def _streams(response: httpx.Response) -> bool:

@@ -65,12 +65,17 @@ class ShapeFuzzer(JsonFuzzer):
         return {**value, name: copy.deepcopy(dice.choice(self._known.get(name, [None])))}
 
     def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
-        if not bound or not isinstance(body, dict) or self.dice.random() < 0.02:
+        # A body that would be answered for minutes tells nothing more: what is no number is left as it is.
+        if not bound or not isinstance(body, dict):
             return
         name, *rest = bound
         if rest:
-            self._keep_short(body.setdefault(name, {}), tuple(rest))
-        elif name not in body or (isinstance(body[name], int) and body[name] > _TOKENS and "thinking" not in body):
+            if body.get(name) is None:
+                body[name] = {}
+            self._keep_short(body[name], tuple(rest))
+        elif body.get(name) is None or (
+            isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS and "thinking" not in body
+        ):
             body[name] = self.dice.randint(1, _TOKENS)
 
 
