@@ -64,6 +64,10 @@ class ServerSettings:
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
         flag="--allowed-hosts",
     )
+    model_aliases: tuple[str, ...] = _setting(
+        ("claude-*",),
+        "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
@@ -174,6 +178,9 @@ class LimitsSettings:
         50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
     )
     max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
+    max_inputs: int = _setting(
+        2048, "Most texts in one request for embeddings, and documents in one for ranking.", limits=Limits(at_least=1)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +233,27 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesSettings:
+    """What is kept of responses and conversations, in the store's folder or else in memory."""
+
+    max_count: int = _setting(
+        10_000, "Most responses and conversations that are kept; the one used longest ago makes room.", limits=Limits(at_least=1)
+    )
+    max_bytes: int = _setting(
+        256 * _MIB, "Most bytes that they take together; what is larger alone is not kept.", limits=Limits(at_least=1 << 16)
+    )
+    keep_seconds: float = _setting(
+        30 * 86400.0, "How long one is kept after it was used last, itself or in what continues it.", limits=Limits(above=0)
+    )
+    max_background: int = _setting(
+        64, "Most responses that are made in the background at once; one more is answered with a 429.", limits=Limits(at_least=0)
+    )
+
+
+DEFAULT_RESPONSES = ResponsesSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """What is logged, and in which form."""
 
@@ -245,6 +273,7 @@ class Settings:
     limits: LimitsSettings = LimitsSettings()
     tools: ToolsSettings = ToolsSettings()
     store: StoreSettings = StoreSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
 
 

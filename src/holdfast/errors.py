@@ -45,6 +45,13 @@ class PromptTooLong(InvalidRequest):
         self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
 
 
+class NoEmbeddings(InvalidRequest):
+    """The hidden states of the model cannot be reached on any way that was found when it was loaded."""
+
+    def __init__(self) -> None:
+        super().__init__("this model gives no embeddings: its hidden states cannot be reached here", field="model")
+
+
 class TooLargeForMemory(InvalidRequest):
     """The request alone needs more KV memory than the whole budget: it could never be admitted."""
 

@@ -11,11 +11,12 @@ import mlx.core as mx
 import pytest
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.layouts import Runner
+from holdfast.engine.layouts import Runner, SoloRunner
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.engine.probe import choose_layout
+from holdfast.errors import NoEmbeddings
 from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.requests import SamplingParams
+from holdfast.messages.requests import Pooling, SamplingParams
 from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
@@ -171,6 +172,31 @@ def test_a_row_that_is_not_a_number_ends_alone() -> None:
     assert not sick.token_ids
     assert not well.failure
     assert len(well.token_ids) == 1
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_an_embedding_that_is_not_of_numbers_ends_alone(pooling: Pooling) -> None:
+    model = make_tiny("llama", tie_word_embeddings=False)
+    engine = engine_of("llama", model=model)
+    poisoned = mx.array(model.model.embed_tokens.weight)
+    poisoned[13] = math.nan
+    model.model.embed_tokens.weight = poisoned
+    engine.open(a_request("sick", prompt_token_ids=(1, 13, 2), pooling=pooling), capacity_tokens=8)
+    engine.open(a_request("well", prompt_token_ids=PROMPT, pooling=pooling), capacity_tokens=16)
+    sick, well = step(
+        engine,
+        Span(request_id="sick", start=0, tokens=3, draws=False),
+        Span(request_id="well", start=0, tokens=len(PROMPT), draws=False),
+    )
+    assert (bool(sick.failure), sick.embedding, well.failure) == (True, b"", "")
+    assert len(well.embedding) == 4 * engine.embedding_dimensions == 4 * 64
+
+
+def test_a_model_whose_hidden_states_cannot_be_reached_refuses_to_embed() -> None:
+    engine = Engine(SoloRunner(make_tiny("llama"), None), vocab_size=VOCAB_SIZE)
+    assert engine.embedding_dimensions == 0
+    with pytest.raises(NoEmbeddings, match="gives no embeddings"):
+        engine.open(a_request(pooling="mean"), capacity_tokens=8)
 
 
 def test_growth_within_the_reserved_capacity_allocates_no_new_kv() -> None:

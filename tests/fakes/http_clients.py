@@ -18,6 +18,7 @@ from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGatew
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -41,6 +42,19 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 def completion_body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "hello", **fields}
+
+
+def message_body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "max_tokens": 100, "messages": HELLO, **fields}
+
+
+def named_events_of(text: str) -> list[tuple[str, Any]]:
+    """The events of a stream in which each has a name: name and data. Asserts that there is nothing else in it."""
+    *events, rest = text.split("\n\n")
+    assert rest == ""
+    pairs = [event.split("\n") for event in events]
+    assert all(name.startswith("event: ") and data.startswith("data: ") for name, data in pairs)
+    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
 
 
 def events_of(text: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, Mo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import (
     ChoiceFinished,
+    Embedding,
     OutputEvent,
     TextDelta,
     TokenText,
@@ -25,7 +27,7 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
@@ -133,6 +135,7 @@ class ScriptedGateway:
     refusal_at_last: Exception | None = None  # after that event
     dropped: list[str] = field(default_factory=list)  # cancelled before it
     requests: list[GenerationRequest] = field(default_factory=list)
+    embedded: list[EmbeddingRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -171,7 +174,19 @@ class ScriptedGateway:
             raise self.refusal
         return EncodedPrompt(text="a prompt", token_ids=tuple(range(PROMPT_TOKENS)))
 
-    async def _wait_for(self, event: asyncio.Event, request: GenerationRequest) -> None:
+    async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
+        self.embedded.append(request)
+        self._changed.set()
+        if request.model != MODEL:
+            raise UnknownModel(model=request.model, available=(MODEL,))
+        if self.refusal is not None:
+            raise self.refusal
+        if self.accept_when is not None:
+            await self._wait_for(self.accept_when, request)
+        vectors = [array("f", [0.6, 0.8, place]).tobytes() for place in range(len(request.inputs))]
+        return tuple(Embedding(vector=vector, prompt_tokens=PROMPT_TOKENS) for vector in vectors)
+
+    async def _wait_for(self, event: asyncio.Event, request: GenerationRequest | EmbeddingRequest) -> None:
         try:
             await event.wait()
         except asyncio.CancelledError:
@@ -292,6 +307,7 @@ def scripted_services(
     return Services(
         generate=gateway.generate,
         encode=gateway.encode,
+        embed=gateway.embed,
         sessions=sessions or ScriptedSessions(),
         statuses=directory.statuses,
         statistics=directory.statistics,

@@ -12,12 +12,14 @@ from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.sealing import Seal
 from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
+from holdfast.store.response_thread import ResponseStore
 from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
 
@@ -27,14 +29,16 @@ def build_application(
 ) -> Starlette:
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
     keep_thoughts = settings.model.keep_thoughts
-    answers = AnswerFile(Path(settings.store.folder)) if is_folder(settings.store) else None
+    store = Path(settings.store.folder) if is_folder(settings.store) else None
+    answers = AnswerFile(store) if store else None
     bundles = {
-        model: load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers) for model, folder in folders.items()
+        model: load_tokenizer_bundle(path, keep_thoughts=keep_thoughts, answers=answers) for model, path in folders.items()
     }
     gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,
+        embed=gateway.embed,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,
@@ -44,5 +48,7 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
+        responses=ResponseStore(store, settings.responses),
+        seal=Seal(store / "answers" if store else None),
     )
     return create_application(services, dialects=dialects)

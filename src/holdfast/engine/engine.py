@@ -12,6 +12,7 @@ pass is laid out and launched as ever, and the draw follows while it runs: the t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ from holdfast.engine.scoring import prompt_logprobs
 from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
+from holdfast.errors import NoEmbeddings
 from holdfast.kv.form import ModelForm
 from holdfast.kv.snapshot import can_be_kept, form_of, restore
 from holdfast.messages.commands import SequenceRequest
@@ -62,6 +64,11 @@ class Engine:
         return mx.default_device() != mx.Device(mx.cpu)
 
     @property
+    def embedding_dimensions(self) -> int:
+        """Of a prompt that is pooled; 0: the model's hidden states cannot be reached."""
+        return self._runner.hidden_size
+
+    @property
     def mixes_chunks(self) -> bool:
         """Whether prompt chunks share a forward pass with decoding rows."""
         return self._runner.mixes_chunks
@@ -78,10 +85,12 @@ class Engine:
         """Begin a sequence, or begin it again after a preemption with the tokens that it had generated.
 
         prefix: snapshots to begin from; returns how many tokens they hold, which are not to be read. keep: what to copy out while
-        it runs. Raises SnapshotMismatch when the prefix does not fit the model, InvalidRequest when the grammar is none; the
-        sequence is not open then.
+        it runs. Raises SnapshotMismatch when the prefix does not fit the model, InvalidRequest when the grammar is none or the
+        model cannot embed; the sequence is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
+        if request.pooling is not None and not self.embedding_dimensions:
+            raise NoEmbeddings
         layers = self._runner.fresh_layers()
         sequence = EngineSequence.begin(request, layers=layers, vocab_size=self._vocab_size, generated=generated)
         sequence.constraint = self._constraints.of(request, generated=generated)
@@ -109,6 +118,7 @@ class Engine:
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         logits = self._runner.forward(spans, StepContext())
         pending = self._draw(spans, logits)
+        self._pool(pending, logits.hidden)
         for each in spans:
             self._keep_due(each, pending)
             pending.outputs.extend(each.sequence.arrays())
@@ -200,6 +210,7 @@ class Engine:
             undrawn=None,
             drawn=None,
             scored=logits.scored,
+            pooled={},
             kept=[],
             outputs=[scored.source for scored in logits.scored.values()],
         )
@@ -209,6 +220,17 @@ class Engine:
             pending.undrawn = logits.drawn
             pending.outputs.append(logits.drawn)
         return pending
+
+    def _pool(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
+        """Take in the hidden states of prompts that are to be pooled."""
+        for each in pending.spans:
+            sequence, request_id = each.sequence, each.span.request_id
+            if request_id in hidden:
+                sequence.pool(hidden[request_id])
+                assert sequence.pooled is not None
+                pending.outputs.append(sequence.pooled)
+                if each.ends_prompt:
+                    pending.pooled[request_id] = sequence.embedding()
 
     def _draw_late(self, pending: PendingStep) -> None:
         """Draw in a launched step that has constrained sequences, since it is known now what they have drawn before."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from holdfast.kv.foreign import ForeignState
 from holdfast.kv.kinds import fresh_layer
 from holdfast.kv.layer import LayerKV, LayerState
 from holdfast.kv.recurrent import RecurrentState
+from holdfast.messages.requests import RequestId
 from holdfast.models.head_seam import HeadSeam
 
 Model = Callable[..., mx.array]
@@ -45,6 +46,11 @@ class Runner(ABC):
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model, self._head = model, head
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the hidden states that can be pooled; 0: they cannot be reached in this model."""
+        return 0 if self._head is None else self._head.hidden_size
 
     def fresh_layers(self) -> list[LayerState]:
         """Empty live state of a new sequence. Raises LayoutError where a layer cannot be laid out."""
@@ -175,7 +181,8 @@ def _views(
 def _joined(parts: list[StepLogits]) -> StepLogits:
     drawn = [part.drawn for part in parts if part.drawn is not None]
     scored = {request_id: logits for part in parts for request_id, logits in part.scored.items()}
-    return StepLogits(drawn=mx.concatenate(drawn) if len(drawn) > 1 else next(iter(drawn), None), scored=scored)
+    hidden = {request_id: rows for part in parts for request_id, rows in part.hidden.items()}
+    return StepLogits(drawn=mx.concatenate(drawn) if len(drawn) > 1 else next(iter(drawn), None), scored=scored, hidden=hidden)
 
 
 def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
@@ -183,17 +190,16 @@ def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any]
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
     drawn = [start + row for start, each in zip(starts, spans, strict=True) for row in each.wanted_rows]
-    scored_rows = {
-        each.span.request_id: range(start, start + len(each.scored_tokens))
-        for start, each in zip(starts, spans, strict=True)
-        if each.scored_tokens
-    }
-    sets_aside = head is not None and head.projects_later and bool(scored_rows)
+    scored_rows = _places(starts, {each.span.request_id: each.scored_rows for each in spans})
+    pooled_rows = _places(starts, {each.span.request_id: each.pooled_rows for each in spans})
+    put_aside = scored_rows | pooled_rows  # no sequence has both
+    sets_aside = head is not None and head.projects_later and bool(put_aside)
+    assert sets_aside or not pooled_rows, "the hidden states of this model cannot be reached"
     everything = len(drawn) == ids.size
     # Without a seam that sets rows aside, those that are scored come out of this pass with all others.
     selects = bool(drawn) and not everything and (sets_aside or not scored_rows)
     rows = mx.array(drawn) if drawn else None
-    aside = mx.array([row for at in scored_rows.values() for row in at]) if sets_aside else None
+    aside = mx.array([row for at in put_aside.values() for row in at]) if sets_aside else None
     with head.selecting(rows if selects else None, aside=aside) if head is not None else nullcontext() as selection:
         logits = model(ids, cache=caches)
     for each in spans:
@@ -202,15 +208,21 @@ def _project(model: Any, head: HeadSeam | None, ids: mx.array, caches: list[Any]
             each.sequence.trim()
     flat: mx.array = logits.reshape(-1, logits.shape[-1])
     set_aside = head.take_aside() if head is not None else None
+    hidden: dict[RequestId, mx.array] = {}
     if head is not None and set_aside is not None:
-        firsts = itertools.accumulate((len(at) for at in scored_rows.values()), initial=0)
-        scored = {
-            request_id: LaterLogits(set_aside[first : first + len(at)], head.project)
-            for first, (request_id, at) in zip(firsts, scored_rows.items(), strict=False)
-        }
+        firsts = itertools.accumulate((len(at) for at in put_aside.values()), initial=0)
+        parts = {each: set_aside[first : first + len(at)] for first, (each, at) in zip(firsts, put_aside.items(), strict=False)}
+        scored = {request_id: LaterLogits(parts[request_id], head.project) for request_id in scored_rows}
+        hidden = {request_id: parts[request_id] for request_id in pooled_rows}
     else:
         scored = {request_id: LaterLogits(flat[at.start : at.stop]) for request_id, at in scored_rows.items()}
-    if rows is None:
-        return StepLogits(scored=scored)  # the state is evaluated, the logits of this pass may never be
+    if rows is None:  # the state is evaluated, the logits of this pass may never be
+        return StepLogits(scored=scored, hidden=hidden)
     is_selected = everything or (selects and selection is not None and selection.used)
-    return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored)
+    return StepLogits(drawn=flat if is_selected else flat[rows], scored=scored, hidden=hidden)
+
+
+def _places(starts: Sequence[int], wanted: Mapping[RequestId, range]) -> dict[RequestId, range]:
+    """Where the wanted rows of each span stand among those of all spans, which begin at `starts`; who wants none is left out."""
+    places = zip(starts, wanted.items(), strict=True)
+    return {request_id: range(start + rows.start, start + rows.stop) for start, (request_id, rows) in places if rows}

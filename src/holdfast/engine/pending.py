@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.engine.constraints import SequenceConstraint
 from holdfast.engine.keeping import Kept
@@ -30,6 +31,7 @@ class PendingStep:
     undrawn: mx.array | None  # logits of what cannot be drawn before the tokens of the step before are known
     drawn: DrawnRows | None
     scored: Mapping[RequestId, LaterLogits]  # of prompts
+    pooled: dict[RequestId, mx.array]  # of prompts that are read to their end: float32 [hidden]
     kept: list[Kept]  # snapshots that the step makes
     outputs: list[mx.array]  # what has to be computed, live state included; emptied at launch
 
@@ -53,8 +55,17 @@ def results_of(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[T
     draws = _draws(pending)
     for each in pending.spans:
         request_id = each.span.request_id
-        result = draws.get(request_id, SpanResult(request_id=request_id))
+        result = draws.get(request_id) or _embedded(pending, request_id)
         yield replace(result, prompt_logprobs=prompt_logprobs.get(request_id, ()))
+
+
+def _embedded(pending: PendingStep, request_id: RequestId) -> SpanResult:
+    if request_id not in pending.pooled:
+        return SpanResult(request_id=request_id)
+    values = np.array(pending.pooled[request_id])
+    if not np.isfinite(values).all():
+        return SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
+    return SpanResult(request_id=request_id, embedding=values.tobytes())
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:

@@ -65,7 +65,8 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
             trials.append(_try(runner, reference))
             if trials[-1].is_right and wanted in ("auto", runner.name):
                 if head is not None:
-                    head.projects_later = reference.is_right_later(head)
+                    head.hidden_size = reference.hidden_size_of(head)
+                    head.projects_later = head.hidden_size > 0
                 runner.reason = _reason(trials)
                 return runner
         if head is not None:
@@ -163,17 +164,19 @@ class _Reference:
         noises = [NOISE_FACTOR * error for error in (noise, in_chunks) if math.isfinite(error)]
         return max(RIGHT_RELATIVE_ERROR, rounding, min(max(noises, default=0.0), LARGEST_TOLERANCE[precision.size]))
 
-    def is_right_later(self, head: HeadSeam) -> bool:
-        """Whether what is set aside in front of the head and projected later gives the logits of the model."""
+    def hidden_size_of(self, head: HeadSeam) -> int:
+        """The size of what is set aside in front of the head; 0 unless, projected later, it gives the logits of the model."""
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, aside=mx.arange(ids.size)):
             at_once = self._model(ids, cache=own_caches(self._model))[0]
         set_aside = head.take_aside()
+        if set_aside is None:
+            return 0
         try:
-            error = math.inf if set_aside is None else _distance(at_once, head.project(set_aside)) / self._effect
+            error = _distance(at_once, head.project(set_aside)) / self._effect
         except _MISFITS:
-            return False
-        return error <= RIGHT_RELATIVE_ERROR or error <= self.tolerance
+            return 0
+        return set_aside.shape[-1] if error <= RIGHT_RELATIVE_ERROR or error <= self.tolerance else 0
 
     def relative_error(self, got: list[mx.array]) -> float:
         """Largest deviation of any logit, relative to the effect of a changed token; infinite when a logit is not a number."""

@@ -30,6 +30,7 @@ class EngineSequence:
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
+    pooled: mx.array | None = None  # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
 
     @staticmethod
     def begin(
@@ -49,6 +50,19 @@ class EngineSequence:
         """Reserve capacity for this many tokens in every layer."""
         for layer in self.layers:
             layer.reserve(tokens)
+
+    def pool(self, hidden: mx.array) -> None:
+        """Add the hidden states of the prompt's next tokens, [rows, hidden]. Lazy."""
+        rows = hidden.astype(mx.float32)
+        if self.request.pooling == "last":
+            self.pooled = rows[-1]
+        else:
+            self.pooled = rows.sum(axis=0) if self.pooled is None else self.pooled + rows.sum(axis=0)
+
+    def embedding(self) -> mx.array:
+        """Of the prompt, once all of it is pooled: float32 [hidden], not normalized. Lazy."""
+        assert self.pooled is not None, "nothing was pooled"
+        return self.pooled if self.request.pooling == "last" else self.pooled / len(self.request.prompt_token_ids)
 
     def trim(self) -> None:
         """Let go of what only the last step needed: its chunk, the states of its batch. Once its forward pass is laid out."""
@@ -81,11 +95,33 @@ class SequenceSpan:
 
     @property
     def scored_tokens(self) -> tuple[int, ...]:
-        """The tokens of the prompt that follow the span's first positions, one each, if they are to be scored."""
-        if not self.sequence.request.want_prompt_logprobs:
-            return ()
-        first = self.span.start + 1
-        return self.sequence.request.prompt_token_ids[first : first + self.span.tokens]
+        """The tokens of the prompt that follow the scored rows, one each."""
+        first, rows = self.span.start + 1, self.scored_rows
+        return self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop]
+
+    @property
+    def scored_rows(self) -> range:
+        """The rows whose logits score the tokens of the prompt that follow them, as far as these are to be scored."""
+        request, start = self.sequence.request, self.span.start
+        if not request.want_prompt_logprobs:
+            return range(0)
+        end = min(start + self.span.tokens, len(request.prompt_token_ids) - 1)
+        return range(max(0, request.scored_from - 1 - start), max(0, end - start))
+
+    @property
+    def pooled_rows(self) -> range:
+        """The rows whose hidden states the prompt's embedding is made of."""
+        if self.sequence.request.pooling is None:
+            return range(0)
+        if self.sequence.request.pooling == "mean":
+            return range(self.span.tokens)
+        return range(self.span.tokens - 1 if self.ends_prompt else self.span.tokens, self.span.tokens)
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the span has the last token of the prompt."""
+        last = len(self.sequence.request.prompt_token_ids) - 1
+        return self.span.start <= last < self.span.start + self.span.tokens
 
 
 def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:

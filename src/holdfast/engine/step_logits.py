@@ -1,4 +1,4 @@
-"""What a forward pass gives: logits of the rows that draw, and of those that are to be scored the means to get them."""
+"""What a forward pass gives: logits of rows that draw, the means to get those of scored rows, and hidden states to pool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class LaterLogits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogits:
-    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored: by the span's request."""
+    """drawn: [spans that draw, vocabulary], in the order of the spans, None when none does. scored: by the span's request.
+
+    hidden: [rows, hidden], by the span's request, of those that are to be pooled.
+    """
 
     drawn: mx.array | None = None
     scored: Mapping[RequestId, LaterLogits] = field(default_factory=dict)
+    hidden: Mapping[RequestId, mx.array] = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,21 +15,28 @@ from starlette.routing import Route
 from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
-from holdfast.http.openai.dialect import EMBEDDINGS, OPENAI, OTHER_PARTS
+from holdfast.http.openai.dialect import OPENAI, OTHER_PARTS
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
+from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
+MODELS = Dialect(  # errors on its paths are those of the client's own protocol
+    name="The list of models",
+    error=OPENAI.error,
+    error_shape=OPENAI.error_shape,
+    operations=model_operations((OPENAI, ANTHROPIC)),
+)
 DIALECTS = (
     OPENAI,
+    MODELS,
     ADMIN,
     RESPONSES,
-    EMBEDDINGS,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,
@@ -48,10 +56,19 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
         routes=[_route(operation) for operation in table.operations],
         middleware=middleware,
         exception_handlers={HTTPException: handle},  # the framework's own, about paths and methods
+        lifespan=_lifespan,
     )
     app.router.redirect_slashes = False
     app.state.services, app.state.dialects = services, table
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    yield
+    await services.running.close()
+    await services.responses.close()
 
 
 def _cors(origins: Sequence[str]) -> list[Middleware]:

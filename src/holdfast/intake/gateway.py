@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
+from holdfast.intake.embed import embedding_of, embedding_sequences
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
 from holdfast.intake.limits import nesting_of
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, prompt_tokens, with_defaults
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.output import Embedding
+from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationRequest
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
@@ -69,6 +72,17 @@ class Gateway:
             return EncodedPrompt(text=prompt.text, token_ids=tokens.token_ids)
 
         return await asyncio.to_thread(encoded)
+
+    async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
+        """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
+
+        Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull, WorkerUnavailable, and
+        GenerationFailed when the model fails on an input. Cancelling it ends what still runs.
+        """
+        client = await self._client_of(request.model, 1)
+        sequences = await asyncio.to_thread(embedding_sequences, request, self._bundle(request.model), info=client.info)
+        read = await read_prompts(client, sequences)
+        return tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read)
 
     def _bundle(self, model: str) -> TokenizerBundle:
         if model not in self._bundles:

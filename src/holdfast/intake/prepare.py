@@ -31,7 +31,7 @@ from holdfast.parsing.pieces import TokenPieces
 
 # No text of a language has so many characters per token on average. A longer text is first judged by its beginning, so that a
 # body of many megabytes costs neither minutes nor gigabytes.
-_MOST_CHARACTERS_PER_TOKEN = 32
+MOST_CHARACTERS_PER_TOKEN = 32
 _SEED_MASK = 2**63 - 1
 
 
@@ -169,7 +169,7 @@ def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
 
 
 def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
-    most = context_tokens * _MOST_CHARACTERS_PER_TOKEN
+    most = context_tokens * MOST_CHARACTERS_PER_TOKEN
     if len(prompt.text) <= most:
         return
     tokens = len(tokenizer.encode(prompt.text[:most], add_special_tokens=False))

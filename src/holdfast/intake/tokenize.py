@@ -39,6 +39,8 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
+        plain, complete = (backend.encode("a", add_special_tokens=special).ids[-1:] for special in (False, True))
+        self.ends_texts = plain != complete  # it writes a token behind every text
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     @property

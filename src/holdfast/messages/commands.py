@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.messages.requests import RequestId, SamplingParams
+from holdfast.messages.requests import Pooling, RequestId, SamplingParams
 from holdfast.messages.sessions import SessionCommand
 
 
@@ -39,12 +39,22 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     want_logprobs: bool = False
     top_logprobs: int = 0
     want_prompt_logprobs: bool = False
+    scored_from: int = 1  # the first of the prompt's tokens whose log-probability is wanted
+    pooling: Pooling | None = None  # the hidden states that the prompt's embedding is made of; None: none is wanted
+    is_kept: bool = True  # what is read for it is there for later requests
     grammar: str = ""  # a text of llguidance: the tokens that may be drawn; empty: all
     thinking_budget: ThinkingBudget | None = None
     tenant: str = ""  # what one tenant has read is not there for another
     session_id: str = ""  # opened by the request if the tenant has none of that id
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
     pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
+
+    @property
+    def reusable_tokens(self) -> int:
+        """How many of the prompt's first tokens need not be read where they are cached."""
+        if self.pooling == "mean":
+            return 0
+        return self.scored_from - 1 if self.want_prompt_logprobs else len(self.prompt_token_ids) - 1
 
 
 ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]

@@ -49,7 +49,7 @@ class CacheOutcome(enum.Enum):
     EVICTED = "evicted"  # more was kept, and had to make room
     UNREADABLE = "unreadable"  # more was kept, in files that turned out damaged, missing or unfit
     FORGOTTEN = "forgotten"  # more was kept, and somebody had it deleted
-    SCORED = "scored"  # the prompt's log-probabilities were asked for, so that all of it had to be read
+    SCORED = "scored"  # something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to be read
     FAILED = "failed"  # the memory failed; the worker's log says how
     OFF = "off"  # this worker keeps nothing
 
@@ -110,7 +110,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     request_id: RequestId
     memory: CacheReport
     timings: Timings  # without the time of decoding
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's tokens from the second on (for echo with logprobs)
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's tokens, from the first one that was asked for on
 
 
 class TokensGenerated(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -131,6 +131,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str = ""  # what went wrong, for FAILED and REFUSED
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
+    embedding: bytes = b""  # float32 in the order of the machine, not normalized; of a prompt that was to be pooled
 
     @property
     def cached_tokens(self) -> int:
@@ -153,6 +154,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fixed_bytes_per_sequence: int  # windows and recurrent states
     kv_budget_bytes: int
     device: str
+    embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""
     load_seconds: float = 0.0
 

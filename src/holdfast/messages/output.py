@@ -107,6 +107,15 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory.cached_tokens
 
 
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector that stands for one text, and what reading it took."""
+
+    vector: bytes  # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
+    prompt_tokens: int
+    timings: Timings = Timings()
+    memory: CacheReport = CacheReport()
+
+
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
 OutputEvent: TypeAlias = OutputDelta | ChoiceFinished
 

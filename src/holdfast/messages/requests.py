@@ -101,6 +101,10 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     field: str = "response_format"
 
 
+Pooling: TypeAlias = Literal["mean", "last"]
+"""Which of a text's hidden states stand for it: the mean of all, or that of its last token."""
+
+
 # A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used as they are.
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
@@ -126,3 +130,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
     session_id: str = ""  # the session whose branch this goes on; empty: none
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts (or token ids) of each of which a vector is asked for."""
+
+    request_id: RequestId
+    model: str
+    inputs: tuple[str | tuple[int, ...], ...]
+    pooling: Pooling | None = None  # None: as the model was trained
+    dimensions: int | None = None  # so many of the first ones; None: all
+    truncates: bool = False  # what is longer than the window is cut at its end; else it is refused
+    tenant: str = ""
+    input_field: str = "input"  # the request's field to name in errors: the third input is `input.2`
+    is_list: bool = True  # else there is one input, which errors name `input`

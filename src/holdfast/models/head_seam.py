@@ -31,6 +31,7 @@ class HeadSeam:
         self.used = False  # whether the last block selected rows; if not, the logits are those of all positions
         self._set_aside: mx.array | None = None
         self.projects_later = False  # set by who has seen that `project` gives what the model gives
+        self.hidden_size = 0  # of a row that is set aside; set with `projects_later`
         self._plain_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
             path = name.split(".")

@@ -9,6 +9,7 @@
     quarantine/                 damaged files
     sessions/<model>/           records of sessions, see records.py
     answers/                    answers as they were generated, see answers.py
+    responses/                  responses and conversations that clients come back to, see responses.py
 
 Nothing outside is touched: names are built here only, links are not followed, and only names of these patterns are removed.
 """
@@ -36,7 +37,7 @@ BLOCK_SUFFIX = ".block"
 _NAME_FILE = "name"  # beside a model's blocks: what it was last served as
 _LONGEST_NAME = 200
 
-_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers")
+_OUR_FOLDERS = ("blocks", "incoming", "index", "quarantine", "sessions", "answers", "responses")
 _HARMLESS = {".DS_Store", "lost+found", ".localized", "desktop.ini"}  # put into empty folders by systems, not by people
 _MODEL_NAME = re.compile(r"[0-9a-f]{16}")
 _KEY_NAME = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")

@@ -20,6 +20,7 @@ from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.quarantine import quarantined_files
 from holdfast.store.reconcile import salvage
 from holdfast.store.records import record_files
+from holdfast.store.response_database import clear_responses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +150,9 @@ def prune_store(folder: Path, *, limits: StoreLimits) -> RemovalReport:
 
 
 def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
-    """Delete all blocks, sessions and answers, or the blocks and sessions of one model (its short name).
+    """Delete all blocks, sessions, answers and responses, or the blocks and sessions of one model (its short name).
 
-    Answers are masked: whose they are cannot be told. Raises StoreRefused, OSError.
+    Answers are masked: whose they are cannot be told; responses are no model's. Raises StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
         found = list(opened.folder.block_files(model=model))
@@ -165,6 +166,7 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
             opened.folder.remove_name(each)
         if model is None:
             clear_answers(opened.folder.path)
+            clear_responses(opened.folder.path)
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
     return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))

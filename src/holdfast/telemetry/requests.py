@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from prometheus_client import Histogram
 
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta, ToolCallFinished
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import ChoiceFinished, Embedding, OutputDelta, OutputEvent, TextDelta, ToolCallFinished
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.printable import LONGEST_CONTENT
 
@@ -64,6 +65,21 @@ class AnswerRecord:
             self._observe_end(event, now)
         else:
             self._observe_news(event, now)
+
+    def has_read(self, model: str, prompts: Sequence[Embedding]) -> None:
+        """Prompts were read, of which nothing was to be continued."""
+        self._model = model
+        self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
+        for index, prompt in enumerate(prompts):
+            end = ChoiceFinished(
+                index=index,
+                reason=FinishReason.STOP,
+                prompt_tokens=prompt.prompt_tokens,
+                completion_tokens=0,
+                timings=prompt.timings,
+                memory=prompt.memory,
+            )
+            self._observe_end(end, self._clock())
 
     def close(self) -> None:
         """The answer is over, whole or not."""

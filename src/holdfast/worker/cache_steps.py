@@ -61,7 +61,7 @@ class CacheSteps:
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """Where spans of the request's prompt have to end."""
-        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self._serves(request) else ()
+        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self._keeps(request) else ()
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
@@ -107,7 +107,8 @@ class CacheSteps:
             self._count(sequence, report)
             self._lookups.release(sequence)
         with costing_no_answer("what request %s reads is not kept", request.request_id):
-            keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
+            if self._keeps(request):
+                keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
         return prefix, keep
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
@@ -174,7 +175,7 @@ class CacheSteps:
     def copy_rest(self, sequence: LiveSequence, *, for_good: bool) -> None:
         """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
         with costing_no_answer("what request %s has read could not be kept", sequence.request.request_id):
-            if self._serves(sequence.request):
+            if self._keeps(sequence.request):
                 self._commits.copy_rest(sequence, for_good=for_good)
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
@@ -204,5 +205,8 @@ class CacheSteps:
         self._cache.close()
 
     def _serves(self, request: SequenceRequest) -> bool:
-        """A prompt that is to be scored has to be read whole."""
-        return self._cache.keeps_anything and not request.want_prompt_logprobs
+        """Whether it may begin from what is cached: a prompt of which everything is asked has to be read whole."""
+        return self._cache.keeps_anything and request.reusable_tokens > 0
+
+    def _keeps(self, request: SequenceRequest) -> bool:
+        return self._serves(request) and request.is_kept

@@ -54,17 +54,19 @@ class Lookups:
         sequence.stop_waiting(now=began_at)
         request = sequence.request
         chain = bytes(sequence.chain)
-        sequence.lookup = lookup = self._cache.lookup(chain, tenant=request.tenant)
+        reusable = _reusable(sequence, chain)
+        sequence.lookup = lookup = self._cache.lookup(reusable, tenant=request.tenant)
         sequence.lookup_seconds += self._clock() - began_at
-        if self._waits_for_another(sequence, chain, cached_tokens=lookup.cached_tokens):
+        if self._waits_for_another(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
-        self._in_flight.announce(
-            request.request_id,
-            chain,
-            tenant=request.tenant,
-            have=lookup.cached_tokens,
-            boundaries=self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) or None,
-        )
+        if request.is_kept:
+            self._in_flight.announce(
+                request.request_id,
+                chain,
+                tenant=request.tenant,
+                have=lookup.cached_tokens,
+                boundaries=self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) or None,
+            )
         if not self._begin_if_it_is_there(sequence):
             self._scheduler.hold_back(request.request_id)
             self._fetching.append(sequence)
@@ -153,3 +155,10 @@ class Lookups:
 
     def _free(self, request_ids: tuple[RequestId, ...]) -> None:
         self._to_repeat += [self._behind.pop(request_id) for request_id in request_ids]
+
+
+def _reusable(sequence: LiveSequence, chain: bytes) -> bytes:
+    """The part of a chain that may be looked up: of all but its last token it is found out what is cached."""
+    request = sequence.request
+    read_to_its_end = request.reusable_tokens == len(request.prompt_token_ids) - 1
+    return chain if read_to_its_end else chain[: (request.reusable_tokens + 1) * TOKEN_BYTES]

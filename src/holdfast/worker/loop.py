@@ -329,6 +329,7 @@ class WorkerLoop:
                 ended.append((sequence, FinishReason.FAILED, given.refusal))
                 continue
             ledger.score(sequence, given.prompt_logprobs)
+            sequence.embedding = given.embedding
             if given.token_ids:
                 end = sequence.ending(given.token_ids)
                 ledger.generate(sequence, given.token_ids[: end.counted_tokens], given.logprobs[: end.counted_tokens])
@@ -337,10 +338,10 @@ class WorkerLoop:
                     self._cache.blame(sequence, live=ledger.live())
                 if end.reason is FinishReason.STOP:
                     ended.append((sequence, FinishReason.STOP, ""))
+        for sequence, failure in failed:  # first: who is read again has not ended, though it may have nothing to draw
+            self._lifetimes.give_up_state(sequence, failure)
         ids = tuple(sequence.request.request_id for sequence, _, _ in ended)
         by_length = self._scheduler.observe(StepOutcome(plan=flight.decided, drawn=drawn, ended=ids, seconds=seconds))
-        for sequence, failure in failed:
-            self._lifetimes.give_up_state(sequence, failure)
         for sequence, reason, error in ended:
             self._lifetimes.finish(sequence, reason, error=error)
         for request_id in by_length:

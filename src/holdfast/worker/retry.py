@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.messages.events import TokenLogprob
 from holdfast.worker.parts import Step, StepEngine
@@ -21,12 +23,5 @@ def read_alone(engine: StepEngine[Step], span: Span, *, chunk_tokens: int) -> Sp
         (given,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
         scores += given.prompt_logprobs
         if is_last or given.failure or given.refusal:
-            return SpanResult(
-                request_id=given.request_id,
-                token_ids=given.token_ids,
-                logprobs=given.logprobs,
-                prompt_logprobs=tuple(scores),
-                failure=given.failure,
-                refusal=given.refusal,
-            )
+            return replace(given, prompt_logprobs=tuple(scores))
         start += tokens

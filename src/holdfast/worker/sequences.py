@@ -27,6 +27,7 @@ class LiveSequence:
     generated: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    embedding: bytes = b""
     chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
     cursor: Cursor | None = None  # how far the chain is known to be cached; None before it is opened
     lookup: Lookup | None = None  # what it is to begin from, until the engine has it
@@ -93,6 +94,7 @@ class LiveSequence:
             error=error,
             timings=self._timings(now),
             memory=self.report or CacheReport(),
+            embedding=self.embedding if reason is FinishReason.LENGTH else b"",
         )
 
     def started(self, *, now: float) -> Started:

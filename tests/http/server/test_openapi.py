@@ -25,10 +25,17 @@ async def test_every_path_is_described() -> None:
     assert set((await description())["paths"]) == {
         CHAT,
         COMPLETIONS,
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/responses",
         "/v1/responses/input_tokens",
+        "/v1/responses/compact",
+        *(f"/v1/responses/{{response_id}}{rest}" for rest in ("", "/cancel", "/input_items")),
+        "/v1/conversations",
+        *(f"/v1/conversations/{{conversation_id}}{rest}" for rest in ("", "/items", "/items/{item_id}")),
         "/v1/sessions",
         "/v1/sessions/import",
         "/v1/sessions/{session_id}",
@@ -41,22 +48,27 @@ async def test_every_path_is_described() -> None:
     }
 
 
-GETS = {
-    "/v1/models/{model_id}": f"/v1/models/{MODEL}",
-    "/v1/sessions/{session_id}": "/v1/sessions/s",
-    "/v1/sessions/{session_id}/export": "/v1/sessions/s/export",
-}
-
-
 @pytest.mark.parametrize("state", ["ready", "loading"])
 @pytest.mark.parametrize("accept", ["*/*", "text/html"])
 async def test_what_can_be_got_comes_in_a_form_that_is_described(accept: str, state: str) -> None:
     paths = (await description())["paths"]
     directory = ScriptedDirectory(models=(model_status(state=state),))
     async with client_of(ScriptedGateway(), directory=directory) as client:
+        item = {"type": "message", "role": "user", "content": "hello", "id": "msg_1"}
+        ids = {
+            kind: (await client.post(f"/v1/{kind}s", json={name: [item]})).json()["id"]
+            for kind, name in (("response", "input"), ("conversation", "items"))
+        }
         for path, methods in paths.items():
             if "get" in methods:
-                response = await client.get(GETS.get(path, path), headers={"accept": accept})
+                filled = path.format(
+                    response_id=ids["response"],
+                    conversation_id=ids["conversation"],
+                    item_id="msg_1",
+                    session_id="s",
+                    model_id=MODEL,
+                )
+                response = await client.get(filled, headers={"accept": accept})
                 described = methods["get"]["responses"][str(response.status_code)]["content"]
                 assert response.headers["content-type"].partition(";")[0] in described, path
 

@@ -16,6 +16,12 @@ class CacheCreation(msgspec.Struct, frozen=True, kw_only=True):
     ephemeral_1h_input_tokens: int
 
 
+class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of output_tokens that belong to thoughts, their markers included."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt has input_tokens + cache_creation_input_tokens + cache_read_input_tokens tokens."""
 
@@ -24,6 +30,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int  # not read again
     cache_creation: CacheCreation
     output_tokens: int  # with those of thoughts
+    output_tokens_details: ThinkingTokens
 
 
 def usage_of(counts: TokenCounts) -> MessageUsage:
@@ -38,4 +45,5 @@ def usage_of(counts: TokenCounts) -> MessageUsage:
         cache_read_input_tokens=cached,
         cache_creation=CacheCreation(ephemeral_5m_input_tokens=created - long, ephemeral_1h_input_tokens=long),
         output_tokens=counts.completion_tokens,
+        output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,11 +12,12 @@ from holdfast.config import LimitsSettings
 from holdfast.http.openai.completions_answer import CompletionAnswer
 from holdfast.http.openai.fields import GenerationFields
 from holdfast.http.openai.formats import FormatFields
+from holdfast.http.openai.prompts import PromptField, prompts_of
 from holdfast.http.openai.shapes import TextCompletion
 from holdfast.http.server.answers import AnswerPlan
-from holdfast.http.server.body import TAG_MARK, parse
+from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import refuse_above
+from holdfast.http.server.fields import INT32_MAX, refuse_above
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
@@ -24,34 +25,13 @@ from holdfast.http.server.services import Services
 from holdfast.messages.requests import GenerationRequest, Prompt
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
-_TEXT, _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("text", "texts", "tokens", "token_lists"))
-_INT32_MAX = 2**31 - 1
-
-
-def _kind_of_prompt(value: Any) -> str:
-    if not isinstance(value, list):
-        return _TEXT
-    if value and isinstance(value[0], list):
-        return _TOKEN_LISTS
-    return _TOKENS if value and isinstance(value[0], int | float) else _TEXTS
-
-
-TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-PromptField = Annotated[
-    Annotated[str, Tag(_TEXT)]
-    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(_TEXTS)]
-    | Annotated[TokenIds, Tag(_TOKENS)]
-    | Annotated[list[TokenIds], Field(fail_fast=True), Tag(_TOKEN_LISTS)],
-    Discriminator(_kind_of_prompt),
-]
 
 
 class CompletionRequest(GenerationFields, FormatFields):
     """Text or token ids to be continued."""
 
     prompt: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
-    max_tokens: Annotated[int, Field(ge=0, le=_INT32_MAX)] | None = Field(
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
         None, description="Most tokens for each choice; 16 if not given."
     )
     logprobs: Annotated[int, Field(ge=0)] | None = Field(
@@ -66,7 +46,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
-        prompts, most = self._prompts(), services.limits.max_batch_prompts
+        prompts, most = prompts_of(self.prompt), services.limits.max_batch_prompts
         if len(prompts) > most:
             raise RequestRefused(f"`prompt`: at most {most} prompts, got {len(prompts)}", field="prompt")
         form = CompletionAnswer(shows_logprobs=self.logprobs is not None, **self.answer_options(services))
@@ -84,14 +64,6 @@ class CompletionRequest(GenerationFields, FormatFields):
         if self.add_special_tokens is False:
             reason = "`add_special_tokens`: send token ids as `prompt` instead"
             raise RequestRefused(reason, code="unsupported_parameter", field="add_special_tokens")
-
-    def _prompts(self) -> list[Prompt]:
-        given: Any = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if isinstance(given[0], int):
-            return [tuple(given)]
-        return [one if isinstance(one, str) else tuple(one) for one in given]
 
     def _request(self, prompt: Prompt, form: CompletionAnswer, *, place: str) -> GenerationRequest:
         return GenerationRequest(

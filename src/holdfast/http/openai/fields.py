@@ -11,14 +11,13 @@ from holdfast.config import LimitsSettings
 from holdfast.http.openai.unsupported import UNSUPPORTED
 from holdfast.http.server.answers import AnswerFormat, AnswerPlan
 from holdfast.http.server.extensions import HoldfastOptions
-from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, MaxTokens, one_or_many, within
+from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, CacheSalt, MaxTokens, Model, one_or_many, within
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
-_LONGEST_SALT = 4096
 
 
 def _not_too_many(value: Any) -> Any:
@@ -61,9 +60,7 @@ class SamplingFields(BaseModel):
 
     model_config = STRICT
 
-    model: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Id of a model that /v1/models lists; the first of them if not given."
-    )
+    model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
     stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
     temperature: Annotated[float, within("temperature", le=2)] | None = Field(None, description="0 takes the most likely token.")
     top_p: TopP | None = Field(None, description="Draw from the likeliest tokens of this mass.")
@@ -90,7 +87,7 @@ class SamplingFields(BaseModel):
     safety_identifier: str | None = Field(None, description="Accepted, without effect.")
     prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
     session_id: str | None = Field(None, description="The session that the request belongs to; one that is not there is opened.")
-    cache_salt: Annotated[str, Field(min_length=1, max_length=_LONGEST_SALT)] | None = Field(
+    cache_salt: CacheSalt | None = Field(
         None, description="What is read under a salt is remembered for requests with the same salt only."
     )
     holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
@@ -155,7 +152,7 @@ class GenerationFields(SamplingFields):
         """What an OpenAIAnswer has to know."""
         options = self.stream_options
         return {
-            "model": self.model or first_model(services),
+            "model": model_of(services, self.model),
             "version": services.version,
             "shows_usage": bool(options and options.include_usage),
             "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),

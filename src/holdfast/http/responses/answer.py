@@ -62,11 +62,15 @@ class Shows:
     summaries: bool = False  # thoughts as summary, not as they are
 
 
+def unheard(number: int, event: bytes) -> None:
+    """What hears the events of a response that nobody comes back to."""
+
+
 class ResponseAnswer(AnswerFormat):
     """AnswerFormat of a response.
 
-    seal: makes of a thought what clients bring back. on_end: is told the response object when nothing will change in it
-    any more, before its last event is written: completed, incomplete, failed or cancelled.
+    seal: makes of a thought what clients bring back. hear: is told each event with its number as it is made, also of a whole
+    answer; at the last one `response` is final: completed, incomplete, failed or cancelled.
     """
 
     def __init__(
@@ -76,9 +80,9 @@ class ResponseAnswer(AnswerFormat):
         tools: OfferedTools,
         shows: Shows,
         seal: Callable[[str], str] = lambda _: "",
-        on_end: Callable[[ResponseObject], None] = lambda _: None,
+        hear: Callable[[int, bytes], None] = unheard,
     ) -> None:
-        self._response, self._tools, self._shows, self._seal, self._on_end = response, tools, shows, seal, on_end
+        self._response, self._tools, self._shows, self._seal, self._hear = response, tools, shows, seal, hear
         self._done: list[OutputItem] = []
         self._thoughts: dict[str, str] = {}  # by the id of the item
         self._now: WrittenItem | None = None
@@ -92,7 +96,7 @@ class ResponseAnswer(AnswerFormat):
 
     @property
     def response(self) -> ResponseObject:
-        """The response object as it stands: the final one as soon as `on_end` is called."""
+        """The response object as it stands: the final one from its last event on."""
         return self._response
 
     @property
@@ -101,12 +105,16 @@ class ResponseAnswer(AnswerFormat):
         return self._thoughts
 
     def keep_alive(self) -> bytes:
-        """`response.in_progress` again: clients count events, not bytes."""
-        return self._begun() + self._event("in_progress", response=self._response)
+        """`response.in_progress` again, or `response.queued`: clients count events, not bytes."""
+        return self._begun() + self._event(self._response.status, response=self._response)
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """The response is there, and is being worked on."""
-        return self.keep_alive()
+        begun = self._begun()
+        if self._response.status == "queued":
+            begun += b"" if self._next_number > 1 else self._event("queued", response=self._response)
+            self._response = msgspec.structs.replace(self._response, status="in_progress")
+        return begun + self.keep_alive()
 
     def delta(self, event: OutputDelta) -> bytes:
         """News of the answer."""
@@ -147,23 +155,22 @@ class ResponseAnswer(AnswerFormat):
         """The response failed; nothing follows."""
         begun = self._begun()
         code = _FAILURES.get(problem.code, "server_error" if problem.status >= 500 else "invalid_prompt")
-        message = problem.message
-        if code == "rate_limit_exceeded" and (seconds := problem.headers.get("retry-after")):
-            message += f" Please try again in {seconds}s."  # Codex waits as long as these words say
-        self._end_as("failed", error=ResponseFailure(code=code, message=message))
+        self._end_as("failed", error=ResponseFailure(code=code, message=problem.message))
         return begun + self._event("failed", response=self._response)
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The response object as JSON, grown from the same events."""
+        self.opening(prompt_tokens=counts.prompt_tokens)
         for delta in choices[0].deltas:
             self.delta(delta)
         self._finished(choices[0].finish_reason)
-        self._conclude(counts, explanation)
+        self.closing(counts, explanation)
         return _encode(self._response)
 
-    def cancel(self) -> None:
-        """Nobody waits for the rest: it stays as it is."""
+    def cancel(self) -> bytes:
+        """Nobody waits for the rest: it stays as it is. The API has no event of that name; this one ends a stream."""
         self._end_as("cancelled")
+        return self._event("incomplete", response=self._response)
 
     def _finished(self, end: EndWord) -> bytes:
         self._end = end
@@ -188,7 +195,6 @@ class ResponseAnswer(AnswerFormat):
             self._done.append(self._now.item("incomplete"))
             self._now = None
         self._response = msgspec.structs.replace(self._response, status=status, output=tuple(self._done), **changes)
-        self._on_end(self._response)
 
     def _new_id(self, kind: type[WrittenItem]) -> str:
         return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._done):02x}"
@@ -230,7 +236,9 @@ class ResponseAnswer(AnswerFormat):
         """One event. Their numbers count from 0."""
         number, self._next_number = self._next_number, self._next_number + 1
         data = _encode({"type": f"response.{kind}", "sequence_number": number, **fields})
-        return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
+        event = b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
+        self._hear(number, event)
+        return event
 
 
 def _status_before(item: WrittenItem | None) -> ItemStatus:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.http.responses.codex import OverflowInStream, is_codex
+from holdfast.http.responses.context import continuation_of, tenant_named
 from holdfast.http.responses.fields import ResponseRequest
+from holdfast.http.responses.kept import KeptResponse, in_background
+from holdfast.http.responses.run import ResponseRun
 from holdfast.http.responses.shapes import InputTokens, ResponseEvent, ResponseObject
 from holdfast.http.responses.tools import offered_tools
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.generation import generate
+from holdfast.http.server.extensions import extended
+from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.services import Services
+from holdfast.telemetry.requests import AnswerRecord
 
 _SESSION_HEADERS = ("session-id", "session_id")  # of Codex, today's and earlier
 
@@ -28,20 +35,32 @@ _SESSION_HEADERS = ("session-id", "session_id")  # of Codex, today's and earlier
 )
 async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
+    answer = AnswerRecord(services.metrics)
+    asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    tenant = tenant_named(services, request.headers, cache_salt=asked.cache_salt)
+    continued = await continuation_of(asked, services, tenant=tenant)
+    keeping = continued.keeping
+    run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
     key = session_key(request.headers)
-    return await generate(
-        request, services, lambda body: parse(ResponseRequest, body).plan(services, unseal=lambda _: None, session_key=key)
-    )
+    plan = continued.asked.plan(services, session_key=key, before=continued.before, run=run)
+    plan = extended(plan, request.headers, api_key=services.server.api_key)
+    if run is not None and keeping.in_background:
+        return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
+    response: Response = GenerationResponse(services, plan, answer)
+    if run is not None:
+        response = KeptResponse(response, run)
+    return OverflowInStream(response, plan.form) if plan.streams and is_codex(request.headers) else response
 
 
 @operation("POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens))
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, tools and all."""
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(ResponseRequest, body)
-    asked.refuse_what_cannot_be_served(services.limits)
+    asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    tenant = tenant_named(services, request.headers, cache_salt=asked.cache_salt)
+    continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)
-    encoded = await services.encode(asked.request(services, "", offered=offered, unseal=lambda _: None))
+    counted = continued.asked.request(services, "", offered=offered, before=continued.before)
+    encoded = await services.encode(counted)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 

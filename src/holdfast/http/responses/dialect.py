@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from holdfast.http.openai.errors import ErrorBody, openai_error
+from holdfast.http.responses.conversations import CONVERSATIONS
 from holdfast.http.responses.create import count_input_tokens, create_response
+from holdfast.http.responses.stored import STORED
 from holdfast.http.server.dialect import Dialect
 
 RESPONSES = Dialect(
     name="OpenAI's Responses API",
     error=openai_error,
     error_shape=ErrorBody,
-    prefixes=("/v1/responses",),
-    serves="OpenAI's Responses: /v1/responses",
-    operations=(create_response, count_input_tokens),
+    prefixes=("/v1/responses", "/v1/conversations"),
+    serves="OpenAI's Responses: /v1/responses, /v1/conversations",
+    operations=(create_response, count_input_tokens, *STORED, *CONVERSATIONS),
 )

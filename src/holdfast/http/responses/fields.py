@@ -7,20 +7,21 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.fields import SamplingFields
-from holdfast.http.responses.answer import ResponseAnswer, Shows
+from holdfast.http.responses.answer import ResponseAnswer, Shows, unheard
 from holdfast.http.responses.formats import TextOptions
-from holdfast.http.responses.items import Input, InputItem, Unseal, conversation, items_of
+from holdfast.http.responses.items import Input, InputItem, conversation, items_of
+from holdfast.http.responses.run import ResponseRun
 from holdfast.http.responses.shapes import ResponseObject
 from holdfast.http.responses.tools import OfferedTools, ResponseToolChoice, ResponseTools, choice_of, offered_tools
 from holdfast.http.responses.unsupported import UNSUPPORTED
 from holdfast.http.server.answers import AnswerPlan
-from holdfast.http.server.fields import STRICT, MaxTokens, refuse_above
+from holdfast.http.server.fields import MANY, ONE, STRICT, MaxTokens, refuse_above
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.thinking import ReasoningOptions, thinking_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
@@ -28,6 +29,7 @@ _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_conten
 _MOST_METADATA = 16
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
+ResponseMetadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=_MOST_METADATA)]
 
 
 class ResponseReasoning(ReasoningOptions):
@@ -45,6 +47,24 @@ class ResponseStreamOptions(BaseModel):
     model_config = STRICT
 
     include_obfuscation: bool | None = Field(None, description="Accepted, without effect.")
+
+
+class ConversationName(BaseModel):
+    """Which conversation is meant."""
+
+    model_config = STRICT
+
+    id: Annotated[str, Field(min_length=1)]
+
+
+def _text_or_object(value: Any) -> str:
+    return ONE if isinstance(value, str) else MANY
+
+
+ConversationField = Annotated[
+    Annotated[Annotated[str, Field(min_length=1)], Tag(ONE)] | Annotated[ConversationName, Tag(MANY)],
+    Discriminator(_text_or_object),
+]
 
 
 class ResponseRequest(SamplingFields):
@@ -69,35 +89,52 @@ class ResponseRequest(SamplingFields):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="Accepted; an input that is too long is refused either way."
     )
-    store: bool | None = Field(None, description="Accepted, without effect.")
-    background: Literal[False] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=_MOST_METADATA)] | None = Field(
-        None, description="Told again in the response."
+    store: bool | None = Field(None, description="False: the response is not kept, and cannot be asked for again.")
+    previous_response_id: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Go on from a response that is kept: its input and output come first, not its instructions."
     )
+    conversation: ConversationField | None = Field(
+        None, description="Go on from a conversation; input and output are added to it."
+    )
+    background: bool | None = Field(None, description="Answer at once, and make the response meanwhile.")
+    metadata: ResponseMetadata | None = Field(None, description="Told again in the response.")
     prompt_cache_retention: str | None = Field(None, description="Accepted, without effect.")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
     client_metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
 
-    def plan(self, services: Services, *, unseal: Unseal, session_key: str = "", before: Sequence[InputItem] = ()) -> AnswerPlan:
+    def plan(
+        self,
+        services: Services,
+        *,
+        session_key: str = "",
+        before: Sequence[InputItem] = (),
+        run: ResponseRun | None = None,
+    ) -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served.
 
-        unseal: of thoughts that were sealed. before: the items that this input goes on from.
+        before: the items that this input goes on from. run: hears the events.
         """
         self.refuse_what_cannot_be_served(services.limits)
         offered = offered_tools(self.tools or (), limits=services.limits)
-        form = ResponseAnswer(self.response(services), tools=offered, shows=self.shows())
-        request = self.request(services, form.id, offered=offered, unseal=unseal, before=before)
+        hear = unheard if run is None else run.hear
+        form = ResponseAnswer(self.response(services), tools=offered, shows=self.shows(), seal=services.seal.close, hear=hear)
+        if run is not None:
+            run.told_by(form)
+        request = self.request(services, form.id, offered=offered, before=before)
         return self.plan_of([request], form, session_key=session_key)
 
     def request(
-        self, services: Services, request_id: str, *, offered: OfferedTools, unseal: Unseal, before: Sequence[InputItem] = ()
+        self, services: Services, request_id: str, *, offered: OfferedTools, before: Sequence[InputItem] = ()
     ) -> GenerationRequest:
-        """What to generate. Raises RequestRefused."""
-        parallel = self.parallel_tool_calls is not False
+        """What to generate. Raises RequestRefused, also where there is nothing to answer."""
+        items, parallel = [*before, *items_of(self.input)], self.parallel_tool_calls is not False
+        if not items:
+            raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
+        messages = conversation(items, instructions=self.instructions, unseal=services.seal.open, earlier=len(before))
         return GenerationRequest(
             request_id=request_id,
-            model=self.model or first_model(services),
-            prompt=self.prompt_of(offered, unseal=unseal, before=before),
+            model=model_of(services, self.model),
+            prompt=ChatPrompt(messages=messages, tools=offered.definitions),
             max_tokens=self.max_output_tokens,
             want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,
@@ -108,13 +145,10 @@ class ResponseRequest(SamplingFields):
             **self.request_options(),
         )
 
-    def prompt_of(self, offered: OfferedTools, *, unseal: Unseal, before: Sequence[InputItem] = ()) -> ChatPrompt:
-        """The conversation to be answered. Raises RequestRefused for items that cannot be served, or none."""
-        items = [*before, *items_of(self.input)]
-        if not items:
-            raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
-        messages = conversation(items, instructions=self.instructions, unseal=unseal)
-        return ChatPrompt(messages=messages, tools=offered.definitions)
+    @property
+    def conversation_id(self) -> str | None:
+        """Of the conversation that it goes on from."""
+        return self.conversation.id if isinstance(self.conversation, ConversationName) else self.conversation
 
     def shows(self) -> Shows:
         """What the client wants to see beside the text."""
@@ -134,8 +168,11 @@ class ResponseRequest(SamplingFields):
         text = {"format": {"type": "text"}, **given.pop("text", {})}
         return ResponseObject(
             id=f"resp_{uuid.uuid4().hex}",
+            status="queued" if self.background else "in_progress",
+            store=self.store is not False,
+            conversation={"id": self.conversation_id} if self.conversation_id else None,
             created_at=int(time.time()),
-            model=self.model or first_model(services),
+            model=model_of(services, self.model),
             text=text,
             **given,
         )
@@ -144,9 +181,16 @@ class ResponseRequest(SamplingFields):
         """Raise RequestRefused for what the types alone cannot tell."""
         UNSUPPORTED.refuse(self.model_extra)
         refuse_above(self.top_logprobs, limits.max_top_logprobs, field="top_logprobs")
+        if self.conversation_id and self.previous_response_id:
+            reason = "`previous_response_id` is not allowed together with `conversation`"
+            raise RequestRefused(reason, field="previous_response_id")
+        if self.background and self.store is False:
+            raise RequestRefused("`background` needs `store`: nobody could ask for the response", field="background")
 
 
 _TOLD = {
+    "previous_response_id",
+    "background",
     "instructions",
     "tools",
     "tool_choice",

@@ -66,13 +66,21 @@ def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
 
 
 def conversation(
-    items: Iterable[Mapping[str, Any]], *, instructions: str | None = None, unseal: Unseal = lambda _: None, field: str = "input"
+    items: Iterable[Mapping[str, Any]],
+    *,
+    instructions: str | None = None,
+    unseal: Unseal = lambda _: None,
+    earlier: int = 0,
+    field: str = "input",
 ) -> tuple[dict[str, Any], ...]:
-    """The messages, OpenAI-shaped, that instructions and items are. Raises RequestRefused naming the item it cannot take."""
+    """The messages, OpenAI-shaped, that instructions and items are. Raises RequestRefused naming the item it cannot take.
+
+    earlier: so many of the items at the beginning are not the request's own.
+    """
     reader = _Conversation(unseal)
     if instructions:
         reader.messages.append({"role": "system", "content": instructions})
-    for number, item in enumerate(items):
+    for number, item in enumerate(items, start=-earlier):
         place = f"{field}.{number}"
         kind = item.get("type") or "message"
         read = _KINDS.get(kind)

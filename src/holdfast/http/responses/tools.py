@@ -111,16 +111,10 @@ def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> O
     refuse_too_many(tools, limits.max_tools, field="tools")
     found = [*_offered(tools)]
     refuse_too_many(found, limits.max_tools, field="tools")
-    known: dict[str, ClientTool] = {}
-    for place, tool, definition in found:
-        name = definition["function"]["name"]
-        if name in known:
-            raise RequestRefused(f"`{place}.name`: two tools have this name", field=f"{place}.name", shown=f": {name!r}")
-        known[name] = tool
-    definitions = checked_definitions(
-        [definition for _, _, definition in found], field="tools.{}", most_parts=limits.max_tool_parts
-    )
-    return OfferedTools(definitions=definitions, by_model_name=known)
+    places, clients, definitions = zip(*found, strict=True) if found else ((), (), ())
+    checked = checked_definitions(definitions, fields=places, most_parts=limits.max_tool_parts)
+    names = [definition["function"]["name"] for definition in checked]
+    return OfferedTools(definitions=checked, by_model_name=dict(zip(names, clients, strict=True)))
 
 
 def choice_of(
@@ -198,6 +192,8 @@ def _custom(tool: NamespacedTool) -> dict[str, Any]:
     if form["type"] == "grammar" and (definition := form.get("definition")):
         said += f"\n\nThe input has to match this {form.get('syntax', 'lark')} grammar:\n{definition}"
     text = {"type": "string", "description": "The whole input of the tool, as it is."}
+    if form.get("syntax") == "regex":
+        text["pattern"] = f"^(?:{form.get('definition', '')})$"
     parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return {**({"description": said.strip()} if said else {}), "parameters": parameters}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
+from starlette.datastructures import Headers
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -236,7 +237,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not (self._in_body and self.cycle is not None and self.cycle.response_complete):
             path = self._dialects.served_path(self.scope["path"]) if self._in_body else ""
-            body = problem_body(Problem(status=status, code=code, message=why), path=path, table=self._dialects)
+            headers = Headers(raw=list(self.scope["headers"]) if self._in_body else [])
+            body = problem_body(Problem(status=status, code=code, message=why), self._dialects.dialect_of(path, headers))
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

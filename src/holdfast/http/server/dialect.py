@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.http.server.problem import Problem
 from holdfast.http.server.services import Services
+from holdfast.residency.residency import ModelStatus
 
 Handler: TypeAlias = Callable[[Request, Services], Awaitable[Response]]
 _VERSION = "v1"
@@ -51,6 +53,16 @@ def operation(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShapes:
+    """How a protocol shows the models that are served: the types of a list and of one, and how they are made."""
+
+    many_type: type[msgspec.Struct]
+    one_type: type[msgspec.Struct]
+    many: Callable[[Sequence[ModelStatus]], msgspec.Struct]
+    one: Callable[[ModelStatus], msgspec.Struct]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """A protocol that clients may speak to this server: a folder, and a line in the table of `application.py`."""
 
@@ -60,11 +72,18 @@ class Dialect:
     operations: tuple[Operation, ...] = ()  # none: it is not served yet
     serves: str = ""  # what a client that calls an unknown path is told of it
     error_shape: type | None = None  # what `error` returns, for /openapi.json
+    is_spoken: Callable[[Mapping[str, str]], bool] = lambda headers: (
+        False
+    )  # by a client that sends these, on paths that are nobody's
+    models: ModelShapes | None = None  # its form of the list of models
+    statuses: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by the code of a problem, where the protocol has another than most
     unserved_status: int = 404  # with which clients show what they are told, as long as it is not served
 
 
 class DialectTable:
-    """All dialects of a server. The first one has all paths that are nobody's."""
+    """All dialects of a server. The first one is spoken where nothing else is known."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.dialects = tuple(dialects)
@@ -78,10 +97,14 @@ class DialectTable:
         self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
         self._endings = sorted((path.removeprefix(f"/{_VERSION}") for path in fixed), key=len, reverse=True)
 
-    def dialect_of(self, path: str) -> Dialect:
-        """The dialect to which a served path belongs."""
+    def dialect_of(self, path: str, headers: Mapping[str, str]) -> Dialect:
+        """The dialect to which a served path belongs; where it is nobody's, the one that its client speaks."""
         _, first, second = (*path.split("/", 3), "", "")[:3]
-        return self._by_prefix.get(f"/{first}/{second}") or self._by_prefix.get(f"/{first}") or self.dialects[0]
+        return self._by_prefix.get(f"/{first}/{second}") or self._by_prefix.get(f"/{first}") or self.spoken(headers)
+
+    def spoken(self, headers: Mapping[str, str]) -> Dialect:
+        """The dialect of a client, as far as its headers tell it; else the first."""
+        return next((dialect for dialect in self.dialects if dialect.is_spoken(headers)), self.dialects[0])
 
     def served_path(self, path: str) -> str:
         """The path that is meant: without doubled slashes, with one /v1 where it belongs. An unknown one loses only its slashes.

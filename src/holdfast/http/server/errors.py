@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from holdfast.http.server.dialect import DialectTable
+from holdfast.http.server.dialect import Dialect, DialectTable
 from holdfast.http.server.problem import Problem, problem_of, record_problem
+from holdfast.telemetry.request_log import RequestRecord
 
 RECORD = "holdfast.record"  # key of a request's RequestRecord in its ASGI scope
 _LONGEST_PATH = 100
 
 
-def problem_body(problem: Problem, *, path: str, table: DialectTable) -> bytes:
-    """The body of an answer on a path that says what went wrong."""
-    return msgspec.json.encode(table.dialect_of(path).error(problem))
+def problem_body(problem: Problem, dialect: Dialect) -> bytes:
+    """The body of an answer that says what went wrong."""
+    return msgspec.json.encode(dialect.error(problem))
 
 
 def answer_of(error: Exception, scope: Scope) -> Response:
     """The answer to a request that failed; its record gets the reason, for the log."""
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
-    problem = _path_problem(path, scope) if isinstance(error, HTTPException) else problem_of(error)
-    record_problem(scope[RECORD], problem, error)
-    body = problem_body(problem, path=path, table=table)
-    return Response(body, status_code=problem.status, headers=problem.headers, media_type="application/json")
+    dialect = table.dialect_of(path, Headers(scope=scope))
+    problem = _path_problem(path, scope, dialect) if isinstance(error, HTTPException) else problem_of(error)
+    record: RequestRecord = scope[RECORD]
+    record_problem(record, problem, error)
+    status = dialect.statuses.get(problem.code, problem.status)
+    problem = replace(problem, status=status, request_id=record.request_id)
+    body = problem_body(problem, dialect)
+    return Response(body, status_code=status, headers=problem.headers, media_type="application/json")
 
 
 async def handle(request: Request, error: Exception) -> Response:
@@ -44,11 +52,10 @@ async def pass_on(request: Request, error: Exception) -> Response:
 HANDLERS = {Exception: handle, HTTPException: handle, ClientDisconnect: pass_on}
 
 
-def _path_problem(path: str, scope: Scope) -> Problem:
+def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
     """What is wrong with a path or a method, in place of the framework's own error."""
     app, method = scope["app"], scope["method"]
     table: DialectTable = app.state.dialects
-    dialect = table.dialect_of(path)
     if not dialect.operations:
         message = f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). It serves {table.serves}"
         return Problem(status=dialect.unserved_status, code="protocol_not_served", message=message)

@@ -33,13 +33,18 @@ def extended(plan: AnswerPlan, headers: Mapping[str, str], *, api_key: str) -> A
 
     Raises RequestRefused for what cannot be the id of a session.
     """
-    tenant = tenant_of(api_key=api_key, name=headers.get(TENANT_HEADER, ""), cache_salt=plan.cache_salt)
+    tenant = tenant_in(headers, api_key=api_key, cache_salt=plan.cache_salt)
     session_id = _session_id(plan, headers)
     return replace(
         plan,
         requests=tuple(msgspec.structs.replace(request, tenant=tenant, session_id=session_id) for request in plan.requests),
         explains=plan.explains or headers.get(EXPLAIN_HEADER, "").strip().lower() in _YES,
     )
+
+
+def tenant_in(headers: Mapping[str, str], *, api_key: str, cache_salt: str) -> str:
+    """Whose memory a request uses that was let in with this key."""
+    return tenant_of(api_key=api_key, name=headers.get(TENANT_HEADER, ""), cache_salt=cache_salt)
 
 
 def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:

@@ -15,6 +15,8 @@ INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
 MaxTokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Model = Annotated[str, Field(min_length=1)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 def within(name: str, *, le: float | None = None) -> Any:

@@ -73,6 +73,12 @@ def answers_of(
     return {"responses": {status: {"description": "The answer", "content": content} for status in statuses}}
 
 
+def either_of(*wholes: type[msgspec.Struct]) -> Shape:
+    """Shape of an operation whose answer has the form of the client's protocol."""
+    content = {"application/json": {"schema": {"anyOf": list(wholes)}}}
+    return {"responses": {"200": {"description": "The answer", "content": content}}}
+
+
 @lru_cache(maxsize=1)
 def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     """The whole description of what a server serves."""

@@ -55,6 +55,8 @@ class Problem:
     message: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     field: str | None = None  # of the request, such as messages.0.content
+    cause: HoldfastError | None = None  # for dialects that have words of their own for it
+    request_id: str = ""  # as the answer's header has it; empty in an event of a stream
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -96,7 +98,7 @@ def _client_problem(error: InvalidRequest) -> Problem:
             code = "request_too_large_for_memory"
         case SessionRefused():
             status, code = _SESSION_FAILURES[error.failure]
-    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=_headers(status))
+    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=_headers(status), cause=error)
 
 
 def _headers(status: int) -> dict[str, str]:

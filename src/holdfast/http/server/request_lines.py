@@ -15,6 +15,7 @@ from holdfast.http.server.errors import RECORD, answer_of
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, write_line
 
+_ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's clients show the first one, Anthropic's the second
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -34,7 +35,7 @@ def request_lines(app: ASGIApp, *, metrics: Metrics) -> ASGIApp:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), *((name, request_id) for name in _ID_HEADERS)]
             await send(message)
 
         try:

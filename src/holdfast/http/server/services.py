@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.errors import UnknownModel
+from holdfast.http.server.running import RunningAnswers
+from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import OutputEvent
-from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.output import Embedding, OutputEvent
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
+from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
@@ -44,6 +49,9 @@ GenerateCall: TypeAlias = Callable[[GenerationRequest], Coroutine[Any, Any, Outp
 # What the model would read of a request's prompt, without any work of the worker's; raises as GenerateCall does.
 EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
+# A vector of length 1 for each input, and what it took; raises as GenerateCall does, and GenerationFailed.
+EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
@@ -51,6 +59,7 @@ class Services:
 
     generate: GenerateCall
     encode: EncodeCall
+    embed: EmbedCall
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
@@ -59,7 +68,10 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    seal: Seal = field(default_factory=Seal)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
+    responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
+    running: RunningAnswers = field(default_factory=RunningAnswers)
 
 
 _LOADING = frozenset({"loading", "restarting"})
@@ -68,6 +80,25 @@ _LOADING = frozenset({"loading", "restarting"})
 def is_loading(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
     return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
+
+
+def model_of(services: Services, name: str | None) -> str:
+    """The id of the model that a client means by a name; the name itself where it is nobody's, the first model's for none."""
+    if name is None or any(model.id == name for model in services.statuses()):
+        return name or first_model(services)
+    for alias in services.server.model_aliases:
+        pattern, _, meant = alias.partition("=")
+        if fnmatchcase(name, pattern.strip()):
+            return meant.strip() or first_model(services)
+    return name
+
+
+def named_model(services: Services, name: str) -> ModelStatus:
+    """The model of that name. Raises UnknownModel."""
+    models = {model.id: model for model in services.statuses()}
+    if (found := models.get(model_of(services, name))) is None:
+        raise UnknownModel(model=name, available=tuple(models))
+    return found
 
 
 def first_model(services: Services) -> str:

@@ -30,12 +30,17 @@ def choice_among(
     return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), parallel=parallel)
 
 
-def checked_definitions(tools: Sequence[dict[str, Any]], *, field: str, most_parts: int) -> tuple[dict[str, Any], ...]:
-    """Definitions, OpenAI-shaped, as a prompt has them; `field` names the one at place {}. Raises RequestRefused."""
+def checked_definitions(
+    tools: Sequence[dict[str, Any]], *, most_parts: int, field: str = "", fields: Sequence[str] = ()
+) -> tuple[dict[str, Any], ...]:
+    """Definitions, OpenAI-shaped, as a prompt has them. Raises RequestRefused.
+
+    Names in errors: `field` has a place for the number of a tool; or `fields` has one for each.
+    """
     names: set[str] = set()
     parts = 0
     for place, tool in enumerate(tools):
-        function, named = tool["function"], field.format(place)
+        function, named = tool["function"], fields[place] if fields else field.format(place)
         if (name := function["name"]) in names:
             raise RequestRefused(f"`{named}.name`: two tools have this name", field=f"{named}.name", shown=f": {name!r}")
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)

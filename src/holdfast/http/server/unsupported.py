@@ -26,7 +26,7 @@ class UnsupportedFields:
         """Raise for the first field of `extras` that asks for something known and unsupported; log unknown ones, each once."""
         for name, value in (extras or {}).items():
             if name not in self.neutral:
-                _log_once(name)
+                log_once("requests carry a field that means nothing here and is ignored: %r", name)
             elif value is not None and not any(_same(value, neutral) for neutral in self.neutral[name]):
                 reason = self.reasons.get(name, _NOT_YET)
                 raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name)
@@ -37,7 +37,8 @@ def _same(value: Any, neutral: Any) -> bool:
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
-def _log_once(name: str) -> None:
+def log_once(message: str, name: str) -> None:
+    """Warn of what a client asks for in vain, once for each name; `message` has a place for it."""
     if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
         _already_logged.add(name)
-        _log.warning("requests carry a field that means nothing here and is ignored: %r", name[:100])
+        _log.warning(message, name[:100])

@@ -1,0 +1,121 @@
+"""The tools of a request and what is asked of them: functions, Anthropic's own tools that the client runs, and those it hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
+
+from holdfast.config import LimitsSettings
+from holdfast.http.anthropic.content import CacheControl
+from holdfast.http.server.fields import STRICT
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.tools import FunctionName, ToolMode, checked_definitions, choice_among, refuse_too_many
+from holdfast.http.server.unsupported import log_once
+from holdfast.messages.requests import ToolChoice
+
+_MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def _object(required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required.split()}
+
+
+_TEXT, _NUMBER, _SWITCH = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_RANGE = {"type": "array", "items": _NUMBER}
+_EDITS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER, "view_range": _RANGE}
+
+
+def _commands(words: str) -> dict[str, Any]:
+    return {"type": "string", "enum": words.split()}
+
+
+# Tools that clients run and whose definition Anthropic's models know by heart: type without its date → description and schema.
+_KNOWN_BY_HEART: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "bash": ("Runs a command in a shell that stays open.", _object("", command=_TEXT, restart=_SWITCH)),
+    "text_editor": (
+        "Views, creates and edits files.",
+        _object("command path", command=_commands("view create str_replace insert undo_edit"), **_EDITS, insert_text=_TEXT),
+    ),
+    "memory": (
+        "Views, creates and edits files of notes under /memories, which outlive the conversation.",
+        _object(
+            "command",
+            command=_commands("view create str_replace insert delete rename"),
+            **_EDITS,
+            insert_text=_TEXT,
+            old_path=_TEXT,
+            new_path=_TEXT,
+        ),
+    ),
+}
+
+
+@with_config(STRICT)
+class MessagesTool(TypedDict):
+    """A tool: a function, or one that Anthropic has defined, by its type."""
+
+    type: NotRequired[str | None]
+    name: NotRequired[FunctionName]
+    description: NotRequired[str | None]
+    input_schema: NotRequired[Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]]
+    strict: NotRequired[Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]]
+    defer_loading: NotRequired[Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]]
+    cache_control: NotRequired[CacheControl | None]
+
+
+@with_config(STRICT)
+class MessagesToolChoice(TypedDict):
+    """Whether a tool may, must or must not be called, or which one must be."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: NotRequired[FunctionName | None]
+    disable_parallel_tool_use: NotRequired[bool | None]
+
+
+def shown_tools(
+    tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
+) -> tuple[dict[str, Any], ...]:
+    """The tools as a prompt has them, without nulls; deferred ones once they are referenced, behind all others.
+
+    Raises RequestRefused naming what cannot be served.
+    """
+    refuse_too_many(tools, limits.max_tools, field="tools")
+    functions = [(tool, found) for place, tool in enumerate(tools) if (found := _function(tool, f"tools.{place}")) is not None]
+    # In the order of their references: the beginning of the prompt, up to the first of them, stays as it was.
+    deferred = {found["function"]["name"]: found for tool, found in functions if tool.get("defer_loading")}
+    wanted = [deferred[name] for name in dict.fromkeys(referenced) if name in deferred]
+    shown = [found for tool, found in functions if not tool.get("defer_loading")]
+    return checked_definitions([*shown, *wanted], field="tools.{}", most_parts=limits.max_tool_parts)
+
+
+def choice_of(choice: MessagesToolChoice | None, *, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
+    if choice is None:
+        return ToolChoice()
+    kind, name = choice["type"], choice.get("name")
+    if kind == "tool" and not name:
+        raise RequestRefused("`tool_choice.name` is required", code="missing_required_parameter", field="tool_choice.name")
+    names = [name] if kind == "tool" and name else []
+    field = "tool_choice.name" if names else "tool_choice"
+    return choice_among(_MODES[kind], names, tools=tools, parallel=not choice.get("disable_parallel_tool_use"), field=field)
+
+
+def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
+    """A tool as a function; None for one that only Anthropic's servers could run."""
+    kind = tool.get("type") or "custom"
+    description, schema = tool.get("description"), tool.get("input_schema")
+    if kind != "custom" and schema is None:
+        family, _, date = kind.rpartition("_")
+        known = _KNOWN_BY_HEART.get(family) if date.isdecimal() else None
+        if known is None:
+            log_once("a tool of type %r is left out: it is run by Anthropic's servers only", kind)
+            return None
+        description, schema = known[0] if description is None else description, known[1]
+    for name, value in (("name", tool.get("name")), ("input_schema", schema)):
+        if value is None:
+            raise RequestRefused(f"`{field}.{name}` is required", code="missing_required_parameter", field=f"{field}.{name}")
+    given = {"name": tool["name"], "description": description, "parameters": schema, "strict": tool.get("strict")}
+    return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}

@@ -1,0 +1,65 @@
+"""Items in the form in which they are kept: each with an id, and thoughts with their text, however they are shown."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.http.responses.shapes import OutputItem
+from holdfast.store.responses import Item
+
+_THOUGHT = "holdfast_thought"  # key of what is kept beside a thought's item, and never shown
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_CALLS = ("function_call", "custom_tool_call")
+
+
+def kept_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
+    """Items of an input as they were given, with ids and what may be left out."""
+    return [_whole(item) for item in items]
+
+
+def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> list[Item]:
+    """Items of an output. thoughts: by the item's id."""
+    kept: list[Item] = msgspec.to_builtins(items)
+    return [{**item, _THOUGHT: thoughts[item["id"]]} if item["id"] in thoughts else item for item in kept]
+
+
+def shown_item(item: Item) -> Item:
+    """A kept item as a client may see it."""
+    return {key: value for key, value in item.items() if key != _THOUGHT} if _THOUGHT in item else item
+
+
+def continued(items: Iterable[Item]) -> list[Any]:
+    """Kept items as the beginning of another input: thoughts to be read, without calls that were cut off."""
+    found = []
+    for item in items:
+        if item.get("type") in _CALLS and item.get("status") == "incomplete":
+            continue
+        if _THOUGHT in item:
+            thought = [{"type": "reasoning_text", "text": item[_THOUGHT]}]
+            item = {"type": "reasoning", "id": item["id"], "summary": [], "content": thought}
+        found.append(item)
+    return found
+
+
+def _whole(item: Mapping[str, Any]) -> Item:
+    kind = item.get("type") or "message"
+    whole = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"}
+    if kind == "message":
+        if isinstance(whole.get("content"), str):
+            part = {"type": "output_text", "annotations": []} if whole.get("role") == "assistant" else {"type": "input_text"}
+            whole["content"] = [{**part, "text": whole["content"]}]
+        whole.setdefault("status", "completed")
+    elif kind != "reasoning":
+        whole.setdefault("status", "completed")
+    return whole

@@ -1,0 +1,149 @@
+"""What can be done with a response that is kept: read, follow, cancel, delete."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.http.responses.kept_items import shown_item
+from holdfast.http.responses.pages import (
+    PAGE,
+    ItemList,
+    described_query,
+    not_found,
+    page_of,
+    starting_after,
+    tenant_asking,
+    truth,
+)
+from holdfast.http.responses.run import ResponseRun
+from holdfast.http.responses.shapes import ResponseEvent, ResponseFailure, ResponseObject
+from holdfast.http.server.background import FollowingResponse
+from holdfast.http.server.body import json_response
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.openapi import answers_of
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.services import Services
+from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
+
+_NUMBER = re.compile(rb'"sequence_number":(\d+)')
+_STREAM = "text/event-stream; charset=utf-8"
+_LOST = ResponseFailure(code="server_error", message="the server stopped before the response was done")
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a deleted response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+@operation(
+    "GET",
+    "/v1/responses/{response_id}",
+    described_query("stream", "starting_after", "include[]"),
+    answers_of(ResponseObject, chunk=ResponseEvent),
+)
+async def get_response(request: Request, services: Services) -> Response:
+    """A response that is kept, as it stands; or its events, from some place on."""
+    query, response_id = request.query_params, request.path_params["response_id"]
+    streams, after = truth(query, "stream"), starting_after(query)
+    run = _running(request, services)
+    if run is not None:
+        return FollowingResponse(run, run.form, after=after) if streams else json_response(run.response)
+    record = await _record(request, services)
+    if not streams:
+        return _json(_shown(record))
+    if record.is_running:
+        raise RequestRefused(
+            "`stream`: this response is being made by another server", status=409, code="conflict", field="stream"
+        )
+    events = await services.responses.call(ResponseFile.events, tenant_asking(request, services), response_id)
+    if not events:
+        return Response(_last_event(record, number=after + 1), media_type=_STREAM)
+    frames = [frame + b"\n\n" for frame in events.split(b"\n\n")[:-1]]
+    return Response(b"".join([frame for frame in frames if _number(frame) > after]), media_type=_STREAM)
+
+
+@operation("DELETE", "/v1/responses/{response_id}", described_query(), answers_of(ResponseDeleted))
+async def delete_response(request: Request, services: Services) -> Response:
+    """Forget a response. One that is made in the background is ended; what goes on from it cannot be continued any more."""
+    response_id = request.path_params["response_id"]
+    run = _running(request, services)
+    try:
+        await services.responses.call(ResponseFile.delete, tenant_asking(request, services), response_id, kind="response")
+    except RecordMissing:
+        raise not_found("response", response_id) from None
+    if run is not None and run.keeping.in_background:
+        run.stop()
+    return json_response(ResponseDeleted(id=response_id))
+
+
+@operation("POST", "/v1/responses/{response_id}/cancel", described_query(), answers_of(ResponseObject))
+async def cancel_response(request: Request, services: Services) -> Response:
+    """End a response that is made in the background. What has ended stays as it is."""
+    run = _running(request, services)
+    if run is not None and run.keeping.in_background:
+        run.stop()
+        return json_response(run.response)
+    shown = _shown(await _record(request, services)) if run is None else {}
+    if not shown.get("background"):
+        raise RequestRefused("only a response that was created with `background` can be cancelled", field="response_id")
+    return _json(shown)
+
+
+@operation("GET", "/v1/responses/{response_id}/input_items", described_query(*PAGE), answers_of(ItemList))
+async def list_input_items(request: Request, services: Services) -> Response:
+    """The items that were given as input of a response; not those of the responses that it continues."""
+    return await page_of(request, services, request.path_params["response_id"], kind="response")
+
+
+@operation("POST", "/v1/responses/compact", answers_of(ResponseObject))
+async def compact_response(request: Request, services: Services) -> Response:
+    """Not served."""
+    raise RequestRefused("compaction is not served by this version of Holdfast", status=404, code="unsupported_operation")
+
+
+def _running(request: Request, services: Services) -> ResponseRun | None:
+    name = tenant_asking(request, services), request.path_params["response_id"]
+    found = services.running.logs.get(name)
+    return found if isinstance(found, ResponseRun) else None
+
+
+async def _record(request: Request, services: Services) -> StoredRecord:
+    response_id = request.path_params["response_id"]
+    try:
+        return await services.responses.call(ResponseFile.record, tenant_asking(request, services), response_id, kind="response")
+    except RecordMissing:
+        raise not_found("response", response_id) from None
+
+
+def _shown(record: StoredRecord) -> dict[str, Any]:
+    """A kept response as a client sees it."""
+    shown = {**record.body, "output": [shown_item(item) for item in record.output]}
+    return shown | {"status": "failed", "error": _LOST} if record.is_lost else shown
+
+
+def _number(frame: bytes) -> int:
+    found = _NUMBER.search(frame)
+    return int(found[1]) if found else 0
+
+
+def _last_event(record: StoredRecord, *, number: int) -> bytes:
+    """How a response has ended, where its events are not kept."""
+    shown = _shown(record)
+    kind = shown["status"].replace("cancelled", "incomplete")
+    data = msgspec.json.encode({"type": f"response.{kind}", "sequence_number": number, "response": shown})
+    return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _json(shown: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(shown), media_type="application/json")
+
+
+STORED = (get_response, delete_response, cancel_response, list_input_items, compact_response)

@@ -1,0 +1,74 @@
+"""Answers to requests whose prompts are only read: vectors and scores, sent whole. The work ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.http.server.body import read_body
+from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.errors import RECORD
+from holdfast.http.server.extensions import tenant_in
+from holdfast.http.server.services import Services
+from holdfast.messages.output import Embedding
+from holdfast.messages.requests import EmbeddingRequest
+from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.requests import AnswerRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingPlan:
+    """A checked request for embeddings, and what its answer looks like."""
+
+    request: EmbeddingRequest
+    form: Callable[[Sequence[Embedding]], bytes]  # the body
+    cache_salt: str = ""
+
+
+async def embed(request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]) -> Response:
+    """The answer to a request for embeddings. `plan_of` makes a plan of its body, or raises RequestRefused."""
+    answer = AnswerRecord(services.metrics)
+    plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=plan.cache_salt)
+    asked = msgspec.structs.replace(plan.request, tenant=tenant)
+
+    async def embedded() -> bytes:
+        vectors = await services.embed(asked)
+        answer.has_read(asked.model, vectors)
+        return plan.form(vectors)
+
+    return ReadingResponse(asked.model, answer, embedded)
+
+
+class ReadingResponse(Response):
+    """The answer that some work gives, unless the client goes away before, or the server stops. Nothing is sent until then."""
+
+    def __init__(self, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+        super().__init__(media_type="application/json")
+        self._model, self._answer, self._work = model, answer, work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Work and send."""
+        record: RequestRecord = scope[RECORD]
+        record.model = self._model
+
+        async def answered() -> None:
+            self.body = await self._work()
+            record.answer = self._answer
+            self.init_headers()
+            await super(ReadingResponse, self).__call__(scope, receive, send)
+
+        try:
+            record.is_aborted = not await unless_disconnected(receive, answered())
+        except asyncio.CancelledError:
+            raise WorkerUnavailable("the server stopped before the answer was done") from None
+        finally:
+            self._answer.close()

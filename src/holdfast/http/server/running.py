@@ -1,0 +1,75 @@
+"""Answers that are being made and that others may follow: their events so far, and whoever waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+AnswerName: TypeAlias = tuple[str, str]  # tenant and id
+
+
+class NumberedEvent(NamedTuple):
+    """An event as it is sent, and its number, by which a client says how far it has read."""
+
+    number: int
+    frame: bytes
+
+
+class EventLog:
+    """The events of one answer, to be read from any place while more come. Loop's thread only."""
+
+    def __init__(self) -> None:
+        self.events: list[NumberedEvent] = []
+        self.has_ended = False
+        self._changed = asyncio.Event()
+
+    def add(self, event: NumberedEvent) -> None:
+        """One more, with a higher number than all before."""
+        self.events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        """No more come."""
+        self.has_ended = True
+        self._wake()
+
+    async def begun(self) -> None:
+        """Wait for the first event."""
+        while not self.events:
+            await self._changed.wait()
+
+    async def after(self, number: int) -> AsyncIterator[bytes]:
+        """An empty opening, then the events with higher numbers, those to come too, until the end."""
+        place = 0
+        yield b""
+        while True:
+            changed = self._changed
+            while place < len(self.events):
+                event = self.events[place]
+                place += 1
+                if event.number > number:
+                    yield event.frame
+            if self.has_ended:
+                return
+            await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@dataclass(slots=True)
+class RunningAnswers:
+    """The answers that are being made and can be named, and the tasks of those that are made in the background."""
+
+    logs: dict[AnswerName, EventLog] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def close(self) -> None:
+        """End all that run in the background, as the server's stop does; returns when they have said so."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)

@@ -1,0 +1,98 @@
+"""Texts that a client keeps for this server: it cannot read or change them, and brings them back as they are.
+
+What a model has thought goes to clients in such a form, so that a server that stores nothing finds it again in the next turn.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
+import logging
+import secrets
+import zlib
+from pathlib import Path
+
+from holdfast.whole_file import whole_file
+
+_KEY_BYTES, _MARK_BYTES = 32, 16
+_KEY_FILE = "seal.key"
+_VERSION = "hf1"
+_MOST_TEXT_BYTES = 16 << 20  # a few kilobytes could unfold to gigabytes otherwise
+
+_log = logging.getLogger(__name__)
+
+
+class Seal:
+    """Seals texts with a key of this server. The same text gives the same seal, so that prompts stay the same. Any thread.
+
+    folder: keeps the key from one start to the next, where there is one; without it a seal is good for this process only.
+    The key is read or made when it is first needed: by then the store has made its folder.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._kept_key = b""
+
+    def sign(self, text: str) -> str:
+        """A mark that only this server can have put on the text."""
+        return f"{_VERSION}.{_shown(self._mark(text.encode('utf-8', 'surrogatepass')))}"
+
+    def is_signed(self, text: str, mark: str) -> bool:
+        """Whether `sign` has given that mark for the text."""
+        return hmac.compare_digest(mark.encode("utf-8", "replace"), self.sign(text).encode())
+
+    def close(self, text: str) -> str:
+        """The text in a form that only this server can open."""
+        body = text.encode("utf-8", "surrogatepass")
+        mark = self._mark(body)
+        return f"{_VERSION}.{_shown(mark + self._masked(zlib.compress(body), mark))}"
+
+    def open(self, sealed: str) -> str | None:
+        """The text that was closed; None for what this server did not close."""
+        version, _, shown = sealed.partition(".")
+        with contextlib.suppress(ValueError, binascii.Error, zlib.error):
+            raw = base64.b64decode(shown.encode("ascii"), validate=True) if version == _VERSION else b""
+            mark, masked = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
+            unfolding = zlib.decompressobj()
+            body = unfolding.decompress(self._masked(masked, mark), _MOST_TEXT_BYTES)
+            if unfolding.eof and hmac.compare_digest(mark, self._mark(body)):
+                return body.decode("utf-8", "surrogatepass")
+        return None
+
+    def _mark(self, body: bytes) -> bytes:
+        return hashlib.blake2b(body, key=self._key(), digest_size=_MARK_BYTES).digest()
+
+    def _masked(self, body: bytes, mark: bytes) -> bytes:
+        """The bytes under a stream that key and mark give; the same again takes it off."""
+        stream = hashlib.shake_256(self._key() + mark).digest(len(body))
+        return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))
+
+    def _key(self) -> bytes:
+        if not self._kept_key:
+            self._kept_key = _key_in(self._folder) if self._folder is not None and self._folder.is_dir() else _new_key()
+        return self._kept_key
+
+
+def _new_key() -> bytes:
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+def _key_in(folder: Path) -> bytes:
+    """The key in a folder, made if there is none. A folder that cannot be written gives one for this process."""
+    path, key = folder / _KEY_FILE, _new_key()
+    try:
+        if not path.exists():
+            with whole_file(path) as file:
+                file.write(key)
+        kept = path.read_bytes()
+        return kept if len(kept) == _KEY_BYTES else key
+    except OSError as error:
+        _log.warning("sealed texts will not outlive this process: %s", error)
+        return key
+
+
+def _shown(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()

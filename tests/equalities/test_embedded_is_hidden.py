@@ -1,0 +1,88 @@
+"""An embedding is made of mlx-lm's own hidden states: alone, in a crowd, in pieces, from memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from holdfast.messages.events import CacheOutcome, FinishReason
+from holdfast.messages.requests import Pooling
+from tests.fakes.caching_worker import greedy, one_after_the_other, random_prompt, tiny_worker
+from tests.fakes.poison import rewrite, with_value
+from tests.fakes.script_inbox import ScriptInbox
+from tests.fakes.tiny_models import kept_tiny
+
+MODELS = ["llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next", "lfm2", "nemotron_h", "minicpm3"]
+PROMPTS = {"short": random_prompt(5), "long": random_prompt(150, "b"), "one": (7,), "longer": random_prompt(200, "c")}
+POOLINGS: tuple[Pooling, ...] = ("mean", "last")
+
+
+@cache
+def hidden_states(name: str, prompt: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """What mlx-lm's own model gives to its head, read at once. [tokens, hidden]"""
+    model: Any = kept_tiny(name)
+    inner = model.backbone if hasattr(model, "backbone") else model.model
+    return np.array(inner(mx.array([prompt]))[0].astype(mx.float32))
+
+
+def expected(name: str, prompt: tuple[int, ...], pooling: Pooling) -> np.ndarray[Any, Any]:
+    states = hidden_states(name, prompt).astype(np.float64)
+    return np.asarray(states.mean(axis=0) if pooling == "mean" else states[-1])
+
+
+def embedding(inbox: ScriptInbox, request_id: str) -> np.ndarray[Any, Any]:
+    finished = inbox.finished(request_id)
+    assert finished.reason is FinishReason.LENGTH
+    return np.frombuffer(finished.embedding, np.float32)
+
+
+def to_embed(request_id: str, prompt: tuple[int, ...], pooling: Pooling, **more: Any) -> Any:
+    return greedy(request_id, prompt, max_tokens=0, pooling=pooling, is_kept=False, **more)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(name: str) -> None:
+    wanted = {f"{place}/{pooling}": (prompt, pooling) for place, prompt in PROMPTS.items() for pooling in POOLINGS}
+    answers = [greedy(f"answer {number}", random_prompt(20 + number, str(number))) for number in range(2)]
+    requests = [to_embed(request_id, *each) for request_id, each in wanted.items()]
+    crowd = tiny_worker(name=name, max_running=10).serve([[answers[0], *requests, answers[1]]])
+    for request_id, each in wanted.items():
+        np.testing.assert_allclose(embedding(crowd, request_id), expected(name, *each), atol=1e-4, rtol=0)
+    alone = tiny_worker(name=name).serve(one_after_the_other(*answers))
+    assert [crowd.tokens(each.request_id) for each in answers] == [alone.tokens(each.request_id) for each in answers]
+
+
+def test_one_that_is_preempted_begins_its_sum_anew() -> None:
+    subject = tiny_worker(budget_tokens=232, expected_output_tokens=4, step_tokens=4, min_chunk_tokens=2)
+    answer = greedy("answer", random_prompt(60), max_tokens=60)
+    inbox = subject.serve([[answer, to_embed("mean", random_prompt(150, "b"), "mean")]])
+    assert subject.scheduler.statistics().preemptions
+    np.testing.assert_allclose(embedding(inbox, "mean"), expected("llama", random_prompt(150, "b"), "mean"), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothing_is_kept(pooling: Pooling) -> None:
+    prompt = random_prompt(150, "b")
+    script = one_after_the_other(to_embed("first", prompt, pooling), greedy("read", prompt), to_embed("again", prompt, pooling))
+    inbox = tiny_worker().serve(script)
+    reused = {each: inbox.finished(each).cached_tokens for each in ("first", "read", "again")}
+    assert reused == {"first": 0, "read": 0, "again": 149 if pooling == "last" else 0}
+    if pooling == "mean":
+        assert inbox.finished("again").memory.outcome is CacheOutcome.SCORED
+    for each in ("first", "again"):
+        np.testing.assert_allclose(embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-4, rtol=0)
+
+
+def test_one_from_poisoned_memory_is_read_afresh(tmp_path: Path) -> None:
+    prompt = random_prompt(300)
+    tiny_worker(tmp_path).serve(one_after_the_other(greedy("read", prompt)))
+    assert rewrite(tmp_path, with_value(float("nan"))) > 0
+    inbox = tiny_worker(tmp_path).serve(one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt)))
+    np.testing.assert_allclose(embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-4, rtol=0)
+    assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
+    assert inbox.finished("next").reason is FinishReason.LENGTH

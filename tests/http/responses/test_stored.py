@@ -1,0 +1,156 @@
+"""Responses that are kept: read, followed, continued, cancelled, deleted, each with real timing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from holdfast.http.application import create_application
+from holdfast.http.server.services import Services
+from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
+
+RESPONSES = "/v1/responses"
+
+
+@asynccontextmanager
+async def served_app(gateway: ScriptedGateway, services: Services | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application in memory; all that runs is ended with it."""
+    services = services or scripted_services(gateway)
+    app = create_application(services)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
+        yield client
+    await services.running.close()
+    await services.responses.close()
+
+
+async def created(client: httpx.AsyncClient, **fields: Any) -> Any:
+    response = await client.post(RESPONSES, json={"input": "hello", **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def until(client: httpx.AsyncClient, response_id: str, *statuses: str) -> Any:
+    while True:
+        found = (await client.get(f"{RESPONSES}/{response_id}")).json()
+        if found["status"] in statuses:
+            return found
+        await asyncio.sleep(0.001)
+
+
+def refusal(response: httpx.Response) -> tuple[int, Any, Any]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+async def test_a_response_is_found_as_it_was_answered() -> None:
+    async with served_app(ScriptedGateway()) as client:
+        got = await created(client, metadata={"a": "b"})
+        assert (await client.get(f"{RESPONSES}/{got['id']}")).json() == got
+        assert got["store"] is True
+
+
+async def test_one_that_is_not_to_be_kept_is_not() -> None:
+    async with served_app(ScriptedGateway()) as client:
+        got = await created(client, store=False)
+        assert refusal(await client.get(f"{RESPONSES}/{got['id']}")) == (404, "response_not_found", "response_id")
+        assert got["store"] is False
+
+
+async def test_a_deleted_one_is_gone() -> None:
+    async with served_app(ScriptedGateway()) as client:
+        got = await created(client)
+        deleted = await client.delete(f"{RESPONSES}/{got['id']}")
+        assert deleted.json() == {"id": got["id"], "object": "response", "deleted": True}
+        for response in (await client.get(f"{RESPONSES}/{got['id']}"), await client.delete(f"{RESPONSES}/{got['id']}")):
+            assert refusal(response) == (404, "response_not_found", "response_id")
+        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": got["id"]})
+        assert refusal(refused) == (404, "previous_response_not_found", "previous_response_id")
+
+
+async def test_tenants_do_not_see_each_others_responses() -> None:
+    async with served_app(ScriptedGateway()) as client:
+        got = await created(client)
+        item = (await client.get(f"{RESPONSES}/{got['id']}/input_items")).json()["data"][0]
+        salted = await created(client, cache_salt="pepper")
+        theirs = {"x-holdfast-tenant": "them"}
+        path = f"{RESPONSES}/{got['id']}"
+        for method, there in (("GET", path), ("DELETE", path), ("POST", path + "/cancel"), ("GET", path + "/input_items")):
+            assert (await client.request(method, there, headers=theirs)).status_code == 404
+        for fields in ({"previous_response_id": got["id"]}, {"input": [{"type": "item_reference", "id": item["id"]}]}):
+            refused = await client.post(RESPONSES, json={"input": "hi", **fields}, headers=theirs)
+            assert refused.status_code == 404
+        assert (await client.get(f"{RESPONSES}/{salted['id']}")).status_code == 404
+        assert (await client.get(f"{RESPONSES}/{salted['id']}?cache_salt=pepper")).status_code == 200
+
+
+async def test_a_chain_is_input_and_output_of_all_that_it_continues_without_instructions() -> None:
+    gateway = ScriptedGateway(script=calling(("f", '{"x": 1}'), thought="hm", said="Hi"))
+    async with served_app(gateway) as client:
+        tools = [{"type": "function", "name": "f"}]
+        first = await created(client, tools=tools, instructions="be brief", reasoning={"summary": "auto"})
+        call = first["output"][-1]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        gateway.script = answer("two")
+        second = await created(client, input=[output], previous_response_id=first["id"], tools=tools)
+        await created(client, input="thanks", previous_response_id=second["id"])
+        assert second["previous_response_id"] == first["id"]
+        assert "holdfast_thought" not in str(await until(client, first["id"], "completed"))
+    said = [
+        (message["role"], message.get("reasoning_content"), message["content"])
+        for message in gateway.requests[-1].prompt.messages
+    ]
+    text = [{"type": "text", "text": "hello"}]
+    assert said == [
+        ("user", None, text),
+        ("assistant", "hm", "Hi"),
+        ("tool", None, "2"),
+        ("assistant", None, "two"),
+        ("user", None, "thanks"),
+    ]
+    assert gateway.requests[-1].prompt.messages[1]["tool_calls"][0]["id"] == call["call_id"]
+
+
+async def test_items_that_are_kept_can_be_referred_to() -> None:
+    gateway = ScriptedGateway(script=calling(("f", "{}"), thought="hm"))
+    async with served_app(gateway) as client:
+        first = await created(client, tools=[{"type": "function", "name": "f"}])
+        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        output = {"type": "function_call_output", "call_id": first["output"][1]["call_id"], "output": "2"}
+        second = await created(client, input=[{"role": "user", "content": "hello"}, *references, output])
+        kept = (await client.get(f"{RESPONSES}/{second['id']}/input_items?order=asc")).json()["data"]
+        refused = await client.post(RESPONSES, json={"input": [output, {"type": "item_reference", "id": "msg_x"}]})
+    assert [item["type"] for item in kept] == ["message", "reasoning", "function_call", "function_call_output"]
+    assert kept[1:3] == first["output"]
+    assert gateway.requests[-1].prompt.messages[1]["reasoning_content"] == "hm"
+    assert refusal(refused) == (404, "item_not_found", "input.1.id")
+
+
+async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
+    async with served_app(ScriptedGateway()) as client:
+        first = await created(client)
+        refused = await client.post(RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]})
+    assert refusal(refused)[2] == "input.0.content"
+
+
+async def test_two_requests_may_continue_one_response_at_once() -> None:
+    release = asyncio.Event()
+    gateway = ScriptedGateway()
+    async with served_app(gateway) as client:
+        first = await created(client)
+        gateway.script = [release, *answer("a")]
+        both = [asyncio.create_task(created(client, input=text, previous_response_id=first["id"])) for text in ("1", "2")]
+        await gateway.until(lambda: len(gateway.requests) == 3)
+        release.set()
+        one, two = await asyncio.gather(*both)
+        gateway.script = answer("b")
+        await created(client, input="go on", previous_response_id=two["id"])
+    assert one["id"] != two["id"]
+    assert [message["content"] for message in gateway.requests[-1].prompt.messages][-3:] == [
+        [{"type": "text", "text": "2"}],
+        "a",
+        "go on",
+    ]

@@ -1,0 +1,83 @@
+"""Responses through OpenAI's client, on the bundled model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+from pydantic import BaseModel
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+ASKED = {"role": "user", "content": "What is the weather in Oslo?"}
+SUM = {"role": "user", "content": "What is 17 + 25?"}
+
+
+class City(BaseModel):
+    name: str
+
+
+def asked(client: openai.OpenAI, *items: Any, **options: Any) -> Any:
+    return client.responses.create(model="demo", input=[*items], **{"temperature": 0, "store": False, **options})
+
+
+def back(response: Any) -> list[Any]:
+    """The output as a client without a store sends it again."""
+    return [item.model_dump(exclude_none=True) for item in response.output]
+
+
+def test_a_tool_is_called_and_its_result_told_without_reading_anything_twice(client: openai.OpenAI) -> None:
+    first = asked(client, ASKED, tools=[WEATHER])
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Oslo"})
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 21 degrees"}
+    after = asked(client, ASKED, *back(first), result, tools=[WEATHER])
+    assert "21 degrees" in after.output_text
+    assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
+
+
+def test_a_stream_comes_to_what_the_whole_response_has(client: openai.OpenAI) -> None:
+    one = asked(client, SUM)
+    with client.responses.stream(model="demo", input=[SUM], temperature=0, store=False) as stream:
+        kinds = [event.type for event in stream]
+        got = stream.get_final_response()
+    assert (got.output_text, got.usage.output_tokens) == (one.output_text, one.usage.output_tokens)
+    assert [item.type for item in got.output] == [item.type for item in one.output] == ["reasoning", "message"]
+    assert "17 + 25" in got.output[0].content[0].text
+    assert 0 < got.usage.output_tokens_details.reasoning_tokens < got.usage.output_tokens
+    assert kinds.count("response.reasoning_text.delta") > 1
+
+
+def test_a_sealed_thought_that_comes_back_is_read_no_more_than_one_in_the_clear(client: openai.OpenAI) -> None:
+    options = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}}
+    first = asked(client, SUM, **options)
+    thought = first.output[0]
+    assert thought.summary[0].text
+    assert thought.encrypted_content.isascii()
+    assert thought.summary[0].text not in thought.encrypted_content
+    again = {"role": "user", "content": "And 1 + 2?"}
+    sealed = asked(client, SUM, *back(first), again)
+    clear = asked(client, SUM, *back(asked(client, SUM)), again)
+    assert sealed.usage.input_tokens == clear.usage.input_tokens
+    assert sealed.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
+
+
+def test_a_form_is_kept(client: openai.OpenAI) -> None:
+    parsed = client.responses.parse(model="demo", input="Name a city.", text_format=City, max_output_tokens=200, store=False)
+    assert parsed.output_parsed is not None or parsed.status == "incomplete"
+
+
+def test_the_counted_input_is_the_one_that_is_read(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model="demo", input=[ASKED], tools=[WEATHER], instructions="Be brief.")
+    assert counted.input_tokens == asked(client, ASKED, tools=[WEATHER], instructions="Be brief.").usage.input_tokens
