@@ -132,9 +132,9 @@ def counted_tokens(server: Server) -> None:
 
 def stop_sequence(server: Server) -> None:
     answer = client_of(server).messages.create(
-        messages=[user(SUM_QUESTION)], stop_sequences=["42"], thinking={"type": "disabled"}, **options_of(server)
+        messages=[user(SUM_QUESTION)], stop_sequences=[" answer"], thinking={"type": "disabled"}, **options_of(server)
     )
-    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "42")
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " answer")
 
 
 def prefill(server: Server) -> None:

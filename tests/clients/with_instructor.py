@@ -18,11 +18,11 @@ class GetWeather(BaseModel):
 
 
 # By protocol, the one that forces a call first. Not its modes JSON and MD_JSON: there the schema stands in the prompt alone,
-# and the bundled model does not follow instructions.
+# and the bundled model does not follow instructions. With Anthropic's client of today its JSON_SCHEMA does that too.
 MODES = {
     "chat": (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA),
     "responses": (instructor.Mode.RESPONSES_TOOLS,),
-    "messages": (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA),
+    "messages": (instructor.Mode.TOOLS,),
     "ollama": (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA),  # its way to Ollama is Ollama's /v1
 }
 

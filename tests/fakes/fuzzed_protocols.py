@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -68,12 +70,14 @@ class FuzzedProtocol:
             return
         assert response.status_code in self.statuses, told
         assert "no path" not in response.text, told
-        assert self.refused(json.loads(response.content), names_in(body)), told
+        assert self.refused(
+            json.loads(response.content), names_in(body) | names_in(repr(self.shapes).replace("'", '"').encode())
+        ), told
 
 
 def names_in(body: bytes) -> set[str]:
     """All names of members, wherever they stand."""
-    return set(re.findall(r'"((?:[^"\\]|\\.)*)" *:', body.decode("utf-8", "replace"))) | {"model", "max_tokens"}
+    return set(re.findall(r'"((?:[^"\\]|\\.)*)" *:', body.decode("utf-8", "replace")))
 
 
 def _openai_refusal(body: Any, _: Collection[str]) -> bool:
@@ -147,9 +151,25 @@ def _responses_answer(response: httpx.Response) -> None:
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert events[-1]["type"] in ("response.completed", "response.incomplete")
         for event in events:
-            _RESPONSE_EVENT.validate_python(event)
+            _RESPONSE_EVENT.validate_python({**event, "response": _unechoed(event["response"])} if "response" in event else event)
     else:
-        assert Response.model_validate_json(response.content).status in ("completed", "incomplete", "queued", "in_progress")
+        body = _unechoed(json.loads(response.content))
+        assert Response.model_validate(body).status in ("completed", "incomplete", "queued", "in_progress")
+
+
+def _unechoed(body: dict[str, Any]) -> dict[str, Any]:
+    """A response without what it repeats of a request that was more lenient than the client's types."""
+    return {**body, "tools": [], "text": None, "tool_choice": "auto"}
+
+
+def _embeddings_answer(response: httpx.Response) -> None:
+    body = json.loads(response.content)
+    for each in body["data"]:
+        if isinstance(each["embedding"], str):
+            each["embedding"] = struct.unpack(
+                f"<{len(base64.b64decode(each['embedding'])) // 4}f", base64.b64decode(each["embedding"])
+            )
+    CreateEmbeddingResponse.model_validate(body)
 
 
 def _ollama_answer(response: httpx.Response) -> None:
@@ -204,7 +224,7 @@ PROTOCOLS = (
     FuzzedProtocol(
         name="embeddings",
         shapes=request_shapes.EMBEDDINGS,
-        answered=lambda response: CreateEmbeddingResponse.model_validate_json(response.content) and None,
+        answered=_embeddings_answer,
         refused=_openai_refusal,
     ),
     FuzzedProtocol(

@@ -21,6 +21,7 @@ const MODELS = {
 };
 const OPTIONS = {
   responses: { openai: { forceReasoning: true, reasoningSummary: 'auto' } }, // it shows thoughts as summaries only
+  messages: { anthropic: { thinking: { type: 'enabled', budgetTokens: 1024 } } },
   ollama: { ollama: { think: true } },
   'ollama (ai-sdk-ollama)': { ollama: { think: true } },
 };
