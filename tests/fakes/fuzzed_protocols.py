@@ -19,6 +19,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
 from pydantic import TypeAdapter
 
+from holdfast.http.application import DIALECTS
 from holdfast.http.openai.errors import ErrorBody
 from holdfast.http.openai.shapes import ChatCompletion, TextCompletion
 from tests.fakes import request_shapes
@@ -53,11 +54,17 @@ class FuzzedProtocol:
     statuses: Collection[int] = (400, 404, 413)
     headers: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def served(self) -> Shapes:
+        """The shapes whose paths are served."""
+        paths = {operation.path for dialect in DIALECTS for operation in dialect.operations}
+        return {path: shapes for path, shapes in self.shapes.items() if path in paths}
+
     def fuzzer(self, seed: int, *, model: str) -> Fuzzer:
         """What draws requests to it; a chat's are drawn from a generator of its own."""
         if not self.shapes:
             return ChatFuzzer(seed, model=model)
-        return ShapeFuzzer(seed, self.shapes, model=model, bound=self.bound)
+        return ShapeFuzzer(seed, self.served, model=model, bound=self.bound)
 
     def check(self, response: httpx.Response, body: bytes) -> None:
         """The answer has a status and a form that are described."""
@@ -93,7 +100,7 @@ def _anthropic_refusal(body: Any, names: Collection[str]) -> bool:
 
 def _ollama_refusal(body: Any, names: Collection[str]) -> bool:
     assert [*body] == ["error"]
-    return _names_one(body["error"], names)
+    return _names_one(body["error"], names) or "does not support" in body["error"]  # thinking, tools: its own words
 
 
 def _names_one(message: str, names: Collection[str]) -> bool:
@@ -190,7 +197,7 @@ def _with_keys(**keys_of: str) -> Answer:
     return answered
 
 
-PROTOCOLS = (
+_TABLE = (
     FuzzedProtocol(name="chat", shapes={}, answered=_openai_answer(ChatCompletion), refused=_openai_refusal),
     FuzzedProtocol(
         name="completions",
@@ -237,3 +244,4 @@ PROTOCOLS = (
         refused=_openai_refusal,
     ),
 )
+PROTOCOLS = tuple(protocol for protocol in _TABLE if protocol.served or not protocol.shapes)
