@@ -16,6 +16,7 @@ from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
 from holdfast.http.openai.dialect import OPENAI, OTHER_PARTS
+from holdfast.http.rerank.dialect import RERANK
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
@@ -23,6 +24,7 @@ from holdfast.http.server.guard import Guard
 from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
+from holdfast.http.tokens.dialect import TOKENS
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
@@ -30,13 +32,15 @@ MODELS = Dialect(  # errors on its paths are those of the client's own protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
-    operations=model_operations((OPENAI, ANTHROPIC)),
+    operations=model_operations((OPENAI, ANTHROPIC, RESPONSES)),
 )
 DIALECTS = (
     OPENAI,
     MODELS,
     ADMIN,
     RESPONSES,
+    RERANK,
+    TOKENS,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,
@@ -47,7 +51,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     """The application over these services. Paths that no dialect claims are the first one's."""
     table = DialectTable(dialects)
     middleware = [
-        Middleware(request_lines, metrics=services.metrics),
+        Middleware(request_lines, metrics=services.metrics, traces=services.traces),
         *_cors(services.server.cors_origins),
         Middleware(Guard, server=services.server, dialects=table),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
