@@ -68,6 +68,9 @@ class ServerSettings:
         ("claude-*",),
         "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
     )
+    codex_models: bool = _setting(
+        False, "Tell Codex of the models in its own form, context length and all; it then has short instructions from here."
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
     tls_cert: str = _setting(
         "", "File (PEM) with the certificate to speak HTTPS with, then those that vouch for it; empty: HTTP.", flag="--tls-cert"
@@ -236,7 +239,8 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep; an imported file may hold no more.",
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions and beginnings that clients mark may keep; "
+        "an imported file may hold no more.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -269,6 +273,9 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    traces: bool = _setting(
+        False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

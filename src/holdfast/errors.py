@@ -78,6 +78,10 @@ class QueueFull(HoldfastError):
         self.queued, self.limit, self.retry_after_seconds = queued, limit, retry_after_seconds
 
 
+class ResponsesUnavailable(HoldfastError):
+    """The file of responses cannot be used now, because its disk is full, locked or gone: 503."""
+
+
 class WorkerUnavailable(HoldfastError):
     """The worker process of the model is not ready, has died or is being restarted: 503."""
 

@@ -143,6 +143,8 @@ class Front:
                 signals.came = True  # the HTTP server had taken them over
                 loading.cancel()
             await asyncio.wait((loading,))
+            if (traces := app.state.services.traces) is not None:
+                await asyncio.to_thread(traces.close)
         if not loading.cancelled():
             loading.result()  # raises what made loading fail
 

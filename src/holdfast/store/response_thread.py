@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from holdfast.config import DEFAULT_RESPONSES, ResponsesSettings
-from holdfast.errors import HoldfastError
+from holdfast.errors import ResponsesUnavailable
 from holdfast.store.response_database import FileDamaged
 from holdfast.store.responses import ResponseFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("holdfast.store")
-
-
-class ResponsesUnavailable(HoldfastError):
-    """The file of responses cannot be used now: its disk is full, locked or gone."""
 
 
 class ResponseStore:

@@ -13,12 +13,14 @@ from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.fields import MANY, ONE, STRICT, one_or_many
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.sealing import Seal
+from holdfast.messages.requests import CacheBreakpoint
 
 _OTHER = TAG_MARK + "other"
 _TAGS = {kind: TAG_MARK + kind for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")}
 # Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model here.
 _LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "compaction", "fallback"})
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
 _MEDIA = frozenset({"image", "document", "container_upload", "search_result"})
 
 
@@ -28,12 +30,20 @@ def _kind(value: Any) -> str:
 
 
 @with_config(STRICT)
+class CacheControl(TypedDict):
+    """Keep what stands up to here: five minutes long, or an hour, since it was used last."""
+
+    type: Literal["ephemeral"]
+    ttl: NotRequired[Literal["5m", "1h"] | None]
+
+
+@with_config(STRICT)
 class TextBlock(TypedDict):
     """Text."""
 
     type: Literal["text"]
     text: str
-    cache_control: NotRequired[Any]
+    cache_control: NotRequired[CacheControl | None]
 
 
 @with_config(STRICT)
@@ -92,7 +102,7 @@ class ToolResultBlock(TypedDict):
         | None
     ]
     is_error: NotRequired[bool | None]
-    cache_control: NotRequired[Any]
+    cache_control: NotRequired[CacheControl | None]
 
 
 Block = Annotated[
@@ -124,23 +134,58 @@ class Turn(TypedDict):
 Message: TypeAlias = dict[str, Any]
 
 
-def history(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn], *, seal: Seal) -> tuple[Message, ...]:
-    """The conversation as a prompt has it. Raises RequestRefused naming the first block that cannot be read by the model.
+class Conversation:
+    """A conversation as a prompt has it, and the places up to which its client wants it kept."""
 
-    seal: tells the thoughts that are ours; others are left out.
-    """
-    ready: list[Message] = []
-    if system:
-        ready.append({"role": "system", "content": system if isinstance(system, str) else [_part(block) for block in system]})
-    for place, turn in enumerate(turns):
-        content, field = turn["content"], f"messages.{place}.content"
+    def __init__(self, *, seal: Seal) -> None:
+        """seal: tells the thoughts that are ours; others are left out."""
+        self.messages: list[Message] = []
+        self.breakpoints: list[CacheBreakpoint] = []
+        self._seal = seal
+
+    def mark(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
+        """Note whether a block, behind which so much stands, ends what is to be kept."""
+        if control := block.get("cache_control"):
+            seconds = _SECONDS[control.get("ttl") or "5m"]
+            self.breakpoints.append(CacheBreakpoint(messages=messages, parts=parts, seconds=seconds))
+
+    def add_system(self, system: str | Sequence[TextBlock]) -> None:
+        """Add what goes before the conversation."""
+        blocks: Sequence[TextBlock] = [{"type": "text", "text": system}] if isinstance(system, str) else system
+        for place, block in enumerate(blocks):
+            self.mark(block, messages=0, parts=place + 1)
+        if blocks:
+            self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
+
+    def add(self, turn: Turn, field: str) -> None:
+        """Add a turn. Raises RequestRefused naming the first block in it that cannot be read by the model."""
+        content = turn["content"]
         if isinstance(content, str):
-            ready.append({"role": turn["role"], "content": content})
+            self.messages.append({"role": turn["role"], "content": content})
         elif turn["role"] == "assistant":
-            ready.append(_answer(content, field, seal))
+            self.messages.append(_answer(content, field, self._seal))
+            for block in content:
+                self.mark(block, messages=len(self.messages))
         else:
-            ready += _said(turn["role"], content, field)
-    return tuple(ready)
+            self._add_said(turn["role"], content, field)
+
+    def _add_said(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
+        """Add the messages that a turn of the user or the system is: results of calls are messages of their own."""
+        parts: list[Message] = []
+        for place, block in enumerate(blocks):
+            if block["type"] == "tool_result":
+                if parts:
+                    self.messages.append({"role": role, "content": parts})
+                    parts = []
+                self.messages.append(_result(block, f"{field}.{place}"))
+                self.mark(block, messages=len(self.messages))
+            elif block["type"] == "text":
+                parts.append(_part(block))
+                self.mark(block, messages=len(self.messages), parts=len(parts))
+            elif block["type"] != "tool_reference":
+                _refuse_unless_left_out(block["type"], f"{field}.{place}")
+        if parts or not blocks:
+            self.messages.append({"role": role, "content": parts or ""})
 
 
 def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
@@ -184,23 +229,6 @@ def _thought(block: Mapping[str, Any], seal: Seal) -> str:
     if not thinking:
         return seal.open(signature) or ""
     return thinking if seal.is_signed(thinking, signature) else ""
-
-
-def _said(role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> Iterator[Message]:
-    """The messages that a turn of the user or the system is: results of calls are messages of their own."""
-    parts: list[Message] = []
-    for place, block in enumerate(blocks):
-        if block["type"] == "tool_result":
-            if parts:
-                yield {"role": role, "content": parts}
-                parts = []
-            yield _result(block, f"{field}.{place}")
-        elif block["type"] == "text":
-            parts.append(_part(block))
-        elif block["type"] != "tool_reference":
-            _refuse_unless_left_out(block["type"], f"{field}.{place}")
-    if parts or not blocks:
-        yield {"role": role, "content": parts or ""}
 
 
 def _result(block: Mapping[str, Any], field: str) -> Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
@@ -11,7 +10,7 @@ from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
 from holdfast.http.anthropic.answer import MessagesAnswer
-from holdfast.http.anthropic.content import SystemPrompt, Turn, history, referenced_tools
+from holdfast.http.anthropic.content import CacheControl, Conversation, Message, SystemPrompt, Turn, referenced_tools
 from holdfast.http.anthropic.shapes import MessageAnswer, MessageEvent, TokenCount
 from holdfast.http.anthropic.tools import MessagesTool, MessagesToolChoice, choice_of, shown_tools
 from holdfast.http.server.answers import AnswerPlan
@@ -29,10 +28,11 @@ from holdfast.messages.requests import ChatPrompt, GenerationRequest, OutputForm
 
 _SESSION_HEADER = "x-claude-code-session-id"
 _WITHOUT_EFFECT = frozenset(
-    "metadata service_tier speed inference_geo context_management cache_control safeguards diagnostics betas user_profile_id "
+    "metadata service_tier speed inference_geo context_management safeguards diagnostics betas user_profile_id "
     "fallbacks max_tokens stream stop_sequences temperature top_p top_k".split()  # the last ones where tokens are counted
 )
 _NOT_SERVED = UnsupportedFields(neutral=dict.fromkeys(("container", "mcp_servers"), ([], {}, "")))
+_MOST_BREAKPOINTS = 4
 _SAMPLING = ("temperature", "top_p", "top_k")
 StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
@@ -77,20 +77,25 @@ class PromptFields(BaseModel):
     tool_choice: MessagesToolChoice | None = Field(None, description="Whether it may, must or must not, and which of them.")
     thinking: ThinkingField | None = Field(None, description="Whether the model is to think first; not, if left out.")
     output_config: OutputConfig | None = Field(None, description="How much to think, and the form of the answer.")
+    cache_control: CacheControl | None = Field(None, description="Keep all of it.")
     output_format: JsonOutput | None = Field(None, description="Older name of output_config.format.")
 
     def request(self, services: Services, *, request_id: str, **options: Any) -> GenerationRequest:
         """What to generate, or to count. Raises RequestRefused naming the field that cannot be served."""
         self._refuse_unsupported()
         tools = shown_tools(self.tools or (), referenced=referenced_tools(self.messages), limits=services.limits)
-        messages = history(self.system, self.messages, seal=services.seal)
-        is_continued = self._is_continued(messages[-1])
-        if not is_continued and len(messages) > 1 and self._is_empty_answer(messages[-1]):
-            messages = messages[:-1]
+        talk = self._conversation(services)
+        is_continued = self._continues(talk.messages)
+        prompt = ChatPrompt(
+            messages=tuple(talk.messages),
+            tools=tools,
+            continue_last=is_continued,
+            cache_breakpoints=tuple(talk.breakpoints),
+        )
         return GenerationRequest(
             request_id=request_id,
             model=model_of(services, self.model),
-            prompt=ChatPrompt(messages=messages, tools=tools, continue_last=is_continued),
+            prompt=prompt,
             tool_choice=choice_of(self.tool_choice, tools=tools),
             thinking=self._thinking(),
             output_format=self._output_format(),
@@ -98,24 +103,42 @@ class PromptFields(BaseModel):
             **options,
         )
 
+    def _conversation(self, services: Services) -> Conversation:
+        talk = Conversation(seal=services.seal)
+        for tool in self.tools or ():
+            talk.mark(tool, messages=0)
+        if self.system:
+            talk.add_system(self.system)
+        for place, turn in enumerate(self.messages):
+            talk.add(turn, f"messages.{place}.content")
+        talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
+        if len(talk.breakpoints) > _MOST_BREAKPOINTS:
+            message = f"`cache_control`: at most {_MOST_BREAKPOINTS} blocks may have it, got {len(talk.breakpoints)}"
+            raise RequestRefused(message, field="cache_control")
+        return talk
+
     def _refuse_unsupported(self) -> None:
         _NOT_SERVED.refuse({name: value for name, value in (self.model_extra or {}).items() if name not in _WITHOUT_EFFECT})
 
-    def _is_continued(self, last: Mapping[str, Any]) -> bool:
-        """Whether the conversation ends in an answer that is to be continued. Raises RequestRefused for one that cannot be."""
-        if last["role"] != "assistant":
-            return False
+    def _continues(self, messages: list[Message]) -> bool:
+        """Whether the conversation ends in an answer that is to be continued; an empty one is taken away.
+
+        Raises RequestRefused for one that cannot be continued.
+        """
         field = f"messages.{len(self.messages) - 1}.content"
+        if not messages:
+            raise RequestRefused(f"`{field}`: there is nothing in it that a model could read", field=field)
+        last = messages[-1]
+        if self.messages[-1]["role"] != "assistant":
+            return False
         if last.get("tool_calls"):
             raise RequestRefused(f"`{field}`: the results of the calls in it are missing", field=field)
         text: str = last["content"]
         if text != text.rstrip():
             raise RequestRefused(f"`{field}`: an answer that is to be continued must not end with white space", field=field)
+        if not text and len(messages) > 1:
+            messages.pop()
         return bool(text)
-
-    @staticmethod
-    def _is_empty_answer(last: Mapping[str, Any]) -> bool:
-        return last["role"] == "assistant" and not last["content"]
 
     def _thinking(self) -> Thinking:
         """Who does not ask for a thought gets none, where the model has a switch for it: so it is with Anthropic's models."""

@@ -9,6 +9,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
+from holdfast.http.anthropic.content import CacheControl
 from holdfast.http.server.fields import STRICT
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.tools import FunctionName, ToolMode, checked_definitions, choice_among, refuse_too_many
@@ -62,7 +63,7 @@ class MessagesTool(TypedDict):
     input_schema: NotRequired[Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments.")]]
     strict: NotRequired[Annotated[bool | None, Field(description="The arguments are made to fit the schema.")]]
     defer_loading: NotRequired[Annotated[bool | None, Field(description="Not shown before a tool_reference names it.")]]
-    cache_control: NotRequired[Any]
+    cache_control: NotRequired[CacheControl | None]
 
 
 @with_config(STRICT)

@@ -32,12 +32,15 @@ class ConversationChange(BaseModel):
 
     model_config = STRICT
 
-    metadata: ResponseMetadata | None = Field(None, description="Up to 16 pairs of strings, for your own use.")
+    metadata: ResponseMetadata | None = Field(description="Up to 16 pairs of strings, for your own use.")
 
 
-class ConversationOpening(ConversationChange):
+class ConversationOpening(BaseModel):
     """A new conversation."""
 
+    model_config = STRICT
+
+    metadata: ResponseMetadata | None = Field(None, description="Up to 16 pairs of strings, for your own use.")
     items: Items | None = Field(None, description="What it begins with.")
 
 

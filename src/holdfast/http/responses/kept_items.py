@@ -29,9 +29,10 @@ def kept_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 
 def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> list[Item]:
-    """Items of an output. thoughts: by the item's id."""
+    """Items of an output. thoughts: by the item's id; kept beside those that do not show theirs."""
     kept: list[Item] = msgspec.to_builtins(items)
-    return [{**item, _THOUGHT: thoughts[item["id"]]} if item["id"] in thoughts else item for item in kept]
+    hidden = {item["id"] for item in kept if item["id"] in thoughts and not item.get("content")}
+    return [{**item, _THOUGHT: thoughts[item["id"]]} if item["id"] in hidden else item for item in kept]
 
 
 def shown_item(item: Item) -> Item:

@@ -18,7 +18,7 @@ from holdfast.store.response_thread import ResponseStore
 from holdfast.store.responses import Item, ResponseFile, StoredRecord
 
 RUNNING = ("queued", "in_progress")
-_KEEP_ALIVE = b"event: response.in_progress\n"
+_STATUS_EVENTS = tuple(b"event: response.%b\n" % status.encode() for status in RUNNING)  # told again to keep a line open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ResponseRun(EventLog):
         self.keeping, self._store, self._running = keeping, store, running
         self._form: ResponseAnswer | None = None
         self.stopped = asyncio.Event()
-        self._is_told_to_run = False
+        self._told: set[bytes | None] = set()
 
     def told_by(self, form: ResponseAnswer) -> None:
         """Take the form whose events these are."""
@@ -71,10 +71,10 @@ class ResponseRun(EventLog):
         response = self.response
         if not self.events:
             self._begin(response)
-        is_keep_alive = frame.startswith(_KEEP_ALIVE)
-        if not (is_keep_alive and self._is_told_to_run):
+        told = next((event for event in _STATUS_EVENTS if frame.startswith(event)), None)
+        if told is None or told not in self._told:
             self.add(NumberedEvent(number, frame))
-        self._is_told_to_run |= is_keep_alive
+        self._told.add(told)
         if response.status not in RUNNING:
             self.end()
             self._finish(response)

@@ -59,10 +59,7 @@ async def get_response(request: Request, services: Services) -> Response:
     record = await _record(request, services)
     if not streams:
         return _json(_shown(record))
-    if record.is_running:
-        raise RequestRefused(
-            "`stream`: this response is being made by another server", status=409, code="conflict", field="stream"
-        )
+    _refuse_elsewhere(record)
     events = await services.responses.call(ResponseFile.events, tenant_asking(request, services), response_id)
     if not events:
         return Response(_last_event(record, number=after + 1), media_type=_STREAM)
@@ -79,6 +76,7 @@ async def delete_response(request: Request, services: Services) -> Response:
         await services.responses.call(ResponseFile.delete, tenant_asking(request, services), response_id, kind="response")
     except RecordMissing:
         raise not_found("response", response_id) from None
+    services.running.logs.pop((tenant_asking(request, services), response_id), None)
     if run is not None and run.keeping.in_background:
         run.stop()
     return json_response(ResponseDeleted(id=response_id))
@@ -91,10 +89,11 @@ async def cancel_response(request: Request, services: Services) -> Response:
     if run is not None and run.keeping.in_background:
         run.stop()
         return json_response(run.response)
-    shown = _shown(await _record(request, services)) if run is None else {}
-    if not shown.get("background"):
+    record = await _record(request, services)
+    if not record.body.get("background"):
         raise RequestRefused("only a response that was created with `background` can be cancelled", field="response_id")
-    return _json(shown)
+    _refuse_elsewhere(record)
+    return _json(_shown(record))
 
 
 @operation("GET", "/v1/responses/{response_id}/input_items", described_query(*PAGE), answers_of(ItemList))
@@ -121,6 +120,12 @@ async def _record(request: Request, services: Services) -> StoredRecord:
         return await services.responses.call(ResponseFile.record, tenant_asking(request, services), response_id, kind="response")
     except RecordMissing:
         raise not_found("response", response_id) from None
+
+
+def _refuse_elsewhere(record: StoredRecord) -> None:
+    if record.is_running:
+        message = "this response is being made by another server of this store"
+        raise RequestRefused(message, status=409, code="response_elsewhere", field="response_id")
 
 
 def _shown(record: StoredRecord) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from holdfast.errors import (
     InvalidRequest,
     PromptTooLong,
     QueueFull,
+    ResponsesUnavailable,
     SessionRefused,
     TooLargeForMemory,
     UnknownModel,
@@ -69,6 +70,8 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=503, code="queue_full", message=str(error), headers=retry)
         case WorkerUnavailable():
             return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+        case ResponsesUnavailable():
+            return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
         case GenerationFailed():
             return Problem(status=500, code="generation_failed", message=str(error))
         case HoldfastError():
