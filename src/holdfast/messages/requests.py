@@ -76,6 +76,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
     parallel: bool = True  # several calls in one answer are allowed
+    schema_fields: tuple[str, ...] = ()  # of the request, one for each tool, to name in errors about schemas; empty: OpenAI's
 
 
 ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]

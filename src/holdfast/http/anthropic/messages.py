@@ -88,7 +88,7 @@ class PromptFields(BaseModel):
         is_continued = self._continues(talk.messages)
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
-            tools=tools,
+            tools=tools.definitions,
             continue_last=is_continued,
             cache_breakpoints=tuple(talk.breakpoints),
         )

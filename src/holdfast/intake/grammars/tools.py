@@ -94,7 +94,8 @@ def callable_tools(
         name, strict = function["name"], is_strict(tool)
         if choice.names and name not in choice.names:
             continue
-        place, checked = f"tools.{number}.function.parameters", _ANY_ARGUMENTS
+        place = choice.schema_fields[number] if choice.schema_fields else f"tools.{number}.function.parameters"
+        checked = _ANY_ARGUMENTS
         if strict or enforce_all:
             checked = _arguments(function.get("parameters"), bounds=bounds, strict=strict, place=place)
         arguments = checked.schema if isinstance(checked.schema, dict) else {"type": "object"}
