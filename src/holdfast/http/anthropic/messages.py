@@ -89,6 +89,7 @@ class PromptFields(BaseModel):
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
             tools=tools.definitions,
+            tool_fields=tools.schema_fields,
             continue_last=is_continued,
             cache_breakpoints=tuple(talk.breakpoints),
         )

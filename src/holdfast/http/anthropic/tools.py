@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
-import msgspec
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
@@ -78,10 +77,10 @@ class MessagesToolChoice(TypedDict):
 
 
 class ShownTools(NamedTuple):
-    """The tools as a prompt has them, without nulls, and which of the request's tools each of them is."""
+    """The tools as a prompt has them, without nulls, and the request's fields of their schemas."""
 
     definitions: tuple[dict[str, Any], ...]
-    fields: tuple[str, ...]
+    schema_fields: tuple[str, ...]
 
 
 def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings) -> ShownTools:
@@ -102,22 +101,21 @@ def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], lim
     shown += [deferred[name] for name in dict.fromkeys(referenced) if name in deferred]
     definitions, fields = [definition for definition, _ in shown], tuple(field for _, field in shown)
     checked = checked_definitions(definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA)
-    return ShownTools(checked, fields)
+    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields))
 
 
 def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
     """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
-    asked = _asked(choice, tools.definitions) if choice is not None else ToolChoice()
-    return msgspec.structs.replace(asked, schema_fields=tuple(f"{field}.{_SCHEMA}" for field in tools.fields))
-
-
-def _asked(choice: MessagesToolChoice, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    if choice is None:
+        return ToolChoice()
     kind, name = choice["type"], choice.get("name")
     if kind == "tool" and not name:
         raise RequestRefused("`tool_choice.name` is required", code="missing_required_parameter", field="tool_choice.name")
     names = [name] if kind == "tool" and name else []
     field = "tool_choice.name" if names else "tool_choice"
-    return choice_among(_MODES[kind], names, tools=tools, parallel=not choice.get("disable_parallel_tool_use"), field=field)
+    return choice_among(
+        _MODES[kind], names, tools=tools.definitions, parallel=not choice.get("disable_parallel_tool_use"), field=field
+    )
 
 
 def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
