@@ -68,7 +68,14 @@ class ServerSettings:
         ("claude-*",),
         "Further names of models, which may have `*` in them: `NAME` means the first model, `NAME=ID` the one with that id.",
     )
+    codex_models: bool = _setting(
+        False, "Tell Codex of the models in its own form, context length and all; it then has short instructions from here."
+    )
     cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
+    tls_cert: str = _setting(
+        "", "File (PEM) with the certificate to speak HTTPS with, then those that vouch for it; empty: HTTP.", flag="--tls-cert"
+    )
+    tls_key: str = _setting("", "File (PEM) with the certificate's key.", flag="--tls-key")
     shutdown_seconds: float = _setting(
         10.0, "How long running answers may go on when the server is asked to stop.", limits=Limits(at_least=0)
     )
@@ -83,6 +90,11 @@ class ServerSettings:
     max_connections_per_address: int = _setting(
         1024, "Most connections that one address may have open; one more is answered with a 429.", limits=Limits(at_least=1)
     )
+
+    @property
+    def scheme(self) -> str:
+        """What the server's URLs begin with."""
+        return "https" if self.tls_cert else "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +239,8 @@ class StoreSettings:
     )
     pinned_percent: int = _setting(
         50,
-        "Part of the budget on disk, or in RAM without a disk, that pinned sessions may keep; an imported file may hold no more.",
+        "Part of the budget on disk, or in RAM without a disk, that pinned sessions and beginnings that clients mark may keep; "
+        "an imported file may hold no more.",
         limits=Limits(at_least=0, at_most=100),
     )
 
@@ -260,6 +273,9 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    traces: bool = _setting(
+        False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +372,11 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} ({origins['scheduler.step_tokens']})"
+            )
+    for name, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(settings.server, name) and not getattr(settings.server, other):
+            raise ConfigError(
+                f"server.{name} ({origins[f'server.{name}']}) needs server.{other} (--{other.replace('_', '-')}) as well"
             )
     residency = settings.residency
     if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:

@@ -36,6 +36,7 @@ def test_every_setting_with_a_flag_is_an_option(key: str) -> None:
     text = texts[spec.kind]
     expected = {"number": 77, "size": 7 << 10, "list": ("a", "b"), "switch": True}.get(spec.kind, text)
     given = [spec.flag] * spec.flag.startswith("--") + [text] * bool(text)
+    given += {"server.tls_cert": ["--tls-key", "k"], "server.tls_key": ["--tls-cert", "c"]}.get(key, [])  # both or none
     effective, _ = run(*given)
     assert value_of(effective.settings, key) == expected
     assert effective.origins[key] in (f"flag {spec.flag}", f"argument {spec.flag}")

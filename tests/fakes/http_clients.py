@@ -14,6 +14,7 @@ from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.run import listen, server, url_of
+from holdfast.http.server.tls import ServerCertificate
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, ScriptedSessions, scripted_services
 
 CHAT = "/v1/chat/completions"
@@ -65,18 +66,22 @@ def events_of(text: str) -> list[Any]:
 
 @asynccontextmanager
 async def served(
-    gateway: ScriptedGateway, *, settings: ServerSettings | None = None, dialects: Sequence[Dialect] = DIALECTS
+    gateway: ScriptedGateway,
+    *,
+    settings: ServerSettings | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
+    certificate: ServerCertificate | None = None,
 ) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
     settings = settings or ServerSettings(port=0, shutdown_seconds=0)
     app = create_application(scripted_services(gateway, server=settings), dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
-        running = server(app, settings, on_started=started.set)
+        running = server(app, settings, on_started=started.set, certificate=certificate)
         serving = asyncio.create_task(running.serve(sockets=[listener]))
         await started.wait()
         try:
-            yield url_of(listener)
+            yield url_of(listener, scheme=settings.scheme)
         finally:
             running.should_exit = True
             await serving

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 LIMIT_SECONDS = 60.0
-_READY = re.compile(r"is ready at (http://\S+)")
+_READY = re.compile(r"is ready at (https?://\S+)")
 _tick = threading.Event()  # never set: waiting for it is a short pause between two looks
 
 

@@ -18,6 +18,7 @@ SYSTEM = "You keep the book of a lighthouse: every ship, its name, its flag and 
 FIRST = [{"role": "user", "content": "hello"}]
 NEXT = [{"role": "user", "content": "And who are you?"}]
 MOST_TOKENS = 12
+LEFT_TO_TEMPLATE = 16  # tokens that it writes behind the last turn
 
 
 class Figures(NamedTuple):
@@ -68,6 +69,34 @@ def streamed_response(text: str) -> Figures:
     return response_figures(last["response"])
 
 
+def message_figures(usage: Any, text: str) -> Figures:
+    """The prompt of the last turn is marked to its end, but for what the template writes to have it answered."""
+    read, created, rest = (usage[name] for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"))
+    assert 0 <= rest <= LEFT_TO_TEMPLATE
+    assert created > 0 or rest == 1, "what is not cached is read, and marked to be"
+    assert sum(usage["cache_creation"].values()) == created
+    return Figures(read + created + rest, read, usage["output_tokens"], text)
+
+
+def streamed_message(text: str) -> Figures:
+    events = data_of(text)
+    said = "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta")
+    (start,) = [event["message"] for event in events if event["type"] == "message_start"]
+    (end,) = [event for event in events if event["type"] == "message_delta"]
+    figures = message_figures(end["usage"], said)
+    assert (
+        sum(start["usage"][name] for name in ("cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens"))
+        == figures.prompt
+    )
+    return figures
+
+
+def marked(turns: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """A conversation whose last turn its client wants kept, as Claude Code does."""
+    last = {"type": "text", "text": turns[-1]["content"], "cache_control": {"type": "ephemeral"}}
+    return [*turns[:-1], {"role": turns[-1]["role"], "content": [last]}]
+
+
 def ollama_figures(end: Any, text: str) -> Figures:
     return Figures(end["prompt_eval_count"], end["cached_tokens"], end["eval_count"], text)
 
@@ -84,6 +113,7 @@ DIALECTS = {
             "messages": [{"role": "system", "content": SYSTEM}, *turns],
             "max_tokens": MOST_TOKENS,
             "temperature": 0,
+            "enable_thinking": False,  # as Messages has it, where nobody asks for it
             "stream_options": {"include_usage": True},
         },
         whole=lambda answer: chat_figures(answer["usage"], answer["choices"][0]["message"]["content"]),
@@ -97,15 +127,23 @@ DIALECTS = {
             "max_output_tokens": MOST_TOKENS,
             "temperature": 0,
             "store": False,
+            "reasoning": {"effort": "none"},
         },
         whole=response_figures,
         streamed=streamed_response,
+    ),
+    "Messages": Dialect(
+        path="/v1/messages",
+        body=lambda turns: {"system": SYSTEM, "messages": marked(turns), "max_tokens": MOST_TOKENS, "temperature": 0},
+        whole=lambda answer: message_figures(answer["usage"], "".join(block.get("text", "") for block in answer["content"])),
+        streamed=streamed_message,
     ),
     "Ollama": Dialect(
         path="/api/chat",
         body=lambda turns: {
             "messages": [{"role": "system", "content": SYSTEM}, *turns],
             "options": {"num_predict": MOST_TOKENS, "temperature": 0},
+            "think": False,
         },
         whole=lambda answer: ollama_figures(answer, answer["message"]["content"]),
         streamed=streamed_ollama,

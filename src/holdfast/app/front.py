@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -30,6 +31,9 @@ from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.logs import configure_logging
 from holdfast.user_folders import compiled_code_folder, hash_cache_file
 from holdfast.worker.assignment import WorkerSettings
+
+if TYPE_CHECKING:
+    from holdfast.http.server.tls import ServerCertificate
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
 BROKEN = 1  # exit code
@@ -50,10 +54,12 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     configure_logging(settings.log)
     signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
+    certificate = _certificate(settings)
     folder = resolve_model(settings.model, progress=progress)
     try:
         with run_folder(os.environ), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Front(settings, folder, progress=progress, started_at=started_at).serve())
+            front = Front(settings, folder, progress=progress, started_at=started_at, certificate=certificate)
+            runner.run(front.serve())
     except WorkerUnavailable as error:
         logger.error("%s", error)
         return BROKEN
@@ -63,8 +69,16 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
 class Front:
     """One server from its start to its stop, on one asyncio loop of the main thread."""
 
-    def __init__(self, settings: Settings, folder: Path, *, progress: Progress, started_at: float) -> None:
-        self._settings, self._started_at = settings, started_at
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        *,
+        progress: Progress,
+        started_at: float,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
+        self._settings, self._started_at, self._certificate = settings, started_at, certificate
         self._model = served_id(settings.model)
         self._was_ready = False
         self._folder = folder
@@ -89,6 +103,8 @@ class Front:
         Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
         """
         signals = _EarlySignals()
+        if self._certificate is not None:
+            self._certificate.reload_on_hangup()
         try:
             await self._residency.start()
             await self._serve_http(signals)
@@ -110,13 +126,14 @@ class Front:
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
             listening = asyncio.Event()
-            server = http.server(app, self._settings.server, on_started=listening.set)
+            server = http.server(app, self._settings.server, on_started=listening.set, certificate=self._certificate)
             signals.disarm()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # by now it has taken the signals over
             server.should_exit = signals.came
             loading = asyncio.create_task(
-                self._announce(listening, http.url_of(listener), listener.getsockname()[0]), name="ready"
+                self._announce(listening, http.url_of(listener, scheme=self._settings.server.scheme), listener.getsockname()[0]),
+                name="ready",
             )
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
@@ -126,6 +143,8 @@ class Front:
                 signals.came = True  # the HTTP server had taken them over
                 loading.cancel()
             await asyncio.wait((loading,))
+            if (traces := app.state.services.traces) is not None:
+                await asyncio.to_thread(traces.close)
         if not loading.cancelled():
             loading.result()  # raises what made loading fail
 
@@ -189,8 +208,17 @@ def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
 
     if not is_wildcard(listens_on):
         return ()
-    port = url.rpartition(":")[2]
-    return tuple(f"http://{address}:{port}" for address in lan_addresses(listens_on=listens_on))
+    scheme, _, port = (url.partition(":")[0], *url.rpartition(":")[1:])
+    return tuple(f"{scheme}://{address}:{port}" for address in lan_addresses(listens_on=listens_on))
+
+
+def _certificate(settings: Settings) -> ServerCertificate | None:
+    """Read before all that takes its time. Raises ConfigError."""
+    if not settings.server.tls_cert:
+        return None
+    from holdfast.http.server.tls import certificate_of
+
+    return certificate_of(settings.server)
 
 
 def _with_store_folder(settings: Settings) -> Settings:

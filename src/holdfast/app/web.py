@@ -22,12 +22,15 @@ from holdfast.store.answers import AnswerFile
 from holdfast.store.response_thread import ResponseStore
 from holdfast.store.settings import is_folder
 from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.traces import open_traces
 
 
 def build_application(
     settings: Settings, folders: dict[str, Path], residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
 ) -> Starlette:
-    """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken."""
+    """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken,
+    ConfigError when what it is told to use is not installed.
+    """
     keep_thoughts = settings.model.keep_thoughts
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None
@@ -48,6 +51,7 @@ def build_application(
         metrics=Metrics(),
         version=__version__,
         log=settings.log,
+        traces=open_traces(__version__) if settings.log.traces else None,
         responses=ResponseStore(store, settings.responses),
         seal=Seal(store / "answers" if store else None),
     )

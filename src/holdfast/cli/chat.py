@@ -49,7 +49,8 @@ def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterato
     from holdfast.cli.server_client import ServerClient
 
     if url:
-        with ServerClient(url=url, api_key=effective.settings.server.api_key) as client:
+        server = effective.settings.server
+        with ServerClient(url=url, api_key=server.api_key, certificate=server.tls_cert) as client:
             yield client
         return
     with contextlib.ExitStack() as stack:

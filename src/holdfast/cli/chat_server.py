@@ -18,7 +18,7 @@ from holdfast.config import EffectiveSettings, shown_value
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 15.0
-_OF_ITS_OWN = ("server.host", "server.port", "server.api_key", "log.level")
+_OF_ITS_OWN = ("server.host", "server.port", "server.api_key", "server.tls_cert", "server.tls_key", "log.level")
 
 
 @contextlib.contextmanager

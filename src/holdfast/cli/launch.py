@@ -18,7 +18,7 @@ import typer
 
 from holdfast.cli.agents import AGENTS, AgentSetup, AgentTarget, CodingAgent
 from holdfast.cli.errors import complain, plain_errors
-from holdfast.cli.server_command import ApiKey, Url, address_of
+from holdfast.cli.server_command import ApiKey, ServerAddress, Url, address_of
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def launch(
         if program is None and not print_only:
             complain(f"{chosen.title} is not installed: there is no `{chosen.program}`. To get it: {chosen.install}")
             raise typer.Exit(_NOT_FOUND)
-        address, key = address_of(url, api_key)
+        address = address_of(url, api_key)
         with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
-            target = _target(address, key, models=(model, small_model), folder=Path(folder))
+            target = _target(address, models=(model, small_model), folder=Path(folder))
             setup = chosen.setup(target)
             command = [program or chosen.program, *setup.options, *_without_dashes(arguments or [])]
             if print_only:
@@ -64,7 +64,7 @@ def launch(
                 return
             for name, text in setup.files.items():
                 (target.folder / name).write_text(text)
-            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **setup.environment})
+            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **_trust(address), **setup.environment})
     raise typer.Exit(code)
 
 
@@ -91,11 +91,12 @@ def _without_dashes(arguments: Sequence[str]) -> Sequence[str]:
     return arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
-def _target(url: str, api_key: str, *, models: tuple[str | None, str | None], folder: Path) -> AgentTarget:
+def _target(address: ServerAddress, *, models: tuple[str | None, str | None], folder: Path) -> AgentTarget:
     """What the server says of itself. Raises ServerFailed, in words that say what to do."""
     from holdfast.cli.server_client import ServerClient, ServerFailed
 
-    with ServerClient(url=url, api_key=api_key, use_proxies=not _is_loopback(url)) as server:
+    url, api_key = address.url, address.api_key
+    with ServerClient(url=url, api_key=api_key, use_proxies=not _is_loopback(url), certificate=address.certificate) as server:
         try:
             served = _served(server)
         except ServerFailed as error:
@@ -109,6 +110,11 @@ def _target(url: str, api_key: str, *, models: tuple[str | None, str | None], fo
     return AgentTarget(
         url=url, api_key=api_key, model=model, small_model=small, context_tokens=served[model], folder=folder.resolve()
     )
+
+
+def _trust(address: ServerAddress) -> dict[str, str]:
+    """Variables by which agents that run on Node trust the server's certificate beside those that they trust anyway."""
+    return {"NODE_EXTRA_CA_CERTS": os.path.abspath(address.certificate)} if address.certificate else {}
 
 
 def _served(server: ServerClient) -> Mapping[str, int | None]:

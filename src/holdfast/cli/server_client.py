@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,21 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
         use_proxies: bool = True,
+        certificate: str = "",
     ) -> None:
-        """headers, query: of every request. Raises ServerFailed for what is no URL."""
+        """headers, query: of every request. certificate: a file with one that is trusted beside those of the system.
+
+        Raises ServerFailed for what is no URL, and a certificate that cannot be read.
+        """
         self.url = url.rstrip("/").removesuffix("/v1")
         self.is_holdfast = False  # known once the models were asked for
         sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        trust = _trust(certificate) if self.url.startswith("https:") else True
         try:
-            self._http = httpx.Client(base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies)
+            self._http = httpx.Client(
+                base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies, verify=trust
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise ServerFailed(f"{url} is no URL: {error}") from None
 
@@ -98,10 +106,25 @@ class ServerClient:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> ServerFailed:
-        return ServerFailed(f"no answer from {self.url}: {str(error) or type(error).__name__}")
+        unknown = "CERTIFICATE_VERIFY_FAILED" in str(error)
+        way_out = ". If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …" if unknown else ""
+        return ServerFailed(f"no answer from {self.url}: {str(error) or type(error).__name__}{way_out}")
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
+
+
+def _trust(certificate: str) -> ssl.SSLContext:
+    """What is trusted: the system's authorities, those of SSL_CERT_FILE, and this very certificate."""
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # so that a certificate can be trusted without who vouches for it
+    if certificate:
+        try:
+            context.load_verify_locations(certificate)
+        except OSError as error:
+            raise ServerFailed(f"server.tls_cert: {certificate}: {error.strerror or error}") from None
+    return context
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -45,10 +46,12 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
         named = {name: given.pop(name) for name in _OPTIONS}
         with plain_errors():
-            url, key = address_of(named["url"], named["api_key"])
+            address = address_of(named["url"], named["api_key"])
             headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
             query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
-            with ServerClient(url=url, api_key=key, headers=headers, query=query) as server:
+            with ServerClient(
+                url=address.url, api_key=address.api_key, certificate=address.certificate, headers=headers, query=query
+            ) as server:
                 try:
                     command(server, **given)
                 except OSError as error:
@@ -58,8 +61,21 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
     return with_parameters(run, [*own, *added])
 
 
-def address_of(url: str | None, api_key: str | None) -> tuple[str, str]:
-    """URL and key of the server: those given, else where the settings would start it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """Where a server is, and what has to be known to speak to it."""
+
+    url: str
+    api_key: str
+    certificate: str  # file of the one that is trusted beside the system's; empty: none
+
+
+def address_of(url: str | None, api_key: str | None) -> ServerAddress:
+    """The server's address: what is given, else where the settings would start it."""
     settings = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server
     host = _WILDCARDS.get(settings.host, settings.host)
-    return url or f"http://{host}:{settings.port}", settings.api_key if api_key is None else api_key
+    return ServerAddress(
+        url=url or f"{settings.scheme}://{host}:{settings.port}",
+        api_key=settings.api_key if api_key is None else api_key,
+        certificate=settings.tls_cert,
+    )

@@ -30,7 +30,7 @@ MODELS = Dialect(  # errors on its paths are those of the client's own protocol
     name="The list of models",
     error=OPENAI.error,
     error_shape=OPENAI.error_shape,
-    operations=model_operations((OPENAI, ANTHROPIC)),
+    operations=model_operations((OPENAI, ANTHROPIC, RESPONSES)),
 )
 DIALECTS = (
     OPENAI,
@@ -47,7 +47,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     """The application over these services. Paths that no dialect claims are the first one's."""
     table = DialectTable(dialects)
     middleware = [
-        Middleware(request_lines, metrics=services.metrics),
+        Middleware(request_lines, metrics=services.metrics, traces=services.traces),
         *_cors(services.server.cors_origins),
         Middleware(Guard, server=services.server, dialects=table),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),

@@ -37,9 +37,13 @@ class SessionPins:
         """How much they may keep."""
         return self._quota_bytes()
 
-    def pinned_bytes_with(self, session: Session) -> int:
-        """What all pins of a session's tenant would keep if all of the session were pinned."""
-        return self._pinned_bytes[session.tenant] + self._new_bytes(_keys_of(session))
+    def pinned_bytes_of(self, tenant: str) -> int:
+        """What all pins of a tenant keep."""
+        return self._pinned_bytes[tenant]
+
+    def new_bytes(self, session: Session) -> int:
+        """What all pins would keep beyond that if all of a session were pinned."""
+        return self._new_bytes(_keys_of(session))
 
     def fits(self, session: Session) -> bool:
         """Whether all of a session can be pinned."""
@@ -125,6 +129,8 @@ class SessionPins:
         for key in gone:
             del self._holders[key]
             self._pinned_bytes[session.tenant] -= self._sizes.pop(key)
+        if not self._pinned_bytes[session.tenant]:
+            del self._pinned_bytes[session.tenant]
 
 
 def _keys_of(session: Session) -> Iterator[BlockKey]:

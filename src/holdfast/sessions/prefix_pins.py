@@ -82,14 +82,15 @@ class PrefixPins:
 
     def _make_room(self, pin: Session, *, spared: Sequence[Session]) -> bool:
         """Whether a beginning can be pinned, after others have given way: of its tenant if that has its share, else of any."""
-        share_bytes = self._pins.quota_bytes // TENANT_SHARE
+        quota_bytes, share_bytes = self._pins.quota_bytes, self._pins.quota_bytes // TENANT_SHARE
         if sum(map(self._index.size_of, pin.branches[0].keys)) > share_bytes:
             return False
         while True:
-            others = [each for each in self._kept.values() if each not in spared and _end_of(each) != _end_of(pin)]
-            has_share = self._pins.pinned_bytes_with(pin) > share_bytes
-            if not has_share and self._pins.fits(pin) and len(others) < MOST_PREFIXES:
+            new_bytes = self._pins.new_bytes(pin)
+            has_share = self._pins.pinned_bytes_of(pin.tenant) + new_bytes > share_bytes
+            if not has_share and self._pins.pinned_bytes + new_bytes <= quota_bytes and len(self._kept) < MOST_PREFIXES:
                 return True
+            others = [each for each in self._kept.values() if each not in spared and _end_of(each) != _end_of(pin)]
             victims = [each for each in others if not has_share or each.tenant == pin.tenant]
             if not victims:
                 return False

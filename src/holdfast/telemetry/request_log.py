@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from holdfast.messages.requests import GenerationRequest
 from holdfast.telemetry.printable import LONGEST_CONTENT, printable
 
 if TYPE_CHECKING:  # every process logs, but only the front needs what it imports
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # every process logs, but only the front needs what it import
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
-_QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
+QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
 _log = logging.getLogger(__name__)
 
 
@@ -36,6 +37,7 @@ class RequestRecord:
     error_code: str = ""
     error_message: str = ""
     is_aborted: bool = False  # by the client
+    asked: GenerationRequest | None = None  # of what a model is to generate, the first prompt
     answer: AnswerRecord | None = None  # of a request that a model has accepted
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
     began: float = field(init=False)
@@ -138,7 +140,7 @@ class RequestRecord:
 def write_line(record: RequestRecord) -> None:
     """Log the line of a request that is over. What a client does is never an error; what programs poll is for debugging."""
     record.ended = record.clock()
-    level = logging.DEBUG if record.path in _QUIET_PATHS and record.has_status else logging.INFO
+    level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
         _log.log(level, record)
 

@@ -23,7 +23,8 @@ class AnswerRecord:
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = perf_counter) -> None:
         self._metrics, self._clock = metrics, clock
-        self._began = clock()
+        self.ends: list[tuple[ChoiceFinished, float]] = []  # with the time at which each came
+        self.began = clock()
         self._model, self.prompt = "", ""
         self.accept_seconds = 0.0
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
@@ -52,7 +53,7 @@ class AnswerRecord:
         """
         self._model, self.prompt, self._choices_per_prompt = model, prompt, choices_per_prompt
         self.prompt_tokens, self.put_back_tokens, self.dropped_tokens = prompt_tokens, put_back_tokens, dropped_tokens
-        self.accept_seconds = self._clock() - self._began
+        self.accept_seconds = self._clock() - self.began
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._metrics.put_back_tokens.labels(model).inc(put_back_tokens)
         self._metrics.dropped_tokens.labels(model).inc(dropped_tokens)
@@ -84,7 +85,7 @@ class AnswerRecord:
     def close(self) -> None:
         """The answer is over, whole or not."""
         if self._model:
-            self._metrics.request_seconds.labels(self._model).observe(self._clock() - self._began)
+            self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
 
     @property
     def cached_tokens(self) -> int | None:
@@ -113,14 +114,14 @@ class AnswerRecord:
     def first_text_seconds(self, index: int) -> float | None:
         """How long the first text of a choice took since the request came in; None as long as there is none."""
         at = self._first_text.get(index)
-        return None if at is None else at - self._began
+        return None if at is None else at - self.began
 
     def _observe_news(self, event: OutputDelta, now: float) -> None:
         index = event.index
         latest = self._latest_text.get(index)
         if latest is None:
             self._first_text[index] = now
-            self._metrics.first_token_seconds.labels(self._model).observe(now - self._began)
+            self._metrics.first_token_seconds.labels(self._model).observe(now - self.began)
         elif self._gaps is not None:
             self._gaps.observe(now - latest)
         self._latest_text[index] = now
@@ -145,6 +146,7 @@ class AnswerRecord:
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
         metrics.decode_seconds.labels(model).observe(decode_seconds)
         self.finish_reasons.append(event.reason.value)
+        self.ends.append((event, now))
         self._tokens[event.index] = event.completion_tokens
         if event.index % self._choices_per_prompt == 0:  # further choices of a prompt may share what the first has read
             self._cached[event.index] = event.cached_tokens

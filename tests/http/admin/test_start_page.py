@@ -82,3 +82,23 @@ async def test_names_are_shown_as_names() -> None:
 
 async def test_a_server_without_models_says_so() -> None:
     assert "models\n  none\n" in (await page({}, directory=ScriptedDirectory(models=()))).text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"user-agent": "ollama-python/0.6.3 (x86_64 linux) Python/3.11"},
+        {"user-agent": "ollama/0.30.0 (arm64 darwin) Go/1.24"},
+        {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0", "accept": "*/*"},  # an extension of a browser
+    ],
+)
+async def test_ollamas_clients_are_told_what_they_look_for(headers: dict[str, str]) -> None:
+    assert (await page(headers)).text == "Ollama is running"
+    as_a_page = await page({**headers, "accept": BROWSER["accept"]})
+    assert as_a_page.text.startswith("<!doctype html>")
+
+
+async def test_whether_a_server_is_there_can_be_asked_without_a_key() -> None:
+    async with client_of(ScriptedGateway(), server=ServerSettings(api_key="sesame")) as client:
+        response = await client.head("/")
+    assert (response.status_code, response.text) == (200, "")

@@ -6,7 +6,7 @@ import json
 from typing import Literal, TypeAlias
 
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.residency.residency import ModelStatus
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking", "embedding"]
@@ -22,10 +22,10 @@ def shown_name(model_id: str) -> str:
 def served_model(name: str | None, services: Services) -> ModelStatus:
     """The model that is meant; the first one by no name. Raises RequestRefused (404) with the words that clients look for."""
     models = {model.id: model for model in services.statuses()}
-    wanted = name or first_model(services)
+    wanted = name or model_of(services, None)
     for known in (wanted, wanted.removesuffix(_LATEST), wanted + _LATEST):
-        if known in models:
-            return models[known]
+        if (meant := model_of(services, known)) in models:
+            return models[meant]
     message = f"model {json.dumps(wanted[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it first"
     raise RequestRefused(message, status=404, code="model_not_found", field="model")
 

@@ -28,12 +28,13 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-def _card(model: ModelStatus) -> ModelCard:
+def model_card(model: ModelStatus) -> ModelCard:
+    """A model as OpenAI shows it."""
     return ModelCard(id=model.id, created=model.created, max_model_len=model.info.context_tokens if model.info else None)
 
 
 def _list(models: Sequence[ModelStatus]) -> ModelList:
-    return ModelList(data=[_card(model) for model in models])
+    return ModelList(data=[model_card(model) for model in models])
 
 
-OPENAI_MODELS = ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=_card)
+OPENAI_MODELS = ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=model_card)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from holdfast.config import ServerSettings
 from holdfast.http.server.problem import Problem
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
@@ -60,6 +61,7 @@ class ModelShapes:
     one_type: type[msgspec.Struct]
     many: Callable[[Sequence[ModelStatus]], msgspec.Struct]
     one: Callable[[ModelStatus], msgspec.Struct]
+    is_on: Callable[[ServerSettings], bool] = lambda server: True  # else the first protocol's form is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

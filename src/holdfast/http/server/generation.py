@@ -55,7 +55,8 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
         record: RequestRecord = scope[RECORD]
-        record.model = self._plan.requests[0].model
+        record.asked = self._plan.requests[0]
+        record.model = record.asked.model
         has_ended = False
 
         async def watched_send(message: Message) -> None:

@@ -18,7 +18,8 @@ def model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     shapes = [dialect.models for dialect in speakers if dialect.models is not None]
 
     def shape_for(request: Request) -> ModelShapes:
-        return request.app.state.dialects.spoken(request.headers).models or shapes[0]
+        spoken: ModelShapes | None = request.app.state.dialects.spoken(request.headers).models
+        return spoken if spoken is not None and spoken.is_on(request.app.state.services.server) else shapes[0]
 
     @operation("GET", "/v1/models", either_of(*[shape.many_type for shape in shapes]), summary="what is served")
     async def list_models(request: Request, services: Services) -> Response:

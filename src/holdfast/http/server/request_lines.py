@@ -14,13 +14,14 @@ from holdfast.http.server.disconnect import disconnected
 from holdfast.http.server.errors import RECORD, answer_of
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.request_log import RequestRecord, write_line
+from holdfast.telemetry.traces import Traces
 
 _ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's clients show the first one, Anthropic's the second
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-def request_lines(app: ASGIApp, *, metrics: Metrics) -> ASGIApp:
-    """The application with this layer around it."""
+def request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> ASGIApp:
+    """The application with this layer around it. Without `traces` there are none."""
 
     async def layer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +51,8 @@ def request_lines(app: ASGIApp, *, metrics: Metrics) -> ASGIApp:
             path = getattr(scope.get("endpoint"), "path", "other")
             metrics.http_requests.labels(record.method, path, str(record.status)).inc()
             write_line(record)
+            if traces is not None:
+                traces.book(record, route=path, headers=scope["headers"])
 
     return layer
 

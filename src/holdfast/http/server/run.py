@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
 from holdfast.http.server.connections import Addresses, BoundedProtocol
+from holdfast.http.server.tls import ServerCertificate
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -28,10 +29,12 @@ _LOOK_SECONDS = 0.1  # how often a second signal is looked for
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def server(app: Starlette, settings: ServerSettings, *, on_started: Callable[[], None]) -> HttpServer:
+def server(
+    app: Starlette, settings: ServerSettings, *, on_started: Callable[[], None], certificate: ServerCertificate | None = None
+) -> HttpServer:
     """A server of `create_application`'s application, for whoever has a loop: `await server.serve(sockets=[listener])`.
 
-    It serves until SIGINT or SIGTERM and ends in order; a second signal ends it at once.
+    It serves until SIGINT or SIGTERM and ends in order; a second signal ends it at once. With a certificate it speaks HTTPS.
     """
     config = uvicorn.Config(
         app,
@@ -51,18 +54,28 @@ def server(app: Starlette, settings: ServerSettings, *, on_started: Callable[[],
         backlog=_BACKLOG,
         timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # given to call_later
     )
-    return HttpServer(config, on_started=on_started, shutdown_seconds=settings.shutdown_seconds)
+    return HttpServer(config, on_started=on_started, shutdown_seconds=settings.shutdown_seconds, certificate=certificate)
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn's server that says when it has started, and that returns after a signal instead of raising it again."""
 
-    def __init__(self, config: uvicorn.Config, *, on_started: Callable[[], None], shutdown_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_started: Callable[[], None],
+        shutdown_seconds: float,
+        certificate: ServerCertificate | None = None,
+    ) -> None:
         super().__init__(config)
+        self._certificate = certificate
         self._on_started, self._shutdown_seconds = on_started, shutdown_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then call `on_started`."""
+        if self._certificate is not None:
+            self.config.ssl = self._certificate.context
         await super().startup(sockets=sockets)
         if self.started and not self.should_exit:
             self._on_started()
@@ -135,19 +148,20 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _why_not(error, settings, url=_url(str(address[0]), int(address[1]))) from None
+        url = _url(str(address[0]), int(address[1]), scheme=settings.scheme)
+        raise _why_not(error, settings, url=url) from None
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
     """The address of a bound socket as clients write it."""
     host, port = listener.getsockname()[:2]
-    return _url(host, port)
+    return _url(host, port, scheme=scheme)
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, *, scheme: str) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"
 
 
 def _why_not(error: OSError, settings: ServerSettings, *, url: str) -> ConfigError:

@@ -21,6 +21,7 @@ from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
+from holdfast.telemetry.traces import Traces
 
 # Has the worker of a model carry out a command. Raises SessionRefused, UnknownModel, QueueFull and WorkerUnavailable.
 SessionsCall: TypeAlias = Callable[[str, SessionCommand], Awaitable[tuple[SessionInfo, ...]]]
@@ -68,6 +69,7 @@ class Services:
     metrics: Metrics
     version: str
     log: LogSettings = LogSettings()
+    traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them

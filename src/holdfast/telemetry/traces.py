@@ -1,0 +1,202 @@
+"""Traces of requests for OpenTelemetry: intake, queue with lookup, prefill and decode beneath the request itself.
+
+Off unless `log.traces` is set; then the extra `otel` has to be installed. Spans are made when a request is over, from the times
+that were taken anyway. A thread of the SDK's sends them: what a collector does not take in time is dropped, and nobody waits.
+Where to send, under which name and how many, the variables of OpenTelemetry say (OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_…). Nothing of what was said is in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ConfigError
+from holdfast.messages.output import ChoiceFinished
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.telemetry.request_log import QUIET_PATHS, RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+    from holdfast.telemetry.requests import AnswerRecord
+
+_SAID_AGAIN_SECONDS = 600.0
+CLOSE_SECONDS = 2.0  # for a collector that does not answer while the server stops
+_PARENT_HEADERS = frozenset({b"traceparent", b"tracestate", b"baggage"})
+
+
+class Traces:
+    """Books requests that are over. Loop's thread; the spans are sent by a thread of the provider's."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry import propagate, trace
+
+        self._provider, self._trace, self._propagate = provider, trace, propagate
+        self._tracer = provider.get_tracer("holdfast")
+
+    def book(self, record: RequestRecord, *, route: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Make the spans of a request that is over; the client's traceparent is their parent. What programs poll is left out."""
+        if record.path in QUIET_PATHS:
+            return
+        wall = _WallClock(latest=record.began + record.seconds)
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name in _PARENT_HEADERS}
+        root = self._tracer.start_span(
+            f"{record.method} {route}",
+            context=self._propagate.extract(carrier),
+            kind=self._trace.SpanKind.SERVER,
+            start_time=wall.ns(record.began),
+            attributes=_request_attributes(record, route),
+        )
+        if root.is_recording():
+            if record.error_code:
+                root.set_attribute("error.type", record.error_code)
+                if record.status >= 500 or record.status < 400:  # a refusal is the client's error
+                    root.set_status(self._trace.StatusCode.ERROR, record.error_message)
+            if record.answer is not None:
+                self._book_answer(record.answer, root, wall)
+        root.end(wall.ns(wall.latest))
+
+    def close(self) -> None:
+        """Send what waits, for a bounded time."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+    def _book_answer(self, answer: AnswerRecord, root: Span, wall: _WallClock) -> None:
+        root.set_attributes(_usage_attributes(answer))
+        beneath = self._trace.set_span_in_context(root)
+        accepted_at = answer.began + answer.accept_seconds
+        self._span("intake", beneath, wall, (answer.began, accepted_at))
+        for event, ended_at in answer.ends:
+            timings, memory, choice = event.timings, event.memory, {"holdfast.choice": event.index}
+            admitted_at = accepted_at + timings.queue_seconds
+            read_at = admitted_at + timings.prefill_seconds
+            done_at = read_at + timings.decode_seconds if timings.decode_seconds else ended_at
+            queue = self._span("queue", beneath, wall, (accepted_at, admitted_at), choice)
+            lookup = (accepted_at, accepted_at + memory.lookup_seconds)
+            self._span("lookup", self._trace.set_span_in_context(queue), wall, lookup, choice | _lookup_attributes(event))
+            read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
+            self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
+            written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
+            self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
+
+    def _span(
+        self,
+        name: str,
+        context: Context,
+        wall: _WallClock,
+        times: tuple[float, float],
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Span:
+        span = self._tracer.start_span(name, context=context, start_time=wall.ns(times[0]), attributes=attributes)
+        span.end(wall.ns(max(times)))
+        return span
+
+
+class _WallClock:
+    """Times of the performance counter, in seconds, as nanoseconds since the epoch; none after the end of the request."""
+
+    def __init__(self, *, latest: float) -> None:
+        self.latest = latest
+        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+
+    def ns(self, at: float) -> int:
+        return self._epoch_ns + int(min(at, self.latest) * 1e9)
+
+
+class _Seldom(logging.Filter):
+    """A collector that is not there is told of now and then, not with every batch of spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created < self._next_at:
+            return False
+        self._next_at = record.created + _SAID_AGAIN_SECONDS
+        return True
+
+
+def open_traces(version: str) -> Traces:
+    """Traces as the environment has them set up. Raises ConfigError when the extra is not installed."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigError("log.traces needs OpenTelemetry, which is an extra: pip install 'holdfast-mlx[otel]'") from error
+    attributes = {"service.version": version}
+    if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        attributes["service.name"] = "holdfast"
+    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    said_of_collector = logging.getLogger(OTLPSpanExporter.__module__)
+    said_of_collector.setLevel(logging.ERROR)
+    said_of_collector.addFilter(_Seldom())
+    return Traces(provider)
+
+
+def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
+    said = {
+        "http.request.method": record.method,
+        "http.response.status_code": record.status,
+        "http.route": route,
+        "url.path": record.path,
+        "client.address": record.client,
+        "holdfast.request_id": record.request_id,
+        "holdfast.aborted": record.is_aborted or None,
+        "gen_ai.request.model": record.model,
+    }
+    if record.asked is not None:
+        said |= _asked_attributes(record.asked)
+    return {name: value for name, value in said.items() if value not in (None, "")}
+
+
+def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
+    given = {name: getattr(asked.sampling, name) for name in ("temperature", "top_p") if name not in asked.unset_sampling}
+    return {
+        "gen_ai.operation.name": "chat" if isinstance(asked.prompt, ChatPrompt) else "text_completion",
+        "gen_ai.provider.name": "holdfast",
+        "gen_ai.conversation.id": asked.session_id,
+        "gen_ai.request.max_tokens": asked.max_tokens,
+        "gen_ai.request.choice.count": asked.choices if asked.choices > 1 else None,
+        **{f"gen_ai.request.{name}": value for name, value in given.items()},
+    }
+
+
+def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
+    cached_tokens = answer.cached_tokens or 0
+    said = {
+        "gen_ai.usage.input_tokens": answer.prompt_tokens,
+        "gen_ai.usage.output_tokens": answer.tokens,
+        "gen_ai.usage.cache_read.input_tokens": cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": sum(event.reasoning_tokens for event, _ in answer.ends),
+        "gen_ai.response.finish_reasons": [event.finish_reason for event, _ in answer.ends],
+        "holdfast.cached_tokens": cached_tokens,
+        "holdfast.put_back_tokens": answer.put_back_tokens,
+        "holdfast.dropped_tokens": answer.dropped_tokens,
+    }
+    if answer.first_text_at is not None:
+        said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
+    return said
+
+
+def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
+    memory = event.memory
+    return {
+        "holdfast.cache.outcome": memory.outcome.value,
+        "holdfast.ram_tokens": memory.ram_tokens,
+        "holdfast.disk_tokens": memory.disk_tokens,
+        "holdfast.unused_tokens": memory.unused_tokens,
+        "holdfast.waited_seconds": memory.waited_seconds,
+        "holdfast.restore_seconds": memory.restore_seconds,
+    }

@@ -1,0 +1,130 @@
+"""The official client of Ollama before a real server on the bundled model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import ollama
+import openai
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+
+MODEL = "demo"
+HELLO = [{"role": "user", "content": "Hello"}]
+GREEDY = {"temperature": 0, "num_predict": 60}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city.
+
+    Args:
+        city: The city.
+    """
+    return "18 degrees and clear" if city == "Oslo" else "unknown"
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[ollama.Client]:
+    client = ollama.Client(host=server.url)
+    yield client
+    client._client.close()
+
+
+def test_it_finds_the_server_and_its_model(client: ollama.Client, server: ServerProcess) -> None:
+    (listed,) = client.list().models
+    (running,) = client.ps().models
+    assert listed.model == running.model == f"{MODEL}:latest"
+    assert set(client.show(MODEL).capabilities or ()) >= {"completion", "tools", "thinking"}
+    assert httpx.get(server.url, headers={"user-agent": "ollama-python/0.6.3"}).text == "Ollama is running"
+
+
+def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:
+    whole = client.chat(f"{MODEL}:latest", HELLO, options=GREEDY)
+    lines = list(client.chat(MODEL, HELLO, options=GREEDY, stream=True))
+    assert whole.message.content
+    assert "".join(line.message.content or "" for line in lines) == whole.message.content
+    assert (lines[-1].done_reason, lines[-1].eval_count) == (whole.done_reason, whole.eval_count)
+    said = client.generate(MODEL, "Hello", options=GREEDY)
+    assert said.response == whole.message.content
+    assert (said.total_duration or 0) >= (said.prompt_eval_duration or 0) + (said.eval_duration or 0) > 0
+
+
+def test_a_tool_is_called_and_its_result_answered(client: ollama.Client) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    called = client.chat(MODEL, messages, tools=[get_weather], options=GREEDY).message
+    assert called.tool_calls is not None
+    (call,) = called.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Oslo"})
+    result = get_weather(**call.function.arguments)
+    messages += [called, {"role": "tool", "tool_name": call.function.name, "content": result}]
+    final = client.chat(MODEL, messages, tools=[get_weather], options=GREEDY, stream=True)
+    assert "18 degrees" in "".join(line.message.content or "" for line in final)
+
+
+def test_the_next_turn_reads_only_what_is_new(client: ollama.Client, server: ServerProcess) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is 21 + 34, as seen by a client of Ollama?"}]
+    first = client.chat(MODEL, messages, think=True, options=GREEDY)
+    messages += [first.message, {"role": "user", "content": "Hello"}]
+    body = {"model": MODEL, "messages": [message if isinstance(message, dict) else message.model_dump() for message in messages]}
+    second = httpx.post(f"{server.url}/api/chat", json={**body, "stream": False, "options": GREEDY}, timeout=60).json()
+    assert first.prompt_eval_count is not None
+    assert second["cached_tokens"] >= first.prompt_eval_count - 1
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as others:
+        usage = others.chat.completions.create(model=MODEL, messages=messages[:1], max_tokens=1).usage
+    assert usage is not None
+    assert usage.prompt_tokens == first.prompt_eval_count
+
+
+def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
+    sum_of = [{"role": "user", "content": "What is 12 + 30?"}]
+    thought = client.chat(MODEL, sum_of, think=True, options=GREEDY).message
+    plain = client.chat(MODEL, sum_of, think=False, options=GREEDY).message
+    assert (bool(thought.thinking), bool(plain.thinking)) == (True, False)
+    assert "42" in (thought.content or "")
+    assert "<think>" not in f"{thought.content}{plain.content}"
+
+
+@pytest.mark.parametrize("think", [True, False, None])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_form_holds_however_it_thinks(client: ollama.Client, think: Any, stream: bool) -> None:
+    for form in (PERSON, "json"):
+        answer: Any = client.chat(
+            MODEL,
+            [{"role": "user", "content": "What is 12 + 30?"}],
+            format=form,
+            think=think,
+            stream=stream,
+            options={"temperature": 0, "num_predict": 400},
+        )
+        parts = list(answer) if stream else [answer]
+        text = "".join(part.message.content or "" for part in parts)
+        if parts[-1].done_reason == "stop":
+            jsonschema.validate(json.loads(text), PERSON if form is PERSON else {"type": "object"})
+        assert text.lstrip().startswith("{")
+        assert "<think>" not in text
+
+
+def test_what_goes_wrong_is_told_in_words(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match='model "nobody" not found, try pulling it first') as missing:
+        client.chat("nobody", HELLO)
+    assert missing.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="maximum context length"):
+        list(client.chat(MODEL, [{"role": "user", "content": "word " * 40_000}], stream=True))
+
+
+def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
+    assert client.chat(MODEL).done_reason == "load"
+    assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
+    assert next(iter(client.generate(MODEL, stream=True))).done_reason == "load"
+    assert client.ps().models
