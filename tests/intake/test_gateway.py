@@ -378,3 +378,30 @@ async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: Tokeni
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, {"role": "assistant", "content": "hel"}, *HELLO.messages))))
     assert "hel" in bundle.tokenizer.decode(engine.submitted[1].prompt_token_ids, skip_special_tokens=False)
     assert bundle.known_answers.put_back_answers == 0
+
+
+async def test_what_the_model_would_read_is_what_it_reads(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(1))
+    for prompt in (HELLO, "hello the", (1, 2, 3)):
+        encoded = await gateway.encode(asks(prompt))
+        await collect(gateway, asks(prompt))
+        assert encoded.token_ids == engine.submitted[-1].prompt_token_ids
+        assert bool(encoded.text) == (prompt != (1, 2, 3))
+    assert len(engine.submitted) == 3
+
+
+async def test_a_prompt_is_encoded_even_if_it_is_longer_than_the_window(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(1), info=model_info(context_tokens=8))
+    assert len((await gateway.encode(asks("hello the " * 9))).token_ids) > 8
+    with pytest.raises(PromptTooLong):
+        await gateway.encode(asks("hello the " * 900))
+    assert engine.submitted == []
+
+
+async def test_what_cannot_be_encoded_is_named(bundle: TokenizerBundle) -> None:
+    gateway, _ = serve(bundle, answers(1))
+    with pytest.raises(UnknownModel):
+        await gateway.encode(asks(model="other"))
+    with pytest.raises(InvalidRequest) as error:
+        await gateway.encode(asks(ChatPrompt(messages=()), prompt_field="input"))
+    assert error.value.field == "input"

@@ -118,6 +118,27 @@ def test_a_stop_string_ends_the_choice_before_the_worker_does() -> None:
     assert reader.feed(generated((5,))) == ()
 
 
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], tuple[str, ...]]:
+    name = draw(st.sampled_from(["byte_level", "gemma"]))
+    text = draw(st.text(alphabet="hello the🙂éx\n", max_size=20))
+    ids = encode(text, name)
+    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    stops = draw(st.lists(st.text(alphabet="lo t🙂é\n", min_size=1, max_size=4), max_size=3))
+    return name, [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True) if end > start], tuple(stops)
+
+
+@given(answers())
+def test_the_end_tells_which_stop_string_it_was(case: tuple[str, list[tuple[int, ...]], tuple[str, ...]]) -> None:
+    """The one that is complete first, of several the longest; none where the text goes on to its end."""
+    name, parts, stops = case
+    whole = texts(run(choice(name=name), parts))
+    ends = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in whole]
+    end = run(choice(name=name, stops=stops), parts)[-1]
+    assert isinstance(end, ChoiceFinished)
+    assert end.stop_string == (min(ends)[2] if ends else None)
+
+
 def test_text_that_was_held_back_for_a_stop_string_comes_at_the_end() -> None:
     reader = choice(stops=("hello!",))
     events = run(reader, [encode("hello")])
@@ -153,16 +174,6 @@ def test_a_stop_string_cuts_the_logprobs_where_it_cuts_the_text() -> None:
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
     assert texts(events) == "hel"
     assert [(token.text, token.raw) for token in tokens] == [("hel", b"hel")]
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]], tuple[str, ...]]:
-    name = draw(st.sampled_from(["byte_level", "gemma"]))
-    text = draw(st.text(alphabet="hello the🙂éx\n", max_size=20))
-    ids = encode(text, name)
-    cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    stops = draw(st.lists(st.text(alphabet="lo t🙂é\n", min_size=1, max_size=4), max_size=3))
-    return name, [ids[start:end] for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True) if end > start], tuple(stops)
 
 
 @given(answers())

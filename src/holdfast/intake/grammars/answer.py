@@ -117,8 +117,9 @@ class _Body:
     def _calls(self, said: str) -> str:
         form, choice = self._dialect.calls, self._request.tool_choice
         assert form is not None
+        assert isinstance(self._request.prompt, ChatPrompt)
         enforce_all = self._constrain_all or choice.mode == "required"
-        tools = callable_tools(offered_tools(self._request), choice, bounds=self._bounds, enforce_all=enforce_all)
+        tools = callable_tools(self._request.prompt, choice, bounds=self._bounds, enforce_all=enforce_all)
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
         if choice.mode == "required":  # who names one tool wants one call of it
