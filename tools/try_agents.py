@@ -1,9 +1,11 @@
 """Has coding agents do a task through Holdfast, each in a throw-away home, and writes what happened to docs/agents.md.
 
-    python -m tools.try_agents --folder .agents [opencode aider vercel …]
+    python -m tools.try_agents --folder .agents [NAME …]
 
 The model is scripted (`tests/fakes/scripted_model.py`): its weights spell given answers, turn by turn, so that what is tried is
-the agent, its prompt, its tools and the server, not a model's wit. `make agents` installs the agents into .agents first.
+the agent, its prompt, its tools and the server, not a model's wit. `make agents` installs the agents into .agents first; the
+tasks are in `tools/agent_trials.py`. Most agents are started by `holdfast launch`; then what they do with a wrong key, with a
+prompt that is too long and when they are stopped is shown too, and that their second turn reads only what is new.
 """
 
 from __future__ import annotations
@@ -12,294 +14,246 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.fakes.scripted_model import calls, write_scripted  # noqa: E402
-from tests.fakes.server_process import ServerProcess  # noqa: E402
+from holdfast.cli.agents import AGENTS as LAUNCHED  # noqa: E402
+from holdfast.cli.agents import AgentTarget  # noqa: E402
+from tests.fakes.scripted_model import CONTEXT, write_scripted  # noqa: E402
+from tests.fakes.server_process import ServerProcess, until  # noqa: E402
+from tools.agent_trials import AGENTS, Agent, LaunchedAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
-NOTES = "milk\nThe meeting is on Thursday at ten.\nbread\n"
-LINE = "The meeting is on Thursday at ten."
-PROGRAM = 'def greet(name):\n    return "Hello " + name\n'
-MENDED = 'def greet(name):\n    return f"Hello, {name}!"\n'
+PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
+KEY = "the-key"
+SMALL_CONTEXT = 2048
+LAST_LINES = 8
+_ANSWERED = re.compile(r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer (?P<answer_tokens>\d+)")
+SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agent:
-    """One agent's task: what the model says, how the agent is configured and called, and what must have come of it."""
+class Ended:
+    """How a process ended, and what it printed."""
 
-    name: str
-    version: Sequence[str]  # the command that tells it
-    task: str
-    script: (
-        Callable[[Path], Sequence[str]] | None
-    )  # the model's answers, of the workspace; None: the bundled model, which has none
-    command: Sequence[str]
-    expected: Mapping[str, str]  # files of the workspace afterwards
-    said: str  # is in what the agent prints
-    files: Mapping[str, str] = field(default_factory=dict)  # of the workspace before
-    home: Mapping[str, str] = field(default_factory=dict)  # of the home, `{url}` in them is the server's
-    without_tools: str | None = None
-    said_before: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict)
+    code: int
+    printed: str
+    by_us: bool = False  # since it went on and on
 
 
-def _file_loop(read: str, write: str, *, path_key: str) -> Callable[[Path], Sequence[str]]:
-    return lambda workspace: (
-        calls((read, {path_key: str(workspace / "notes.txt")}), text="I read the notes first."),
-        calls((write, {path_key: str(workspace / "answer.txt"), "content": LINE + "\n"})),
-        "The second line is now in answer.txt.",
-    )
+class Trial:
+    """One agent in a throw-away home with a workspace of its own."""
 
+    def __init__(self, agent: Agent, *, folder: Path, scratch: Path) -> None:
+        self.agent, self._folder = agent, folder
+        self.home, self.workspace, self._model = (scratch / name for name in ("home", "work", "model"))
+        self._scratch = scratch
+        self.home.mkdir()
+        self.workspace.mkdir()
+        (self.home / "node_modules").symlink_to(folder / "node_modules")
+        for path, text in agent.files.items():
+            (self.workspace / path).write_text(text)
+        self._served: tuple[str, ...] = ()
+        if agent.script is not None:
+            write_scripted(
+                self._model, agent.script(self.workspace), without_tools=agent.without_tools, said_before=agent.said_before
+            )
+            self._served = (str(self._model), "--name", "scripted")
 
-OPENCODE_CONFIG = {
-    "$schema": "https://opencode.ai/config.json",
-    "provider": {
-        "holdfast": {
-            "npm": "@ai-sdk/openai-compatible",
-            "name": "Holdfast",
-            "options": {"baseURL": "{url}/v1"},
-            "models": {"scripted": {"name": "scripted", "tool_call": True, "limit": {"context": 131072, "output": 4096}}},
-        }
-    },
-    "model": "holdfast/scripted",
-    "share": "disabled",
-    "autoupdate": False,
-}
+    @contextmanager
+    def server(self, name: str, *arguments: str, key: str = "") -> Iterator[ServerProcess]:
+        """A server of this trial's model, with a store of its own."""
+        settings = ("--set", f"store.folder={self._scratch}/{name}")
+        server = ServerProcess(*self._served, *settings, *(("--set", f"server.api_key={key}") if key else ()), *arguments)
+        try:
+            server.wait_ready()
+            for path, text in self.agent.home.items():
+                (self.home / path).write_text(self.filled(text, url=server.url))
+            yield server
+        finally:
+            server.stop()
 
-VERCEL = """
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, streamText, stepCountIs, tool } from 'ai';
-import { readFileSync, writeFileSync } from 'node:fs';
-import { z } from 'zod';
-const holdfast = createOpenAICompatible({ name: 'holdfast', baseURL: '{url}/v1', includeUsage: true });
-const tools = {
-  read_file: tool({ description: 'Read a file.', inputSchema: z.object({ path: z.string() }),
-    execute: async ({ path }) => readFileSync(path, 'utf8') }),
-  write_file: tool({ description: 'Write a file.', inputSchema: z.object({ path: z.string(), content: z.string() }),
-    execute: async ({ path, content }) => { writeFileSync(path, content); return 'written'; } }),
-};
-const asked = { model: holdfast('scripted'), tools, stopWhen: stepCountIs(5), prompt: process.argv[2] };
-const whole = await generateText(asked);
-const show = (steps) => steps.flatMap(s => s.toolCalls.map(c => `${c.toolName} ${JSON.stringify(c.input)}`));
-console.log('whole:', show(whole.steps), whole.text, whole.finishReason);
-const stream = streamText(asked);
-let text = '';
-for await (const part of stream.textStream) text += part;
-const steps = await stream.steps;
-console.log('streamed:', show(steps), text, await stream.finishReason);
-const usage = await stream.totalUsage;
-console.log('usage:', usage.inputTokens > 0 && usage.outputTokens > 0);
-const same = JSON.stringify(show(whole.steps)) === JSON.stringify(show(steps)) && text.endsWith(whole.text);
-console.log(same ? 'streamed = whole' : 'DIFFERENT');
-"""
+    def filled(self, text: str, *, url: str = "") -> str:
+        """A text of the agent with places and addresses in it."""
+        for name, value in {"url": url, "home": str(self.home), "folder": str(self._folder)}.items():
+            text = text.replace("{" + name + "}", value)
+        return text
 
-BUNDLED = """
-import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, streamText, stepCountIs, tool } from 'ai';
-import { z } from 'zod';
-const holdfast = createOpenAICompatible({ name: 'holdfast', baseURL: '{url}/v1', includeUsage: true });
-const tools = { get_weather: tool({ description: 'Get the weather of a city.', inputSchema: z.object({ city: z.string() }),
-    execute: async ({ city }) => 'sunny, 21 degrees' }) };
-const asked = { model: holdfast('holdfast-demo'), tools, temperature: 0, stopWhen: stepCountIs(3), prompt: process.argv[2] };
-const show = (steps) => JSON.stringify(steps.flatMap(s => s.toolCalls.map(c => `${c.toolName} ${JSON.stringify(c.input)}`)));
-const whole = await generateText(asked);
-console.log('whole:', show(whole.steps), whole.text, whole.finishReason);
-const stream = streamText(asked);
-let text = '';
-for await (const part of stream.textStream) text += part;
-console.log('streamed:', show(await stream.steps), text, await stream.finishReason);
-const sum = { model: holdfast('holdfast-demo'), temperature: 0, prompt: 'What is 17 plus 25?' };
-const thought = await generateText(sum);
-console.log('whole:', JSON.stringify(thought.reasoningText), thought.text);
-let reasoning = '', said = '';
-for await (const part of streamText(sum).fullStream) {
-  if (part.type === 'reasoning-delta') reasoning += part.text;
-  if (part.type === 'text-delta') said += part.text;
-}
-console.log('streamed:', JSON.stringify(reasoning), said);
-const same = reasoning === thought.reasoningText && said === thought.text && text === whole.text;
-console.log(same ? 'streamed = whole' : 'DIFFERENT');
-"""
+    def environment(self, **further: str) -> dict[str, str]:
+        """Nothing of the user's own but the way to programs: no keys, no configuration."""
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+        if isinstance(self.agent, LaunchedAgent):
+            kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
+        own = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config"), "CI": "1", "NO_COLOR": "1"}
+        return {**kept, **own, **self.agent.environment, **further}
 
-AIDER_EDIT = """I make the greeting friendlier.
+    def start(self, command: Sequence[str], **further: str) -> subprocess.Popen[str]:
+        """A process in the workspace, in a group of its own, with what the agent is typed on its standard input."""
+        process = subprocess.Popen(
+            command,
+            cwd=self.workspace,
+            env=self.environment(**further),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(self.agent.typed if isinstance(self.agent, LaunchedAgent) else "")
+        process.stdin.close()
+        process.stdin = None
+        return process
 
-greet.py
-```python
-<<<<<<< SEARCH
-    return "Hello " + name
-=======
-    return f"Hello, {name}!"
->>>>>>> REPLACE
-```
-"""
+    def ended(self, process: subprocess.Popen[str], *, within: float = LIMIT_SECONDS) -> Ended:
+        """Wait for its end, or end it with all its children."""
+        try:
+            printed, _ = process.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+            return Ended(code=process.returncode, printed=printed, by_us=True)
+        return Ended(code=process.returncode, printed=printed)
 
-AGENTS = (
-    Agent(
-        name="opencode",
-        version=("{folder}/node_modules/.bin/opencode", "--version"),
-        task="Copy the second line of notes.txt into a new file answer.txt.",
-        script=_file_loop("read", "write", path_key="filePath"),
-        files={"notes.txt": NOTES},
-        home={".config/opencode/opencode.json": json.dumps(OPENCODE_CONFIG, indent=2)},
-        command=("{folder}/node_modules/.bin/opencode", "run", "--model", "holdfast/scripted", "{task}"),
-        expected={"answer.txt": LINE + "\n"},
-        said="The second line is now in answer.txt.",
-        without_tools="Second line of the notes",
-        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
-    ),
-    Agent(
-        name="aider",
-        version=("{folder}/aider/bin/aider", "--version"),
-        task="Make the greeting friendlier.",
-        script=lambda workspace: (AIDER_EDIT,),
-        files={"greet.py": PROGRAM},
-        command=(
-            *("{folder}/aider/bin/aider", "--model", "openai/scripted", "--edit-format", "diff", "--yes-always", "--no-git"),
-            *("--no-check-update", "--no-show-model-warnings", "--no-pretty", "--analytics-disable", "--map-tokens", "0"),
-            *("--message", "{task}", "greet.py"),
-        ),
-        expected={"greet.py": MENDED},
-        said="Applied edit to greet.py",
-        said_before=4,
-        environment={"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    ),
-    Agent(
-        name="Vercel AI SDK",
-        version=("node", "-p", "require('{folder}/node_modules/ai/package.json').version"),
-        task="Copy the second line of notes.txt into a new file answer.txt.",
-        script=_file_loop("read_file", "write_file", path_key="path"),
-        files={"notes.txt": NOTES},
-        home={"loop.mjs": VERCEL},
-        command=("node", "{home}/loop.mjs", "{task}"),
-        expected={"answer.txt": LINE + "\n"},
-        said="streamed = whole",
-    ),
-    Agent(
-        name="Vercel AI SDK, bundled model",
-        version=("node", "-p", "require('{folder}/node_modules/ai/package.json').version"),
-        task="What is the weather in Oslo?",
-        script=None,
-        home={"bundled.mjs": BUNDLED},
-        command=("node", "{home}/bundled.mjs", "{task}"),
-        expected={},
-        said="streamed = whole",
-    ),
-)
+    def launched(self, url: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
+        """The agent, started as users do it."""
+        launch = (sys.executable, "-m", "holdfast.cli.main", "launch", "--url", url)
+        return self.start((*launch, *arguments), HOLDFAST_SERVER_API_KEY=KEY, PYTHONPATH=str(ROOT / "src"))
+
+    def shown(self, ended: Ended) -> str:
+        """What was printed, with short paths and without colours and lines of progress."""
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ended.printed).replace("\r", "")
+        for path, short in {self.workspace: "~/project", self.home: "~", self._folder: ".agents"}.items():
+            plain = plain.replace(str(path), short)
+        lines = [line.rstrip() for line in plain.splitlines() if not line.startswith("HTTPSConnectionPool")]  # tried without one
+        return "\n".join(lines).strip()
 
 
 def run(agent: Agent, *, folder: Path) -> str:
     """Have an agent do its task; returns the transcript as Markdown. Raises AssertionError where it does not succeed."""
     with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
-        home, workspace, model = (Path(scratch).resolve() / name for name in ("home", "work", "model"))
-        for path, text in agent.files.items():
-            _write(workspace / path, text)
-        served: tuple[str, ...] = ()
-        if agent.script is not None:
-            write_scripted(model, agent.script(workspace), without_tools=agent.without_tools, said_before=agent.said_before)
-            served = (str(model), "--name", "scripted")
-        server = ServerProcess(*served, "--set", f"store.folder={scratch}/store")
-        try:
-            server.wait_ready()
-            values = {"url": server.url, "home": str(home), "folder": str(folder), "task": agent.task}
-            for path, text in agent.home.items():
-                _write(home / path, _filled(text, values))
-            home.mkdir(exist_ok=True)
-            workspace.mkdir(exist_ok=True)
-            (home / "node_modules").symlink_to(folder / "node_modules")
-            environment = _environment(home) | {name: _filled(value, values) for name, value in agent.environment.items()}
-            version = _output([_filled(part, values) for part in agent.version], workspace, environment).strip()
-            command = [_filled(part, values) for part in agent.command]
-            printed = _output(command, workspace, environment)
-            requests = _requests(server)
-        finally:
-            server.stop()
-        for path, text in agent.expected.items():
-            assert (workspace / path).exists(), f"{agent.name} made no {path}; it said:\n{printed}\n{server.log()}"
-            assert (workspace / path).read_text() == text, f"{agent.name} wrote {(workspace / path).read_text()!r}\n{printed}"
-        assert agent.said in printed, f"{agent.name} said:\n{printed}\n{server.log()}"
-        shown = _plain(printed).replace(str(home), "~").replace(str(workspace), "~/project").replace(str(folder), ".agents")
-        call = " ".join(part if part.isprintable() and " " not in part else json.dumps(part) for part in command)
-        call = call.replace(str(folder), ".agents").replace(str(home), "~")
-        version = _plain(version).removeprefix(agent.name).strip()
-        return f"## {agent.name} {version}\n\n{_setup(agent)}````\n$ {call}\n{shown.strip()}\n````\n\n{requests}\n"
+        trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
+        version = trial.shown(trial.ended(trial.start([trial.filled(part) for part in agent.version])))
+        title = f"## {agent.name} {re.sub(r'[^0-9.]', ' ', version).split()[0]}\n"
+        body = _launched(trial, agent) if isinstance(agent, LaunchedAgent) else _called(trial)
+        return "\n".join([title, *body])
 
 
-def _setup(agent: Agent) -> str:
-    """What a user has to write to point the agent at the server."""
-    address = {"url": "http://127.0.0.1:8321"}
-    files = [f"`~/{path}`:\n\n````\n{_filled(text, address).strip()}\n````\n\n" for path, text in agent.home.items()]
-    variables = " ".join(f"{name}={_filled(value, address)}" for name, value in agent.environment.items())
-    return "".join(files) + (f"Environment: `{variables}`\n\n" if variables else "")
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """Nothing of the user's own but the way to programs: no keys, no configuration."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-    return {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "CI": "1", "NO_COLOR": "1"}
-
-
-def _output(command: Sequence[str], workspace: Path, environment: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        command,
-        cwd=workspace,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
+def _called(trial: Trial) -> Iterator[str]:
+    agent = trial.agent
+    with trial.server("store") as server:
+        command = [trial.filled(part, url=server.url) for part in agent.command]
+        ended = trial.ended(trial.start(command))
+        requests = _requests(server)
+    _check(trial, ended, agent.said)
+    for path, text in agent.home.items():
+        yield f"`~/{path}`:\n\n````\n{trial.filled(text, url='http://127.0.0.1:8321').strip()}\n````\n"
+    yield _transcript(trial, command, ended)
+    totals = [sum(request[name] for request in requests) for name in ("prompt_tokens", "cached_tokens", "answer_tokens")]
+    yield (
+        f"{len(requests)} requests, {totals[0]} tokens of prompts, of which {totals[1]} were not read again; "
+        f"{totals[2]} tokens written.\n"
     )
-    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
 
 
-def _plain(text: str) -> str:
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
-    return "\n".join(line for line in shown.splitlines() if not line.startswith("HTTPSConnectionPool"))  # tried without a network
+def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
+    with trial.server("store", key=KEY) as server:
+        first = trial.ended(trial.launched(server.url, agent.command))
+        _check(trial, first, agent.said)
+        yield _transcript(trial, ("holdfast", "launch", *agent.command), first, typed=agent.typed)
+        if agent.again:
+            second = trial.ended(trial.launched(server.url, agent.again))
+            _check(trial, second, agent.said_again)
+            yield _transcript(trial, ("holdfast", "launch", *agent.again), second)
+        else:
+            _check(trial, first, agent.said_again)
+        requests = _requests(server)
+        wrong = _with_wrong_key(trial, agent, server.url)
+    yield _figures(agent, requests)
+    with trial.server("small", "--context", str(SMALL_CONTEXT), key=KEY) as server:
+        long = trial.ended(trial.launched(server.url, agent.command), within=PATIENCE_SECONDS)
+    with trial.server("stopped", key=KEY) as server:
+        stopped = _stopped(trial, agent, server)
+    cases = {
+        "With a wrong key": wrong,
+        f"With a prompt that does not fit the context ({SMALL_CONTEXT} tokens)": long,
+        "Stopped (Ctrl-C) while its prompt was read": stopped,
+    }
+    for case, ended in cases.items():
+        lines = [line[:400] for line in trial.shown(ended).splitlines() if line.strip()]
+        last = "\n".join(lines[-LAST_LINES:])
+        how = f"still trying after {PATIENCE_SECONDS} s" if ended.by_us else f"exit code {ended.code}"
+        yield f"{case}, {how}:\n\n````\n{last}\n````\n"
 
 
-def _requests(server: ServerProcess) -> str:
-    """A line of what the server counted: how much of the prompts was read, how much found."""
-    totals: dict[str, Any] = {}
-    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
-        if line.startswith("#"):
-            continue
-        name, _, value = line.rpartition(" ")
-        for wanted in (
-            "request_prompt_tokens_total",
-            "request_cached_tokens_total",
-            "completion_tokens_total",
-            "accept_seconds_count",
-        ):
-            if name.split("{")[0].endswith(wanted):
-                totals[wanted] = totals.get(wanted, 0) + int(float(value))
-    return (
-        f"{totals['accept_seconds_count']} requests, {totals['request_prompt_tokens_total']} tokens of prompts, of which "
-        f"{totals['request_cached_tokens_total']} were not read again; {totals['completion_tokens_total']} tokens written."
+def _check(trial: Trial, ended: Ended, said: str) -> None:
+    agent = trial.agent
+    assert ended.code == 0, f"{agent.name} ended with {ended.code}:\n{ended.printed}"
+    assert said in ended.printed, f"{agent.name} said:\n{ended.printed}"
+    for path, text in agent.expected.items():
+        assert (trial.workspace / path).exists(), f"{agent.name} made no {path}; it said:\n{ended.printed}"
+        assert (trial.workspace / path).read_text() == text, f"{agent.name} wrote {(trial.workspace / path).read_text()!r}"
+
+
+def _with_wrong_key(trial: Trial, agent: LaunchedAgent, url: str) -> Ended:
+    """As the launcher would start it, which itself would refuse the key."""
+    folder = trial.home / "run"
+    folder.mkdir()
+    target = AgentTarget(
+        url=url, api_key="wrong", model="scripted", small_model="scripted", context_tokens=CONTEXT, folder=folder
     )
+    name, *arguments = agent.command
+    setup = LAUNCHED[name].setup(target)
+    for file, text in setup.files.items():
+        (folder / file).write_text(text)
+    return trial.ended(trial.start((LAUNCHED[name].program, *setup.options, *arguments), **setup.environment))
+
+
+def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended:
+    """Ctrl-C as soon as the model reads the prompt; afterwards nothing of it may run any more."""
+    process = trial.launched(server.url, agent.command)
+    until(lambda: server.model()["running"] > 0, f"{agent.name} asks")
+    os.killpg(process.pid, signal.SIGINT)
+    ended = trial.ended(process)
+    until(lambda: server.model()["running"] == 0, f"what {agent.name} asked ends")
+    return ended
+
+
+def _requests(server: ServerProcess) -> list[dict[str, int]]:
+    """Those that were answered, from the log, in the order in which they ended."""
+    found = [_ANSWERED.search(line) for line in server.log().splitlines()]
+    return [{name: int(value or 0) for name, value in match.groupdict().items()} for match in found if match]
+
+
+def _figures(agent: LaunchedAgent, requests: Sequence[Mapping[str, int]]) -> str:
+    """A table of the conversation's requests. Raises AssertionError where one has read what had been read or written before."""
+    longest = max(request["prompt_tokens"] for request in requests)
+    conversation = [request for request in requests if request["prompt_tokens"] > longest / 2]
+    rows = ["| request | prompt tokens | of them cached | read | new since the last | answer |", "|---|---|---|---|---|---|"]
+    known = 0
+    for number, request in enumerate(conversation, 1):
+        prompt, cached = request["prompt_tokens"], request["cached_tokens"]
+        rows.append(f"| {number} | {prompt} | {cached} | {prompt - cached} | {prompt - known} | {request['answer_tokens']} |")
+        if known and not agent.moves_its_prompt:
+            assert cached >= known - SLACK_TOKENS, f"{agent.name} reads again:\n" + "\n".join(rows)
+        known = prompt + request["answer_tokens"]
+    aside = len(requests) - len(conversation)
+    return "\n".join(rows) + (f"\n\nBeside these {aside} short requests (titles and the like).\n" if aside else "\n")
+
+
+def _transcript(trial: Trial, command: Sequence[str], ended: Ended, *, typed: str = "") -> str:
+    words = [part if part.isprintable() and " " not in part else json.dumps(part) for part in command]
+    line = " ".join(words).replace(str(trial.home), "~")
+    lines = [f"$ {line}", *(f"> {text}" for text in typed.splitlines()), trial.shown(ended)]
+    return "\n".join(["````", *lines, "````", ""])
 
 
 def main() -> None:
@@ -321,6 +275,10 @@ INTRODUCTION = """# Agents that were tried
 
 What `make agents` printed: each agent has done a task with its own prompt and tools, in a throw-away home, against a model
 whose weights spell a script, or, where it says so, the bundled one. Paths are shortened.
+
+Agents that are started by `holdfast launch` have a table of what their requests cost, from the server's log. *New since the last*
+is what a request has beyond the prompt and the answer of the one before, as the server counts; *read* is what the model really
+read. The second turn of a conversation comes from a new process, except aider's.
 
 """
 

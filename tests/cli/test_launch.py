@@ -115,7 +115,7 @@ def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(
     assert result.exit_code == 0
     assert not agent.was_started
     assert KEY not in result.output
-    assert subprocess.run(["/bin/sh", "-c", result.output], check=False).returncode == 0
+    assert subprocess.run(["/bin/sh", "-c", result.stdout], check=False).returncode == 0
     assert agent.record["arguments"] == ["run", "two words", "exit=0"]
     assert url in agent.record["environment"]["OPENCODE_CONFIG_CONTENT"]
 
@@ -125,6 +125,14 @@ def test_print_shows_files_too(machine: Path, url: str) -> None:
     assert result.exit_code == 0
     assert "# settings.json" in result.output
     assert KEY not in result.output
+
+
+def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(machine: Path, url: str) -> None:
+    agent = agent_of(machine, "opencode")
+    result = launched(url, "opencode", "exit=0")
+    assert result.exit_code == 0
+    assert "reads 2,048 tokens, and opencode's own prompt takes about 11,000" in result.output
+    assert agent.was_started
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -53,10 +53,11 @@ class AgentSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
-    """One agent: its program, how people get it, and its setup."""
+    """One agent: its program, how people get it, and its setup. `own_tokens`: about what its prompt and tools take, measured."""
 
     title: str
     program: str
+    own_tokens: int
     install: str
     setup: Callable[[AgentTarget], AgentSetup]
 
@@ -150,10 +151,20 @@ def _document(content: Mapping[str, Any]) -> str:
 
 AGENTS: Mapping[str, CodingAgent] = {
     "claude": CodingAgent(
-        title="Claude Code", program="claude", install="npm install -g @anthropic-ai/claude-code", setup=_claude
+        title="Claude Code",
+        program="claude",
+        own_tokens=17_000,
+        install="npm install -g @anthropic-ai/claude-code",
+        setup=_claude,
     ),
-    "codex": CodingAgent(title="Codex", program="codex", install="npm install -g @openai/codex", setup=_codex),
-    "opencode": CodingAgent(title="opencode", program="opencode", install="npm install -g opencode-ai", setup=_opencode),
-    "aider": CodingAgent(title="aider", program="aider", install="uv tool install --python 3.12 aider-chat", setup=_aider),
-    "qwen": CodingAgent(title="Qwen Code", program="qwen", install="npm install -g @qwen-code/qwen-code", setup=_qwen),
+    "codex": CodingAgent(title="Codex", program="codex", own_tokens=13_000, install="npm install -g @openai/codex", setup=_codex),
+    "opencode": CodingAgent(
+        title="opencode", program="opencode", own_tokens=11_000, install="npm install -g opencode-ai", setup=_opencode
+    ),
+    "aider": CodingAgent(
+        title="aider", program="aider", own_tokens=4_000, install="uv tool install --python 3.12 aider-chat", setup=_aider
+    ),
+    "qwen": CodingAgent(
+        title="Qwen Code", program="qwen", own_tokens=17_000, install="npm install -g @qwen-code/qwen-code", setup=_qwen
+    ),
 }

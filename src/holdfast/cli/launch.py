@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # it sends them to the agent as well, and what they mean is the agent's affair
+_ROOM_TOKENS = 4_000  # for a task beside the agent's own prompt
 _NOT_FOUND = 127  # as shells say it
 
 
@@ -57,6 +58,7 @@ def launch(
         address = address_of(url, api_key)
         with tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder:
             target = _target(address, models=(model, small_model), folder=Path(folder))
+            _warn_of_small_context(chosen, target)
             setup = chosen.setup(target)
             command = [program or chosen.program, *setup.options, *_without_dashes(arguments or [])]
             if print_only:
@@ -115,6 +117,14 @@ def _target(address: ServerAddress, *, models: tuple[str | None, str | None], fo
 def _trust(address: ServerAddress) -> dict[str, str]:
     """Variables by which agents that run on Node trust the server's certificate beside those that they trust anyway."""
     return {"NODE_EXTRA_CA_CERTS": os.path.abspath(address.certificate)} if address.certificate else {}
+
+
+def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
+    """Agents whose own prompt does not fit fail in ways of their own: some compact what cannot be compacted for ever."""
+    if target.context_tokens is not None and target.context_tokens < agent.own_tokens + _ROOM_TOKENS:
+        needed = f"{agent.title}'s own prompt takes about {agent.own_tokens:,}"
+        way_out = "serve it with a longer --context, or another model"
+        complain(f"{target.model} reads {target.context_tokens:,} tokens, and {needed}: {way_out}")
 
 
 def _served(server: ServerClient) -> Mapping[str, int | None]:

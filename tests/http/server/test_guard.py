@@ -85,6 +85,7 @@ async def test_a_wrong_key_is_told_in_the_words_that_clients_look_for(headers: d
         response = await client.post(CHAT, json=chat_body(), headers=headers)
     error = response.json()["error"]
     assert (response.status_code, response.headers["www-authenticate"], error["code"]) == (401, "Bearer", "invalid_api_key")
+    assert response.headers["x-should-retry"] == "false"  # else Claude Code tries for three minutes
     assert error["message"].startswith("Incorrect API key provided")
     assert "wrong" not in error["message"]
 

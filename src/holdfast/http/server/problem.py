@@ -105,4 +105,6 @@ def _client_problem(error: InvalidRequest) -> Problem:
 
 
 def _headers(status: int) -> dict[str, str]:
-    return {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
+    # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
+    refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
+    return {401: refused, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
