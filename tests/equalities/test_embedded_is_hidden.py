@@ -34,7 +34,8 @@ def hidden_states(name: str, prompt: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 def expected(name: str, prompt: tuple[int, ...], pooling: Pooling) -> np.ndarray[Any, Any]:
     states = hidden_states(name, prompt).astype(np.float64)
-    return np.asarray(states.mean(axis=0) if pooling == "mean" else states[-1])
+    pooled = states.mean(axis=0) if pooling == "mean" else states[-1]
+    return np.asarray(pooled / np.linalg.norm(pooled))
 
 
 def embedding(inbox: ScriptInbox, request_id: str) -> np.ndarray[Any, Any]:
@@ -56,7 +57,7 @@ def test_embeddings_read_in_a_crowd_and_in_pieces_are_mlx_lms_own_hidden_states(
     requests = [to_embed(request_id, *each) for request_id, each in wanted.items()]
     crowd = tiny_worker(name=name, engine=engine, max_running=10).serve([[answers[0], *requests, answers[1]]])
     for request_id, each in wanted.items():
-        np.testing.assert_allclose(embedding(crowd, request_id), expected(name, *each), atol=1e-4, rtol=0)
+        np.testing.assert_allclose(embedding(crowd, request_id), expected(name, *each), atol=1e-5, rtol=0)
     alone = tiny_worker(name=name).serve(one_after_the_other(*answers))
     assert [crowd.tokens(each.request_id) for each in answers] == [alone.tokens(each.request_id) for each in answers]
 
@@ -66,7 +67,7 @@ def test_one_that_is_preempted_begins_its_sum_anew() -> None:
     answer = greedy("answer", random_prompt(60), max_tokens=60)
     inbox = subject.serve([[answer, to_embed("mean", random_prompt(150, "b"), "mean")]])
     assert subject.scheduler.statistics().preemptions
-    np.testing.assert_allclose(embedding(inbox, "mean"), expected("llama", random_prompt(150, "b"), "mean"), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(embedding(inbox, "mean"), expected("llama", random_prompt(150, "b"), "mean"), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -79,7 +80,7 @@ def test_what_is_cached_is_reused_where_only_the_last_token_is_wanted_and_nothin
     if pooling == "mean":
         assert inbox.finished("again").memory.outcome is CacheOutcome.SCORED
     for each in ("first", "again"):
-        np.testing.assert_allclose(embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-4, rtol=0)
+        np.testing.assert_allclose(embedding(inbox, each), expected("llama", prompt, pooling), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
@@ -90,6 +91,6 @@ def test_one_from_poisoned_memory_is_read_afresh(engine: type[Engine], tmp_path:
     inbox = tiny_worker(tmp_path, engine=engine).serve(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
-    np.testing.assert_allclose(embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(embedding(inbox, "last"), expected("llama", prompt, "last"), atol=1e-5, rtol=0)
     assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
     assert inbox.finished("next").reason is FinishReason.LENGTH

@@ -111,7 +111,10 @@ class EmbeddingsRequest(BaseModel):
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            data=[VectorEntry(index=index, embedding=written(each.vector)) for index, each in enumerate(vectors)],
+            data=[  # encoded one by one, so that the interpreter can turn to others between two of thousands
+                msgspec.Raw(msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector))))  # type: ignore[misc]
+                for index, each in enumerate(vectors)
+            ],
             model=model,
             usage=usage_of(vectors),
         )
