@@ -65,6 +65,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
+    tool_fields: tuple[
+        str, ...
+    ] = ()  # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has it
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
