@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.http.application import create_application
 from holdfast.http.server.services import Services
+from holdfast.store.response_thread import ResponseStore
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
 
 RESPONSES = "/v1/responses"
@@ -180,6 +184,24 @@ async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
         first = await created(client)
         refused = await client.post(RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]})
     assert refusal(refused)[2] == "input.0.content"
+
+
+async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
+    gateway = ScriptedGateway()
+    services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
+    async with served_app(gateway, services) as client:
+        first = await created(client)
+        other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await created(client)
+        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": first["id"]})
+        other.execute("ROLLBACK")
+        other.close()
+        await created(client, previous_response_id=first["id"])
+    assert refusal(refused) == (503, "responses_unavailable", None)
 
 
 async def test_two_requests_may_continue_one_response_at_once() -> None:
