@@ -77,9 +77,14 @@ def test_a_thought_that_is_not_ours_is_left_out(thinking: str, signature: str) -
 def test_results_of_calls_are_messages_of_their_own_in_the_order_of_the_blocks() -> None:
     assert talk(("user", [result(), result([text("a"), text("b")], is_error=True), text("and now?")])) == [
         {"role": "tool", "tool_call_id": "call_1", "content": "out"},
-        {"role": "tool", "tool_call_id": "call_1", "content": [text("a"), text("b")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [text("The call failed."), text("a"), text("b")]},
         {"role": "user", "content": [text("and now?")]},
     ]
+
+
+def test_the_model_is_told_that_a_call_failed() -> None:
+    (told,) = talk(("user", [result("no such file", is_error=True)]))
+    assert told["content"] == "The call failed.\nno such file"
 
 
 @pytest.mark.parametrize(("more", "content"), [({}, ""), ({"is_error": True}, "The call failed.")])

@@ -21,6 +21,7 @@ _TAGS = {kind: TAG_MARK + kind for kind in ("text", "thinking", "tool_use", "too
 # Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model here.
 _LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "compaction", "fallback"})
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
+_FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 
@@ -245,9 +246,15 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
                     raise _refused_type(part["type"], f"{field}.content.{place}")
                 parts += without_media([part])
         content = parts
-    if not content and block.get("is_error"):
-        content = "The call failed."
+    if block.get("is_error"):  # no template has a place for it
+        content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+
+
+def _failed(content: str | list[Message]) -> str | list[Message]:
+    if not content:
+        return _FAILED
+    return f"{_FAILED}\n{content}" if isinstance(content, str) else [{"type": "text", "text": _FAILED}, *content]
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
