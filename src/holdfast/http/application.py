@@ -79,7 +79,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
     if not origins:
         return []
     methods = ["GET", "POST", "PATCH", "DELETE"]
-    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id", "request-id"]}
     return [Middleware(CORSMiddleware, allow_origins=list(origins), **options)]  # type: ignore[arg-type]
 
 

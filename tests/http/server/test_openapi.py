@@ -49,7 +49,8 @@ async def test_every_path_is_described() -> None:
         "/",
         "/health",
         "/metrics",
-        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version"),
+        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed"),
+        *("/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"),
     }
 
 

@@ -79,7 +79,7 @@ def answer_grammar(
     text = grammar_text(body.rules.lark(start), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
-        field = "response_format" if request.output_format else "tools"
+        field = request.output_format.field if request.output_format else "tools"
         raise InvalidRequest(f"`{field}`: no grammar can be made of what is asked for", field=field, shown=f": {fault}")
     return AnswerGrammar(text=text, banned_token_ids=body.banned, unenforced=body.unenforced)
 
