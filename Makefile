@@ -6,7 +6,8 @@
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
 # make architectures  probe every architecture anew and write docs/architectures.md
 # make tool-table     find and measure the families of all templates anew and write their table into docs/tools.md
-# make clients        real clients (OpenAI, LangChain, LlamaIndex, …) before a server on the bundled model
+# make clients        real clients of all protocols before a server on the bundled model (ARGS="openai anthropic" for some)
+# make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each and write docs/agents.md (needs npm)
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures tool-table clients agents demo-chat lock clean
+.PHONY: help venv serve test check format slow bench architectures tool-table clients schemathesis agents demo-chat lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -80,7 +81,10 @@ tool-table: $(TOOLS)
 	@$(BIN)/python -m tools.tool_table
 
 clients: $(TOOLS)
-	@$(ONE_THREAD) $(BIN)/python -m tools.clients
+	@$(ONE_THREAD) $(BIN)/python -m tools.clients $(ARGS)
+
+schemathesis: $(TOOLS)
+	@$(ONE_THREAD) $(BIN)/python -m tools.schemathesis $(ARGS)
 
 demo-chat: $(SERVING)
 	@$(ONE_THREAD) $(BIN)/python -m tools.demo_chat > docs/demo-chat.new

@@ -1,24 +1,26 @@
 """Puts real clients before a real server on the bundled model: tools, thinking and structure, streamed and whole.
 
 `python -m tools.clients` makes an environment for the clients (`tests/clients/requirements.txt`) if there is none of that
-content, starts a server, runs `tests/clients/with_*.py` one after the other, and prints a table. `make clients` calls it.
+content, starts a server, runs `tests/clients/with_*.py` one after the other, and prints a table; with npm also what
+`tests/clients/vercel/` has. `make clients` calls it, with ARGS="openai anthropic" for some of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tools.environments import ROOT, environment_of, modules_of
+
 SCRIPTS = ROOT / "tests" / "clients"
-_LIMIT_SECONDS = 300
+_LIMIT_SECONDS = 600
 # Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
@@ -34,28 +36,19 @@ class CheckOfClient:
 
 
 def scripts() -> list[Path]:
-    """One for each client."""
-    return sorted(SCRIPTS.glob("with_*.py"))
+    """One for each client; those in JavaScript only where there is npm."""
+    return sorted([*SCRIPTS.glob("with_*.py"), *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ())])
 
 
-def environment() -> Path:
-    """The Python of an environment that has the clients; made when it is first asked for."""
-    wanted, versions = SCRIPTS / "requirements.txt", SCRIPTS / "constraints.txt"
-    folder = ROOT / ".make" / f"clients-{hashlib.sha256(wanted.read_bytes() + versions.read_bytes()).hexdigest()[:12]}"
-    python = folder / "bin" / "python"
-    done = folder / "done"
-    if not done.exists():
-        _run(sys.executable, "-m", "venv", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(wanted), "--constraint", str(versions))
-        done.touch()
-    return python
-
-
-def checked(script: Path, *, python: Path, base_url: str, model: str) -> Iterator[CheckOfClient]:
+def checked(script: Path, *, base_url: str, model: str) -> Iterator[CheckOfClient]:
     """Run a client's script; what it was checked for, as far as it came."""
+    folder, program = script.parent, str(environment_of(SCRIPTS) / "python")
+    if script.suffix == ".mjs":
+        folder, program = modules_of(script.parent), "node"
+        shutil.copy(script, folder)  # modules are looked for beside it
     done = subprocess.run(
-        [str(python), script.name, base_url, model],
-        cwd=script.parent,
+        [program, script.name, base_url, model],
+        cwd=folder,
         env={**os.environ, **_ALONE},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -71,19 +64,15 @@ def checked(script: Path, *, python: Path, base_url: str, model: str) -> Iterato
         yield CheckOfClient(client, "the script", f"ended with {done.returncode}: {done.stdout}{done.stderr}", {})
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-def main() -> int:
-    """Run all clients. Returns 1 when a check failed."""
+def main(names: Sequence[str]) -> int:
+    """Run the clients that are named, or all. Returns 1 when a check failed."""
     from tests.fakes.server_process import ServerProcess
 
-    python, server, failed = environment(), ServerProcess("--store", "off", "--name", "demo"), []
+    server, failed = ServerProcess("--store", "off", "--name", "demo"), []
     try:
         server.wait_ready()
-        for script in scripts():
-            found = list(checked(script, python=python, base_url=f"{server.url}/v1", model="demo"))
+        for script in [each for each in scripts() if not names or each.stem.removeprefix("with_") in names]:
+            found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
             failed += [each for each in found if each.problem]
             print(_row(found), flush=True)
     finally:
@@ -101,4 +90,4 @@ def _row(found: list[CheckOfClient]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

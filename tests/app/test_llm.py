@@ -49,6 +49,30 @@ def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
+def test_a_vector_of_length_one_stands_for_a_text(llm: LLM) -> None:
+    whole = llm.embed("Hello")
+    assert len(whole) == llm.info.embedding_dimensions
+    assert sum(value * value for value in whole) == pytest.approx(1, abs=1e-5)
+    texts = ["Hello", *(f"number {index}" for index in range(20)), "Hello there"]
+    vectors = llm.embed(texts)  # more than the queue takes
+    assert len(vectors) == len(texts)
+    assert vectors[0] == pytest.approx(whole, abs=1e-5)
+    short = llm.embed("Hello", dimensions=8, pooling="mean")
+    assert [value / short[0] for value in short] == pytest.approx([value / whole[0] for value in whole[:8]], abs=1e-3)
+    assert llm.embed([]) == []
+    assert llm.embed([5, 6, 7], pooling="last") != pytest.approx(llm.embed([5, 6, 7], pooling="mean"), abs=1e-3)
+
+
+def test_a_text_that_cannot_be_embedded_is_named(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        llm.embed(["a", "b " * llm.info.context_tokens])
+    assert refused.value.field == "texts.1"
+    with pytest.raises(InvalidRequest, match="mean, last"):
+        llm.embed("a", pooling="cls")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="unknown options: temperature"):
+        llm.embed("a", temperature=0)  # type: ignore[call-overload]
+
+
 def test_a_text_is_a_message_of_the_user(llm: LLM) -> None:
     whole = llm.chat(HELLO, max_tokens=4, temperature=0)
     assert llm.chat("Hello", max_tokens=4, temperature=0).text == whole.text

@@ -33,12 +33,17 @@ SUM_QUESTION, SUM = "What is 17 + 25?", "42"
 class Server:
     """Where it is, and the model that it serves. Clients that want a key are given any."""
 
-    base_url: str
+    base_url: str  # ends with /v1
     model: str
     api_key: str = "none"
 
+    @property
+    def root(self) -> str:
+        """Without /v1: as clients of Messages and of Ollama want it."""
+        return self.base_url.removesuffix("/v1")
 
-Check = Callable[[Server], Any]
+
+Check = Callable[..., Any]  # of the server and, where a client speaks several protocols, the name of one
 
 
 def told(text: str | None) -> None:
@@ -65,8 +70,8 @@ def called(name: str, arguments: Any) -> str:
     return WEATHER
 
 
-def run(*checks: Check, packages: tuple[str, ...]) -> None:
-    """Run all checks against the server that the command line names."""
+def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = ()) -> None:
+    """Run all checks against the server that the command line names, each once for each protocol."""
     parser = argparse.ArgumentParser()
     parser.add_argument("base_url")
     parser.add_argument("model")
@@ -75,16 +80,18 @@ def run(*checks: Check, packages: tuple[str, ...]) -> None:
     versions = {package: importlib.metadata.version(package) for package in packages}
     failed = False
     for check in checks:
-        problem = _problem_of(check, server)
-        failed |= bool(problem)
-        sys.stdout.write(json.dumps({"check": check.__name__, "problem": problem, "versions": versions}) + "\n")
-        sys.stdout.flush()
+        for wanted in [(name,) for name in protocols] or [()]:
+            problem = _problem_of(check, server, *wanted)
+            failed |= bool(problem)
+            found = {"check": " ".join((check.__name__, *wanted)), "problem": problem, "versions": versions}
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
     sys.exit(failed)
 
 
-def _problem_of(check: Check, server: Server) -> str:
+def _problem_of(check: Check, server: Server, *protocol: str) -> str:
     try:
-        done = check(server)
+        done = check(server, *protocol)
         if inspect.isawaitable(done):
             asyncio.run(_awaited(done))
     except Exception:

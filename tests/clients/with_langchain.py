@@ -1,15 +1,20 @@
-"""LangChain: its OpenAI chat model, and its agent."""
+"""LangChain: its chat models for all protocols, and its agent."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from conversations import CITY, SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, told
+from conversations import CITY, SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, told
 from langchain.agents import create_agent
+from langchain_anthropic import ChatAnthropic
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_ollama import ChatOllama, OllamaEmbeddings
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
+
+PROTOCOLS = ("chat", "responses", "messages", "ollama")
 
 
 @tool
@@ -25,68 +30,101 @@ class Report(BaseModel):
     degrees: int
 
 
-def model_of(server: Server, **options: Any) -> ChatOpenAI:
-    return ChatOpenAI(
-        base_url=server.base_url, api_key=server.api_key, model=server.model, temperature=0, max_retries=0, **options
-    )
+def model_of(server: Server, protocol: str, *, max_tokens: int = 1000) -> BaseChatModel:
+    shared: dict[str, Any] = {"model": server.model, "temperature": 0}
+    if protocol == "ollama":
+        return ChatOllama(base_url=server.root, num_predict=max_tokens, reasoning=True, **shared)
+    shared |= {"api_key": server.api_key, "max_retries": 0, "max_tokens": max_tokens}
+    if protocol == "messages":
+        return ChatAnthropic(base_url=server.root, **shared)
+    if protocol == "responses":  # it shows thoughts as summaries only
+        shared |= {"use_responses_api": True, "reasoning": {"effort": "medium", "summary": "auto"}}
+    return ChatOpenAI(base_url=server.base_url, stream_usage=True, **shared)
 
 
-def tool_loop(server: Server) -> None:
-    model = model_of(server).bind_tools([get_weather])
+def joined(chunks: Any) -> Any:
+    whole: Any = None
+    for chunk in chunks:
+        whole = chunk if whole is None else whole + chunk
+    return whole
+
+
+def thought_of(message: Any) -> str:
+    blocks = [block for block in message.content_blocks if block["type"] == "reasoning"]
+    return "".join(block.get("reasoning") or "" for block in blocks)
+
+
+def tool_loop(server: Server, protocol: str) -> None:
+    model = model_of(server, protocol).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage(WEATHER_QUESTION)]
     first = model.invoke(messages)
     (call,) = first.tool_calls
     assert call["args"] == {"city": CITY}
-    assert first.response_metadata["finish_reason"] == "tool_calls"
     messages += [first, ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])]
-    told(model.invoke(messages).content)
+    told(model.invoke(messages).text)
 
 
-def tool_loop_streamed(server: Server) -> None:
-    model = model_of(server, stream_usage=True).bind_tools([get_weather])
+def tool_loop_streamed(server: Server, protocol: str) -> None:
+    model = model_of(server, protocol).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage(WEATHER_QUESTION)]
-    first: Any = None
-    for chunk in model.stream(messages):
-        first = chunk if first is None else first + chunk
+    first = joined(model.stream(messages))
     (call,) = first.tool_calls
     assert not first.invalid_tool_calls
     messages += [first, ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])]
-    told("".join(chunk.content for chunk in model.stream(messages)))
+    told("".join(chunk.text for chunk in model.stream(messages)))
 
 
-def agent(server: Server) -> None:
-    done = create_agent(model_of(server), [get_weather]).invoke({"messages": [HumanMessage(WEATHER_QUESTION)]})
-    told(done["messages"][-1].content)
+def agent(server: Server, protocol: str) -> None:
+    done = create_agent(model_of(server, protocol), [get_weather]).invoke({"messages": [HumanMessage(WEATHER_QUESTION)]})
+    told(done["messages"][-1].text)
 
 
-def agent_streamed(server: Server) -> None:
+def agent_streamed(server: Server, protocol: str) -> None:
     text = ""
-    events = create_agent(model_of(server), [get_weather]).stream(
+    events = create_agent(model_of(server, protocol), [get_weather]).stream(
         {"messages": [HumanMessage(WEATHER_QUESTION)]}, stream_mode="messages"
     )
     for message, _ in events:
-        text += message.content if message.type == "AIMessageChunk" else ""
+        text += message.text if message.type == "AIMessageChunk" else ""
     told(text)
 
 
-def thinking(server: Server) -> None:
-    answer = model_of(server).invoke(SUM_QUESTION)
-    summed(answer.content)
-    assert answer.usage_metadata["output_token_details"]["reasoning"] > 0
+def thinking(server: Server, protocol: str) -> None:
+    answer = model_of(server, protocol).invoke(SUM_QUESTION)
+    _thought_about(answer, protocol)
 
 
-def thinking_streamed(server: Server) -> None:
-    answer: Any = None
-    for chunk in model_of(server, stream_usage=True).stream(SUM_QUESTION):
-        answer = chunk if answer is None else answer + chunk
-    summed(answer.content)
-    assert answer.usage_metadata["output_token_details"]["reasoning"] > 0
+def thinking_streamed(server: Server, protocol: str) -> None:
+    _thought_about(joined(model_of(server, protocol).stream(SUM_QUESTION)), protocol)
 
 
-def structure(server: Server) -> None:
+def _thought_about(answer: Any, protocol: str) -> None:
+    summed(answer.text)
+    if protocol != "chat":  # its model of chat completions leaves reasoning_content out
+        thought(thought_of(answer))
+    if protocol in ("chat", "responses"):
+        assert answer.usage_metadata["output_token_details"]["reasoning"] > 0
+    assert answer.usage_metadata["input_tokens"] > 0
+
+
+def structure(server: Server, protocol: str) -> None:
     for method in ("json_schema", "function_calling"):
-        report = model_of(server, max_tokens=200).with_structured_output(Report, method=method).invoke("Write JSON.")
-        assert isinstance(report, Report), method
+        report = model_of(server, protocol, max_tokens=200).with_structured_output(Report, method=method).invoke("Write JSON.")
+        if not (method == "function_calling" and protocol == "ollama"):  # Ollama's API cannot be asked to call
+            assert isinstance(report, Report), method
+
+
+def embeddings(server: Server, protocol: str) -> None:
+    if protocol == "ollama":
+        embedder: Any = OllamaEmbeddings(base_url=server.root, model=server.model)
+    elif protocol == "chat":
+        embedder = OpenAIEmbeddings(base_url=server.base_url, api_key=server.api_key, model=server.model, max_retries=0,
+                                    check_embedding_ctx_length=False)  # fmt: skip
+    else:
+        return
+    one, other = embedder.embed_documents(["hello", "weather"])
+    assert len(one) == len(other) > 0
+    assert one != other
 
 
 if __name__ == "__main__":
@@ -98,5 +136,7 @@ if __name__ == "__main__":
         thinking,
         thinking_streamed,
         structure,
-        packages=("langchain", "langchain-openai", "openai"),
+        embeddings,
+        packages=("langchain", "langchain-openai", "langchain-anthropic", "langchain-ollama"),
+        protocols=PROTOCOLS,
     )

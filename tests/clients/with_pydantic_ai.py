@@ -1,13 +1,22 @@
-"""pydantic-ai: agents with tools, thoughts and typed results."""
+"""pydantic-ai: agents with tools, thoughts and typed results, through all protocols that it speaks."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from anthropic import AsyncAnthropic
 from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, told
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.messages import PartStartEvent, ThinkingPart, ThinkingPartDelta
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.ollama import OllamaModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+
+PROTOCOLS = ("chat", "responses", "messages", "ollama")  # its model for Ollama speaks chat completions
 
 
 class Report(BaseModel):
@@ -20,33 +29,43 @@ def get_weather(city: str) -> str:
     return called("get_weather", {"city": city})
 
 
-def agent_of(server: Server, **options: object) -> Agent:
-    provider = OpenAIProvider(base_url=server.base_url, api_key=server.api_key)
-    return Agent(OpenAIChatModel(server.model, provider=provider), model_settings={"temperature": 0}, retries=0, **options)
+def agent_of(server: Server, protocol: str, **options: object) -> Agent:
+    openai: Any = OpenAIProvider(base_url=server.base_url, api_key=server.api_key)
+    anthropic: Any = AnthropicProvider(
+        anthropic_client=AsyncAnthropic(base_url=server.root, api_key=server.api_key, max_retries=0)
+    )
+    model: Any = {
+        "chat": lambda: OpenAIChatModel(server.model, provider=openai),
+        "responses": lambda: OpenAIResponsesModel(server.model, provider=openai),
+        "messages": lambda: AnthropicModel(server.model, provider=anthropic),
+        "ollama": lambda: OllamaModel(server.model, provider=OllamaProvider(base_url=server.base_url)),
+    }[protocol]()
+    settings = {"temperature": 0, "openai_reasoning_summary": "auto"}  # its model of Responses shows thoughts as summaries only
+    return Agent(model, model_settings=settings, retries=0, **options)
 
 
-def tool_loop(server: Server) -> None:
-    told(agent_of(server, tools=[get_weather]).run_sync(WEATHER_QUESTION).output)
+def tool_loop(server: Server, protocol: str) -> None:
+    told(agent_of(server, protocol, tools=[get_weather]).run_sync(WEATHER_QUESTION).output)
 
 
-async def tool_loop_streamed(server: Server) -> None:
-    async with agent_of(server, tools=[get_weather]).run_stream(WEATHER_QUESTION) as stream:
+async def tool_loop_streamed(server: Server, protocol: str) -> None:
+    async with agent_of(server, protocol, tools=[get_weather]).run_stream(WEATHER_QUESTION) as stream:
         text = "".join([piece async for piece in stream.stream_text(delta=True)])
     told(text)
 
 
-def thinking(server: Server) -> None:
-    done = agent_of(server).run_sync(SUM_QUESTION)
+def thinking(server: Server, protocol: str) -> None:
+    done = agent_of(server, protocol).run_sync(SUM_QUESTION)
     summed(done.output)
     (part,) = [part for part in done.all_messages()[-1].parts if isinstance(part, ThinkingPart)]
     thought(part.content)
-    again = agent_of(server).run_sync("What is 12 + 30?", message_history=done.all_messages())
+    again = agent_of(server, protocol).run_sync("What is 12 + 30?", message_history=done.all_messages())
     summed(again.output)
 
 
-async def thinking_streamed(server: Server) -> None:
+async def thinking_streamed(server: Server, protocol: str) -> None:
     thoughts = ""
-    async with agent_of(server).iter(SUM_QUESTION) as steps:
+    async with agent_of(server, protocol).iter(SUM_QUESTION) as steps:
         async for node in steps:
             if Agent.is_model_request_node(node):
                 async with node.stream(steps.ctx) as events:
@@ -58,11 +77,19 @@ async def thinking_streamed(server: Server) -> None:
     thought(thoughts)
 
 
-def structure(server: Server) -> None:
+def structure(server: Server, protocol: str) -> None:
     for kind in (NativeOutput, ToolOutput):
-        report = agent_of(server, output_type=kind(Report)).run_sync("Write JSON.", model_settings={"max_tokens": 200}).output
-        assert isinstance(report, Report), kind
+        agent = agent_of(server, protocol, output_type=kind(Report))
+        assert isinstance(agent.run_sync("Write JSON.", model_settings={"max_tokens": 200}).output, Report), kind
 
 
 if __name__ == "__main__":
-    run(tool_loop, tool_loop_streamed, thinking, thinking_streamed, structure, packages=("pydantic-ai-slim", "openai"))
+    run(
+        tool_loop,
+        tool_loop_streamed,
+        thinking,
+        thinking_streamed,
+        structure,
+        packages=("pydantic-ai-slim", "openai", "anthropic"),
+        protocols=PROTOCOLS,
+    )

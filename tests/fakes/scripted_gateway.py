@@ -14,6 +14,7 @@ from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
@@ -21,16 +22,18 @@ from holdfast.messages.output import (
     ChoiceFinished,
     Embedding,
     OutputEvent,
+    Relevance,
     TextDelta,
     TokenText,
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
+from tests.fakes import toy_tokenizers
 
 MODEL = "demo/tiny"
 PROMPT_TOKENS = 7
@@ -136,6 +139,7 @@ class ScriptedGateway:
     dropped: list[str] = field(default_factory=list)  # cancelled before it
     requests: list[GenerationRequest] = field(default_factory=list)
     embedded: list[EmbeddingRequest] = field(default_factory=list)
+    ranked: list[RankRequest] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,6 +189,22 @@ class ScriptedGateway:
             await self._wait_for(self.accept_when, request)
         vectors = [array("f", [0.6, 0.8, place]).tobytes() for place in range(len(request.inputs))]
         return tuple(Embedding(vector=vector, prompt_tokens=PROMPT_TOKENS) for vector in vectors)
+
+    async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
+        """The longer a document, the more it is about everything."""
+        self.ranked.append(request)
+        self._changed.set()
+        if request.model != MODEL:
+            raise UnknownModel(model=request.model, available=(MODEL,))
+        if self.refusal is not None:
+            raise self.refusal
+        scores = [len(document) / 100 for document in request.documents]
+        return tuple(Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS) for score in scores)
+
+    def tokenizer_of(self, model: str) -> Tokenizer:
+        if model != MODEL:
+            raise UnknownModel(model=model, available=(MODEL,))
+        return Tokenizer(toy_tokenizers.byte_level(), config={})
 
     async def _wait_for(self, event: asyncio.Event, request: GenerationRequest | EmbeddingRequest) -> None:
         try:
@@ -308,6 +328,8 @@ def scripted_services(
         generate=gateway.generate,
         encode=gateway.encode,
         embed=gateway.embed,
+        rank=gateway.rank,
+        tokenizer_of=gateway.tokenizer_of,
         sessions=sessions or ScriptedSessions(),
         statuses=directory.statuses,
         statistics=directory.statistics,

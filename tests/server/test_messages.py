@@ -129,6 +129,14 @@ def test_what_changes_with_every_request_of_claude_code_costs_nothing(claude: an
     )
 
 
+def test_a_schema_that_cannot_be_kept_is_named_as_the_client_calls_it(claude: anthropic.Anthropic) -> None:
+    strict = {**WEATHER, "strict": True, "input_schema": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}
+    with pytest.raises(anthropic.BadRequestError, match=r"`tools\.0\.input_schema`"):
+        whole(claude, ASKED, tools=[strict])
+    with pytest.raises(anthropic.BadRequestError, match=r"`output_config\.format\.schema`"):
+        whole(claude, ASKED, output_config={"format": {"type": "json_schema", "schema": {"type": "nothing"}}})
+
+
 def test_too_long_a_conversation_is_told_with_its_numbers(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
         whole(claude, [{"role": "user", "content": "many words " * 40_000}])

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import openai
+import pytest
 from pydantic import BaseModel
 
 WEATHER: dict[str, Any] = {
@@ -81,3 +82,13 @@ def test_a_form_is_kept(client: openai.OpenAI) -> None:
 def test_the_counted_input_is_the_one_that_is_read(client: openai.OpenAI) -> None:
     counted = client.responses.input_tokens.count(model="demo", input=[ASKED], tools=[WEATHER], instructions="Be brief.")
     assert counted.input_tokens == asked(client, ASKED, tools=[WEATHER], instructions="Be brief.").usage.input_tokens
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused_where_it_stands(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
+    tool = {"type": "function", "name": "f", "parameters": schema, "strict": True}
+    hosted, others = {"type": "web_search"}, {"type": "namespace", "name": "ns", "tools": [tool]}
+    with pytest.raises(openai.BadRequestError) as refused:
+        asked(client, ASKED, tools=[hosted, others])
+    assert refused.value.param == "tools.1.tools.0.parameters"
+    assert asked(client, ASKED, tools=[hosted, tool | {"strict": None}], max_output_tokens=5).status == "incomplete"

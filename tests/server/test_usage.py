@@ -38,6 +38,7 @@ class Dialect:
     body: Callable[[list[dict[str, str]]], dict[str, Any]]
     whole: Callable[[Any], Figures]
     streamed: Callable[[str], Figures]
+    goes_on: Callable[[str], dict[str, Any]] | None = None  # how the next turn names an answer, instead of telling all
 
 
 def chat_figures(usage: Any, text: str) -> Figures:
@@ -67,6 +68,21 @@ def streamed_response(text: str) -> Figures:
     last = data_of(text)[-1]
     assert last["type"] in ("response.completed", "response.incomplete")
     return response_figures(last["response"])
+
+
+def named_response(text: str) -> dict[str, Any]:
+    response = data_of(text)[-1]["response"] if text.startswith("event:") else json.loads(text)
+    return {"previous_response_id": response["id"]}
+
+
+def response_body(turns: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "instructions": SYSTEM,
+        "input": turns,
+        "max_output_tokens": MOST_TOKENS,
+        "temperature": 0,
+        "reasoning": {"effort": "none"},
+    }
 
 
 def message_figures(usage: Any, text: str) -> Figures:
@@ -121,16 +137,16 @@ DIALECTS = {
     ),
     "Responses": Dialect(
         path="/v1/responses",
-        body=lambda turns: {
-            "instructions": SYSTEM,
-            "input": turns,
-            "max_output_tokens": MOST_TOKENS,
-            "temperature": 0,
-            "store": False,
-            "reasoning": {"effort": "none"},
-        },
+        body=lambda turns: {**response_body(turns), "store": False},
         whole=response_figures,
         streamed=streamed_response,
+    ),
+    "Responses by id": Dialect(
+        path="/v1/responses",
+        body=response_body,
+        whole=response_figures,
+        streamed=streamed_response,
+        goes_on=named_response,
     ),
     "Messages": Dialect(
         path="/v1/messages",
@@ -153,16 +169,23 @@ REFERENCE = "chat completions"
 Asked = dict[tuple[str, bool], dict[str, Figures]]  # by dialect, and whether it streams; then by the turn
 
 
-def ask(server: ServerProcess, name: str, turns: list[dict[str, str]], *, streams: bool) -> Figures:
-    """One request; each dialect and way is a tenant of its own, that finds only what it has read itself."""
+def ask(server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool) -> tuple[Figures, str]:
+    """One request, and its answer; each dialect and way is a tenant of its own, that finds only what it has read itself."""
     dialect = DIALECTS[name]
-    body = {"model": "demo", "stream": streams, **dialect.body(turns)}
+    body = {"model": "demo", "stream": streams, **body}
     if not streams:
         body.pop("stream_options", None)
     headers = {"X-Holdfast-Tenant": f"{name} {streams}"}
     answer = httpx.post(server.url + dialect.path, json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
-    return dialect.streamed(answer.text) if streams else dialect.whole(answer.json())
+    return (dialect.streamed(answer.text) if streams else dialect.whole(answer.json())), answer.text
+
+
+def next_turn(dialect: Dialect, figures: Figures, answer: str) -> dict[str, Any]:
+    """What the second turn of the conversation sends."""
+    if dialect.goes_on is not None:
+        return {**dialect.body(NEXT), **dialect.goes_on(answer)}
+    return dialect.body([*FIRST, {"role": "assistant", "content": figures.text}, *NEXT])
 
 
 @pytest.fixture(scope="module")
@@ -170,19 +193,19 @@ def asked(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked
     """All answers: of two lives of one server."""
     arguments = (str(model_folder), "--name", "demo", "--store", str(tmp_path_factory.mktemp("usage") / "store"))
     found: Asked = {(name, streams): {} for name in DIALECTS for streams in (False, True)}
-    further: dict[tuple[str, bool], list[dict[str, str]]] = {}
+    further: dict[tuple[str, bool], dict[str, Any]] = {}
     for life in ("first", "second"):
         server = ServerProcess(*arguments)
         server.wait_ready()
         try:
             for (name, streams), figures in found.items():
                 if life == "second":
-                    figures["restarted"] = ask(server, name, further[name, streams], streams=streams)
+                    figures["restarted"], _ = ask(server, name, further[name, streams], streams=streams)
                     continue
-                figures["cold"] = ask(server, name, FIRST, streams=streams)
-                figures["warm"] = ask(server, name, FIRST, streams=streams)
-                further[name, streams] = [*FIRST, {"role": "assistant", "content": figures["warm"].text}, *NEXT]
-                figures["extended"] = ask(server, name, further[name, streams], streams=streams)
+                figures["cold"], _ = ask(server, name, DIALECTS[name].body(FIRST), streams=streams)
+                figures["warm"], answer = ask(server, name, DIALECTS[name].body(FIRST), streams=streams)
+                further[name, streams] = next_turn(DIALECTS[name], figures["warm"], answer)
+                figures["extended"], _ = ask(server, name, further[name, streams], streams=streams)
         finally:
             assert server.stop() == 0, server.log()
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.server_process import ServerProcess
-from tools.clients import checked, environment, scripts
+from tools.clients import checked, scripts
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +23,6 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("script", scripts(), ids=lambda script: script.stem)
 def test_a_client_calls_tools_and_thinks_streamed_and_whole(script: Path, server: ServerProcess) -> None:
-    found = list(checked(script, python=environment(), base_url=f"{server.url}/v1", model="demo"))
+    found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
     assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []
     assert "Traceback" not in server.log()

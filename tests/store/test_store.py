@@ -251,6 +251,8 @@ def test_pinned_blocks_stay_until_their_time_is_over_also_over_restarts(tmp_path
     assert {block.key for block in chain} <= fill(others[:10])
     clock.moved_seconds += 1000
     assert not {block.key for block in chain} & fill(others[10:])
+    (index,) = (tmp_path / "s").glob("index/*.sqlite")
+    assert sqlite3.connect(index).execute("SELECT count(*) FROM pins").fetchone() == (0,), "old pins do not gather"
 
 
 def test_tighter_limits_are_kept_from_the_next_opening_on(store: BlockStore, tmp_path: Path) -> None:

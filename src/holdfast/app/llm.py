@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,27 @@ from typing import TypeAlias, Unpack, cast, overload
 
 from holdfast.app.answers import Completion, TextStream
 from holdfast.app.at_exit import close_before_exit, closed
-from holdfast.app.options import ChatOptions, GenerationOptions, Messages, chat_request, request_of
+from holdfast.app.options import (
+    ChatOptions,
+    EmbeddingOptions,
+    GenerationOptions,
+    Messages,
+    TextOrTokens,
+    chat_request,
+    embedding_request,
+    request_of,
+)
 from holdfast.app.sessions import Sessions
 from holdfast.config import Settings, load_settings
 from holdfast.errors import ModelLoadError
 from holdfast.intake.answer_observer import observer
+from holdfast.intake.embed import embedding_of, embedding_sequences
 from holdfast.intake.prepare import prepare
+from holdfast.intake.read_prompts import PromptReader, ReadPrompt
 from holdfast.intake.tenant import tenant_of
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
-from holdfast.link.in_process import InProcessClient
+from holdfast.link.in_process import BlockingEventStream, InProcessClient
+from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import GenerationRequest, Prompt
@@ -31,7 +44,6 @@ from holdfast.user_folders import hash_cache_file
 from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.device import serve_model
 
-TextOrTokens: TypeAlias = str | Sequence[int]
 Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 
 
@@ -68,6 +80,10 @@ class LLM:
         self.close()
 
     @property
+    def _at_once(self) -> int:
+        return self._settings.scheduler.max_running + self._settings.scheduler.max_queued
+
+    @property
     def info(self) -> ModelInfo:
         """Facts of the loaded model."""
         return self._client.info
@@ -102,6 +118,25 @@ class LLM:
         """Answer a conversation piece by piece; see `chat` and `stream`. Thoughts and calls show in the stream's `events`."""
         return self._start_answer(chat_request(messages, options))
 
+    @overload
+    def embed(self, texts: TextOrTokens, **options: Unpack[EmbeddingOptions]) -> list[float]: ...
+
+    @overload
+    def embed(self, texts: Prompts, **options: Unpack[EmbeddingOptions]) -> list[list[float]]: ...
+
+    def embed(self, texts: TextOrTokens | Prompts, **options: Unpack[EmbeddingOptions]) -> list[float] | list[list[float]]:
+        """The vector of length 1 that stands for a text (or token ids), or those of several, read in one batch.
+
+        Raises InvalidRequest for a bad option or text and for a model that gives no embeddings, GenerationFailed when it fails.
+        """
+        is_one = isinstance(texts, str) or bool(texts and isinstance(texts[0], int))
+        inputs = [texts] if is_one else texts
+        request = embedding_request(cast(Sequence[TextOrTokens], inputs), options, is_list=not is_one)
+        sequences = embedding_sequences(request, self._bundle, info=self._client.info)
+        read = self._read(sequences)
+        vectors = [array("f", embedding_of(each.finished, dimensions=request.dimensions).vector).tolist() for each in read]
+        return vectors[0] if is_one else vectors
+
     def sessions(self, *, tenant: str = "") -> Sessions:
         """The sessions of this model: named branches of what is kept."""
         return Sessions(self._client, tenant=tenant_of(api_key="", name=tenant, cache_salt=""))
@@ -116,15 +151,28 @@ class LLM:
         if hasattr(self, "_bundle"):  # else loading it has failed
             self._bundle.known_answers.close()
 
+    def _read(self, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
+        """What came of prompts that are only read, as many under way at once as the engine and its queue take."""
+        streams: list[BlockingEventStream] = []
+        read: list[ReadPrompt] = []
+        try:
+            for index in range(len(sequences)):
+                while len(streams) < min(len(sequences), index + self._at_once):
+                    streams.append(self._client.submit(sequences[len(streams)]))
+                reader = PromptReader()
+                read.append(next(found for event in streams[index] if (found := reader.take(event)) is not None))
+        finally:
+            for stream in streams:
+                stream.close()
+        return read
+
     def _answers(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Answers to all requests, as many under way at once as the engine and its queue take."""
-        scheduler = self._settings.scheduler
-        at_once = scheduler.max_running + scheduler.max_queued
         streams: list[TextStream] = []
         completions: list[Completion] = []
         try:
             for index in range(len(requests)):
-                while len(streams) < min(len(requests), index + at_once):
+                while len(streams) < min(len(requests), index + self._at_once):
                     streams.append(self._start_answer(requests[len(streams)]))
                 completions.append(streams[index].read_all())
         finally:

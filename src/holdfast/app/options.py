@@ -10,8 +10,10 @@ from holdfast.errors import InvalidRequest
 from holdfast.intake.tenant import tenant_of
 from holdfast.messages.requests import (
     ChatPrompt,
+    EmbeddingRequest,
     GenerationRequest,
     OutputFormat,
+    Pooling,
     Prompt,
     SamplingParams,
     Thinking,
@@ -19,6 +21,7 @@ from holdfast.messages.requests import (
     ToolChoice,
 )
 
+TextOrTokens: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 FormatOption: TypeAlias = OutputFormat | Mapping[str, Any]
 ChoiceOption: TypeAlias = ToolChoice | str
@@ -53,6 +56,24 @@ class ChatOptions(GenerationOptions, total=False):
     tool_choice: ChoiceOption  # "auto", "none", "required", or the name of a tool
     thinking: ThinkingOption  # whether to think first, or how much: "low", "high", …
     template_options: Mapping[str, Any]  # variables for the chat template
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """How to make vectors of texts."""
+
+    pooling: Pooling  # which hidden states count: the "mean" of all, or the "last"; left out: as the model was trained
+    dimensions: int  # so many of the first ones
+    truncates: bool  # a text that is longer than the context window is cut; else it is refused
+
+
+def embedding_request(texts: Sequence[TextOrTokens], options: Mapping[str, Any], *, is_list: bool) -> EmbeddingRequest:
+    """The request for the vectors of texts. Raises InvalidRequest, and TypeError for an option that there is none of."""
+    if unknown := options.keys() - EmbeddingOptions.__annotations__.keys():
+        raise TypeError(f"unknown options: {', '.join(unknown)}; there are {', '.join(EmbeddingOptions.__annotations__)}")
+    if options.get("pooling") not in (None, *get_args(Pooling)):
+        raise InvalidRequest(f"pooling: one of {', '.join(get_args(Pooling))}", field="pooling")
+    inputs = tuple(text if isinstance(text, str) else tuple(text) for text in texts)
+    return EmbeddingRequest(request_id=uuid.uuid4().hex, model="", inputs=inputs, input_field="texts", is_list=is_list, **options)
 
 
 def request_of(prompt: Prompt, options: Mapping[str, Any]) -> GenerationRequest:

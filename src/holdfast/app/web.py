@@ -42,6 +42,8 @@ def build_application(
         generate=gateway.generate,
         encode=gateway.encode,
         embed=gateway.embed,
+        rank=gateway.rank,
+        tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.client),
         statuses=residency.statuses,
         statistics=residency.statistics,

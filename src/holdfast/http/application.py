@@ -16,6 +16,7 @@ from holdfast.http.admin.dialect import ADMIN
 from holdfast.http.anthropic.dialect import ANTHROPIC
 from holdfast.http.ollama.dialect import OLLAMA
 from holdfast.http.openai.dialect import OPENAI, OTHER_PARTS
+from holdfast.http.rerank.dialect import RERANK
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
@@ -23,6 +24,7 @@ from holdfast.http.server.guard import Guard
 from holdfast.http.server.models import model_operations
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
+from holdfast.http.tokens.dialect import TOKENS
 
 # None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
 # without a word.
@@ -37,6 +39,8 @@ DIALECTS = (
     MODELS,
     ADMIN,
     RESPONSES,
+    RERANK,
+    TOKENS,
     OTHER_PARTS,
     ANTHROPIC,
     OLLAMA,
@@ -75,7 +79,7 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
     if not origins:
         return []
     methods = ["GET", "POST", "PATCH", "DELETE"]
-    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id", "request-id"]}
     return [Middleware(CORSMiddleware, allow_origins=list(origins), **options)]  # type: ignore[arg-type]
 
 

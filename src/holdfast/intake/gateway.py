@@ -14,14 +14,16 @@ from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_co
 from holdfast.intake.limits import nesting_of
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, prompt_tokens, with_defaults
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.rank import ranking
 from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.output import Embedding
-from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationRequest
+from holdfast.messages.output import Embedding, Relevance
+from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
@@ -83,6 +85,18 @@ class Gateway:
         sequences = await asyncio.to_thread(embedding_sequences, request, self._bundle(request.model), info=client.info)
         read = await read_prompts(client, sequences)
         return tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read)
+
+    async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
+        """How much each document is about the query, in their order. Raises as `embed` does."""
+        client = await self._client_of(request.model, 1)
+        asked = await asyncio.to_thread(ranking, request, self._bundle(request.model), info=client.info)
+        if asked.first is not None:
+            await read_prompts(client, [asked.first])
+        return tuple(map(asked.relevance, await read_prompts(client, asked.sequences)))
+
+    def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of a served model. Raises UnknownModel."""
+        return self._bundle(model).tokenizer
 
     def _bundle(self, model: str) -> TokenizerBundle:
         if model not in self._bundles:

@@ -150,7 +150,7 @@ def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     field, tokenizer = request.prompt_field, bundle.tokenizer
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
-        _refuse_by_beginning(tokenizer, prompt, context_tokens=info.context_tokens, field=field)
+        refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
         tokens = _encoded(prompt, tokenizer)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
@@ -169,13 +169,14 @@ def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
     return PromptTokens(token_ids=tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)))
 
 
-def _refuse_by_beginning(tokenizer: Tokenizer, prompt: PromptText, *, context_tokens: int, field: str) -> None:
+def refuse_by_beginning(tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str) -> None:
+    """Raise PromptTooLong for a text whose beginning alone is longer than the window, before all of it is looked at."""
     most = context_tokens * MOST_CHARACTERS_PER_TOKEN
-    if len(prompt.text) <= most:
+    if len(text) <= most:
         return
-    tokens = len(tokenizer.encode(prompt.text[:most], add_special_tokens=False))
+    tokens = len(tokenizer.encode(text[:most], add_special_tokens=False))
     if tokens > context_tokens:
-        raise PromptTooLong(prompt_tokens=tokens * len(prompt.text) // most, context_tokens=context_tokens, field=field)
+        raise PromptTooLong(prompt_tokens=tokens * len(text) // most, context_tokens=context_tokens, field=field)
 
 
 def assemble(

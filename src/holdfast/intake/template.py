@@ -30,6 +30,7 @@ _PROBE, _LATER = "probe7391", "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
 _FUNCTIONS = re.compile(r"\+ *functions\b")
 _SYSTEM = frozenset({"system", "developer"})
+_JUDGED = ("query", "document")  # roles that templates of models for ranking know
 
 
 class ChatTemplate:
@@ -140,6 +141,21 @@ class ChatTemplate:
             # Some templates take descriptions and types for granted.
             tools = [complete_tool(tool) for tool in prompt.tools]
             return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
+
+    def judging(self, *, instruction: str, query: str, document: str) -> str:
+        """The text by which a model is asked to judge a document, where the template names roles for that; else empty."""
+        if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
+            return ""
+        system = [{"role": "system", "content": self._as_content(instruction)}] if instruction else []
+        messages = [*system, *({"role": role, "content": self._as_content(_PROBE + role)} for role in _JUDGED)]
+        try:
+            text = self._run("default", messages, tools=None, options={}, answer=True)
+        except _RENDER_ERRORS:
+            return ""
+        if [text.count(_PROBE + role) for role in _JUDGED] != [1, 1]:
+            return ""
+        contents = {_PROBE + "query": query, _PROBE + "document": document}
+        return re.sub("|".join(contents), lambda found: contents[found[0]], text)
 
     def behind_answer(self) -> str:
         """What the template writes behind an answer of the assistant; empty when it cannot be told."""

@@ -18,7 +18,7 @@ from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer
-from holdfast.models.sentence_modules import OwnPooling, own_pooling
+from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
 from holdfast.parsing.dialect import PLAIN, ModelDialect
 from holdfast.store.answers import AnswerFile
@@ -42,6 +42,7 @@ class TokenizerBundle:
     template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
     dialect_report: DialectReport = DialectReport()
     own_pooling: OwnPooling = OwnPooling()
+    answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
 
 
 def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers: AnswerFile | None = None) -> TokenizerBundle:
@@ -72,6 +73,7 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
         template_options=dict(found.switch.keeping) if keep_thoughts else {},
         dialect_report=found.report,
         own_pooling=own_pooling(folder),
+        answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),
     )
 
 

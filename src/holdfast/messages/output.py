@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.messages.events import CacheReport, FinishReason, Timings
+from holdfast.messages.requests import RankMethod
 
 TextKind: TypeAlias = Literal["text", "reasoning"]
 EndWord: TypeAlias = Literal["stop", "length", "tool_calls"]  # why an answer ended, as protocols name it
@@ -107,13 +108,26 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory.cached_tokens
 
 
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """The vector that stands for one text, and what reading it took."""
+class TextRead(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading one text took of which nothing is continued."""
 
-    vector: bytes  # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
     prompt_tokens: int
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
+
+
+class Embedding(TextRead, frozen=True, kw_only=True):
+    """The vector that stands for one text."""
+
+    vector: bytes  # float32 in the order of the machine (little-endian wherever MLX runs), of length 1
+
+
+class Relevance(TextRead, frozen=True, kw_only=True):
+    """How much one document is about a query."""
+
+    method: RankMethod
+    score: float  # 0 to 1
+    logprob: float  # natural; of the yes, or the mean of the query's tokens
 
 
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished

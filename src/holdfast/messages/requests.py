@@ -65,6 +65,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
+    tool_fields: tuple[
+        str, ...
+    ] = ()  # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has it
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
@@ -103,6 +106,9 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 Pooling: TypeAlias = Literal["mean", "last"]
 """Which of a text's hidden states stand for it: the mean of all, or that of its last token."""
+
+RankMethod: TypeAlias = Literal["yes_no", "likelihood"]
+"""How a document is scored: by the model's yes or no to it, or by how likely the query is behind it."""
 
 
 # A text is tokenized as it is, with the tokenizer's own special tokens in front; token ids are used as they are.
@@ -144,3 +150,15 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     input_field: str = "input"  # the request's field to name in errors: the third input is `input.2`
     is_list: bool = True  # else there is one input, which errors name `input`
+
+
+class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A query and documents, of each of which is asked how much it is about the query."""
+
+    request_id: RequestId
+    model: str
+    query: str
+    documents: tuple[str, ...]
+    instruction: str = ""  # what counts as relevant; empty: as the model was trained
+    method: RankMethod | None = None  # None: as the model was trained
+    tenant: str = ""

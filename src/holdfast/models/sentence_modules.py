@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,32 @@ def own_pooling(folder: Path) -> OwnPooling:
     if len(named) > 1 or named[0] not in _POOLINGS:
         return OwnPooling(unserved=f"its vectors are pooled in a way that is not served ({', '.join(named)})")
     return OwnPooling(pooling=_POOLINGS[named[0]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTokens:
+    """The tokens by which a model was trained to say whether a document is relevant. Only of a model that was."""
+
+    yes: int
+    no: int | None  # None: the logit of the other alone was trained
+
+
+def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> AnswerTokens | None:
+    """What the folder says: the module that sentence-transformers has for it, or the key of config.json that vLLM reads.
+
+    token_id: of a token by its text. None: the model was not trained so, as far as its files tell.
+    """
+    for kind, name in _modules(folder):
+        config = _read(folder / name / "config.json")
+        if kind == "LogitScore" and isinstance(config, dict) and isinstance(yes := config.get("true_token_id"), int):
+            no = config.get("false_token_id")
+            return AnswerTokens(yes=yes, no=no if isinstance(no, int) else None)
+    config = _read(folder / "config.json")
+    match config.get("classifier_from_token") if isinstance(config, dict) else None:
+        case [str(no_text), str(yes_text)]:
+            found_no, found_yes = token_id(no_text), token_id(yes_text)
+            return None if found_no is None or found_yes is None else AnswerTokens(yes=found_yes, no=found_no)
+    return None
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ They are hints, so they give way: to sessions that are pinned, to younger ones, 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from holdfast.messages.commands import PinnedPrefix
@@ -23,6 +24,7 @@ class PrefixPins:
 
     def __init__(self, index: PrefixIndex, pins: SessionPins) -> None:
         self._index, self._pins = index, pins
+        self._worker = secrets.token_hex(8)  # other workers on the same store have pins of their own
         self._kept: dict[BlockKey, Session] = {}
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class PrefixPins:
             seconds = max(seconds, known.ttl_seconds or 0)
             branch = branch if branch.goes_on_from(known.branches[0]) else known.branches[0]
         return Session(
-            session_id=f"prefix/{end.hex()}",  # no session of a client has a slash in its id
+            session_id=f"{self._worker}/{end.hex()}",  # no session of a client has a slash in its id
             tenant=tenant,
             created_at=now,
             last_used_at=now,

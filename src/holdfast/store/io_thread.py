@@ -124,6 +124,7 @@ class IoThread:
                 self._salvaged = True
             self._supervisor.close()
             self._maintenance.remove_models(self._is_outdated)
+            self._supervisor.use(lambda index: index.drop_old_pins(self._clocks.wall()))
             self._count_evicted(self._maintenance.make_room(0, in_use=()))  # the limits may be tighter than last time
             self._refresh_counts()
         except (OSError, StoreRefused) as error:

@@ -8,7 +8,7 @@ from time import perf_counter
 from prometheus_client import Histogram
 
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, Embedding, OutputDelta, OutputEvent, TextDelta, ToolCallFinished
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta, TextRead, ToolCallFinished
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.printable import LONGEST_CONTENT
 
@@ -67,7 +67,7 @@ class AnswerRecord:
         else:
             self._observe_news(event, now)
 
-    def has_read(self, model: str, prompts: Sequence[Embedding]) -> None:
+    def has_read(self, model: str, prompts: Sequence[TextRead]) -> None:
         """Prompts were read, of which nothing was to be continued."""
         self._model = model
         self.prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)

@@ -73,7 +73,8 @@ class Traces:
         root.set_attributes(_usage_attributes(answer))
         beneath = self._trace.set_span_in_context(root)
         accepted_at = answer.began + answer.accept_seconds
-        self._span("intake", beneath, wall, (answer.began, accepted_at))
+        if answer.accept_seconds:
+            self._span("intake", beneath, wall, (answer.began, accepted_at))
         for event, ended_at in answer.ends:
             timings, memory, choice = event.timings, event.memory, {"holdfast.choice": event.index}
             admitted_at = accepted_at + timings.queue_seconds

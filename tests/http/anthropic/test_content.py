@@ -87,6 +87,20 @@ def test_a_result_may_be_empty(more: dict[str, Any], content: str) -> None:
     assert talk(("user", [{**result(**more), "content": None}]))[0]["content"] == content
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "a"}},
+        {"type": "document", "title": "T", "source": {"type": "content", "content": "a"}},
+        {"type": "document", "title": "T", "source": {"type": "content", "content": [text("a")]}},
+        {"type": "search_result", "source": "https://x", "title": "T", "content": [text("a")]},
+    ],
+)
+def test_documents_and_search_results_of_text_are_text(block: dict[str, Any]) -> None:
+    assert talk(("user", [block])) == [{"role": "user", "content": [text("T\na")]}]
+    assert talk(("user", [result([block])]))[0]["content"] == [text("T\na")]
+
+
 def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
     turns: Any = [{"role": "user", "content": [result([{"type": "tool_reference", "tool_name": "g"}])]}]
     assert [*referenced_tools(turns)] == ["g"]
@@ -102,7 +116,9 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
     ("role", "blocks", "field"),
     [
         ("user", [text("x"), {"type": "image", "source": {}}], "messages.0.content.1"),
-        ("user", [{"type": "document", "source": {}}], "messages.0.content.0"),
+        ("user", [{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0"),
+        ("user", [{"type": "document", "source": {"type": "text", "data": 1}}], "messages.0.content.0"),
+        ("user", [{"type": "search_result", "content": [{"type": "image"}]}], "messages.0.content.0"),
         ("user", [result([{"type": "image", "source": {}}])], "messages.0.content.0.content.0"),
         ("user", [{"type": "mystery"}], "messages.0.content.0.type"),
         ("user", [use()], "messages.0.content.0.type"),
@@ -116,7 +132,13 @@ def test_what_no_model_here_reads_is_named(role: str, blocks: list[Any], field: 
     assert error.value.field == field
 
 
-@given(st.recursive(st.none() | st.text(max_size=3) | st.integers(), lambda inner: st.dictionaries(st.text(max_size=3), inner)))
+@given(
+    st.recursive(
+        st.none() | st.text(max_size=3) | st.integers(),
+        lambda inner: st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        max_leaves=4,
+    )
+)
 def test_arguments_are_the_same_json_again(value: Any) -> None:
     (message,) = talk(("assistant", [use(value=value)]))
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"value": value}

@@ -7,8 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
+from holdfast.http.anthropic.messages import MessagesRequest
 from holdfast.http.server import sse
 from holdfast.messages.requests import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
@@ -211,6 +214,36 @@ async def test_an_explanation_is_told_with_the_end() -> None:
             response = await client.post(MESSAGES, json=message_body(stream=stream), headers=explained)
             told = named_events_of(response.text)[-2][1] if stream else response.json()
             assert told["holdfast"]["prompt_tokens"] == PROMPT_TOKENS
+
+
+blocks = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "tool_reference", "document", "image", "x", None])},
+    optional={
+        **dict.fromkeys(["text", "thinking", "signature", "id", "name", "tool_use_id", "tool_name"], st.text(max_size=3)),
+        "content": st.none() | st.text(max_size=3) | st.lists(st.just({"type": "text", "text": "t"}) | st.just(1), max_size=2),
+        "input": st.dictionaries(st.text(max_size=2), st.none() | st.integers(), max_size=2) | st.integers(),
+        "cache_control": st.sampled_from([None, EPHEMERAL, {"type": "ephemeral", "ttl": "9h"}, 1]),
+    },
+)
+turns = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": st.text(max_size=3) | st.lists(blocks, max_size=3)}
+)
+further = st.dictionaries(
+    st.sampled_from([*MessagesRequest.model_fields, "container", "x"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(blocks, max_size=2) | blocks,
+    max_size=3,
+)
+
+
+@settings(max_examples=60)
+@given(messages=st.lists(turns, max_size=4), more=further, path=st.sampled_from([MESSAGES, COUNT]))
+async def test_no_json_whatever_makes_an_internal_error(messages: list[Any], more: dict[str, Any], path: str) -> None:
+    body = json.dumps({**message_body(messages=messages), **more}).encode()
+    async with client_of(ScriptedGateway()) as client:
+        response = await client.post(path, content=body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert (response.json()["type"], set(response.json()["error"])) == ("error", {"type", "message"})
 
 
 async def test_nothing_of_the_wire_is_longer_than_it_must_be() -> None:

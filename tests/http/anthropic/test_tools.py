@@ -17,13 +17,17 @@ def tool(name: str = "f", **more: Any) -> MessagesTool:
     return {"name": name, "input_schema": SCHEMA, **more}  # type: ignore[typeddict-item]
 
 
+def nested(levels: int) -> dict[str, Any]:
+    return {"items": nested(levels - 1)} if levels else {}
+
+
 def names(*tools: MessagesTool, referenced: tuple[str, ...] = ()) -> list[str]:
-    return [shown["function"]["name"] for shown in shown_tools(tools, referenced=referenced, limits=LIMITS)]
+    return [shown["function"]["name"] for shown in shown_tools(tools, referenced=referenced, limits=LIMITS).definitions]
 
 
 def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
     given = tool(description="d", strict=True, eager_input_streaming=True, cache_control={"type": "ephemeral"}, type="custom")
-    (shown,) = shown_tools([given], referenced=(), limits=LIMITS)
+    (shown,) = shown_tools([given], referenced=(), limits=LIMITS).definitions
     function = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
     assert shown == {"type": "function", "function": function}
 
@@ -33,7 +37,7 @@ def test_a_tool_is_a_function_without_what_only_anthropic_knows() -> None:
     [("bash_20250124", "bash"), ("text_editor_20250728", "str_replace_based_edit_tool"), ("memory_20250818", "memory")],
 )
 def test_tools_that_clients_run_get_the_schema_that_anthropics_models_know_by_heart(kind: str, name: str) -> None:
-    (shown,) = shown_tools([{"type": kind, "name": name}], referenced=(), limits=LIMITS)
+    (shown,) = shown_tools([{"type": kind, "name": name}], referenced=(), limits=LIMITS).definitions
     assert "command" in shown["function"]["parameters"]["properties"]
     assert shown["function"]["description"]
 
@@ -56,7 +60,8 @@ def test_a_deferred_tool_is_there_once_it_was_found_behind_all_others() -> None:
     [
         ([{"name": "f"}], "tools.0.input_schema"),
         ([{"input_schema": SCHEMA}], "tools.0.name"),
-        ([tool(), tool()], "tools.1.name"),
+        ([{"type": "web_search_20260318", "name": "w"}, tool(), tool()], "tools.2.name"),
+        ([{"name": "f", "input_schema": nested(70)}], "tools.0.input_schema"),
         ([tool(str(number)) for number in range(5)], "tools"),
     ],
 )

@@ -10,7 +10,7 @@ from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import TextDelta
 from holdfast.messages.requests import ChatPrompt, OutputFormat
-from tests.fakes.http_clients import Exchange
+from tests.fakes.http_clients import Exchange, client_of
 from tests.fakes.ollama_bodies import CHAT, HELLO, UNABLE, WEATHER, asked, directory_of, lines_of, said
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling, token
 
@@ -244,3 +244,12 @@ async def test_while_nothing_comes_only_empty_lines_of_the_protocol_are_sent(mon
     waiting.set()
     await running
     assert said([json.loads(line) for line in exchange.text.splitlines()], "content") == "late"
+
+
+async def test_copilot_may_ask_every_model_to_think() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway, directory=directory_of(UNABLE)) as client:
+        body = {"model": MODEL, "messages": HELLO, "think": "medium"}
+        assert (await client.post(CHAT, json=body, headers={"user-agent": "GitHubCopilotChat/0.30"})).status_code == 200
+        assert (await client.post(CHAT, json=body)).status_code == 400
+    assert gateway.request.thinking.effort is None

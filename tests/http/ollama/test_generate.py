@@ -3,7 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast.http.ollama.context import packed, unpacked
+from holdfast.http.server.problem import RequestRefused
 from holdfast.messages.requests import ChatPrompt, SamplingParams
 from tests.fakes.ollama_bodies import GENERATE, asked, lines_of
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling
@@ -100,3 +104,45 @@ async def test_options_of_ollamas_engine_are_taken_without_effect() -> None:
     plain = await options_of()
     tuned = await options_of(num_ctx=8192, num_gpu=99, mirostat=2, tfs_z=0.5, numa=True, num_thread=8, something_new=1)
     assert (tuned.sampling, tuned.max_tokens) == (plain.sampling, plain.max_tokens)
+
+
+async def test_a_conversation_goes_on_from_its_context() -> None:
+    first = (
+        await asked(ScriptedGateway(script=calling(thought="hm", said="Hello")), GENERATE, system="Be brief.", stream=False)
+    ).json()
+    streamed = lines_of(await asked(ScriptedGateway(script=calling(thought="hm", said="Hello")), GENERATE, system="Be brief."))
+    assert streamed[-1]["context"] == first["context"]
+    gateway = ScriptedGateway(script=answer("Fine"))
+    await asked(gateway, GENERATE, prompt="How are you?", context=first["context"])
+    past = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "Hello", "reasoning_content": "hm"},
+    )
+    assert gateway.request.prompt == ChatPrompt(messages=(*past, {"role": "user", "content": "How are you?"}))
+    gateway = ScriptedGateway()
+    await asked(gateway, GENERATE, prompt="Again", context=first["context"], system="Be long.")
+    assert isinstance(gateway.request.prompt, ChatPrompt)
+    assert [turn["content"] for turn in gateway.request.prompt.messages] == ["Be long.", "hello", "Hello", "Again"]
+
+
+async def test_a_raw_prompt_has_no_context() -> None:
+    assert "context" not in (await asked(ScriptedGateway(), GENERATE, raw=True, stream=False)).json()
+
+
+@pytest.mark.parametrize("context", [[1, 2, 3], [100_000], [-1], packed([{"role": "tool", "content": "x"}]), packed([])[:-2]])
+async def test_a_context_of_elsewhere_is_refused(context: list[int]) -> None:
+    response = await asked(ScriptedGateway(), GENERATE, context=context)
+    assert (response.status_code, "`context`" in response.json()["error"]) == (400, True)
+
+
+def test_a_context_cannot_grow_beyond_its_bound() -> None:
+    small = packed([{"role": "user", "content": "x" * 100_000}])
+    assert len(small) < 1000
+    with pytest.raises(RequestRefused):
+        unpacked(small, limit_bytes=50_000)
+
+
+@given(turns=st.lists(st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant"]), "content": st.text()})))
+def test_every_context_comes_back_as_it_was(turns: list[dict[str, str]]) -> None:
+    assert list(unpacked(packed(turns), limit_bytes=1 << 20)) == turns

@@ -28,6 +28,11 @@ async def test_every_path_is_described() -> None:
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
         "/v1/models",
         "/v1/models/{model_id}",
         "/v1/responses",
@@ -44,7 +49,8 @@ async def test_every_path_is_described() -> None:
         "/",
         "/health",
         "/metrics",
-        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version"),
+        *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed"),
+        *("/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"),
     }
 
 

@@ -179,8 +179,8 @@ class Conversation:
                     parts = []
                 self.messages.append(_result(block, f"{field}.{place}"))
                 self.mark(block, messages=len(self.messages))
-            elif block["type"] == "text":
-                parts.append(_part(block))
+            elif (part := _read(block)) is not None:
+                parts.append(part)
                 self.mark(block, messages=len(self.messages), parts=len(parts))
             elif block["type"] != "tool_reference":
                 _refuse_unless_left_out(block["type"], f"{field}.{place}")
@@ -236,8 +236,8 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
     if not isinstance(content, str):
         parts = []
         for place, part in enumerate(content):
-            if part["type"] == "text":
-                parts.append(_part(part))
+            if (read := _read(part)) is not None:
+                parts.append(read)
             elif part["type"] == "tool_reference":
                 parts.append({"type": "text", "text": f"The tool {part['tool_name']} can be called from now on."})
             else:
@@ -246,6 +246,25 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
     if not content and block.get("is_error"):
         content = "The call failed."
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+
+
+def _read(block: Mapping[str, Any]) -> Message | None:
+    """A block of text, or a document or search result that consists of text, as a part of a message; None for another one."""
+    if block["type"] == "text":
+        return _part(block)
+    source = block.get("source")
+    if block["type"] == "search_result":
+        given = block.get("content")
+    elif block["type"] == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+        given = source.get("data" if source["type"] == "text" else "content")
+    else:
+        return None
+    inner = [{"text": given}] if isinstance(given, str) else given if isinstance(given, list) else [None]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in inner]
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    heading = [text for name in ("title", "context") if isinstance(text := block.get(name), str)]
+    return {"type": "text", "text": "\n".join([*heading, *map(str, texts)])}
 
 
 def _part(block: Mapping[str, Any]) -> Message:

@@ -88,7 +88,8 @@ class PromptFields(BaseModel):
         is_continued = self._continues(talk.messages)
         prompt = ChatPrompt(
             messages=tuple(talk.messages),
-            tools=tools,
+            tools=tools.definitions,
+            tool_fields=tools.schema_fields,
             continue_last=is_continued,
             cache_breakpoints=tuple(talk.breakpoints),
         )

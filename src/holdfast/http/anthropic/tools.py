@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
@@ -16,6 +16,7 @@ from holdfast.http.server.tools import FunctionName, ToolMode, checked_definitio
 from holdfast.http.server.unsupported import log_once
 from holdfast.messages.requests import ToolChoice
 
+_SCHEMA = "input_schema"
 _MODES: Mapping[str, ToolMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
@@ -75,23 +76,35 @@ class MessagesToolChoice(TypedDict):
     disable_parallel_tool_use: NotRequired[bool | None]
 
 
-def shown_tools(
-    tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings
-) -> tuple[dict[str, Any], ...]:
-    """The tools as a prompt has them, without nulls; deferred ones once they are referenced, behind all others.
+class ShownTools(NamedTuple):
+    """The tools as a prompt has them, without nulls, and the request's fields of their schemas."""
+
+    definitions: tuple[dict[str, Any], ...]
+    schema_fields: tuple[str, ...]
+
+
+def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings) -> ShownTools:
+    """Those that are offered to the model; deferred ones once they are referenced, behind all others.
 
     Raises RequestRefused naming what cannot be served.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
-    functions = [(tool, found) for place, tool in enumerate(tools) if (found := _function(tool, f"tools.{place}")) is not None]
+    shown: list[tuple[dict[str, Any], str]] = []
+    deferred: dict[str, tuple[dict[str, Any], str]] = {}
+    for place, tool in enumerate(tools):
+        field = f"tools.{place}"
+        if (definition := _function(tool, field)) is not None and tool.get("defer_loading"):
+            deferred[definition["function"]["name"]] = definition, field
+        elif definition is not None:
+            shown.append((definition, field))
     # In the order of their references: the beginning of the prompt, up to the first of them, stays as it was.
-    deferred = {found["function"]["name"]: found for tool, found in functions if tool.get("defer_loading")}
-    wanted = [deferred[name] for name in dict.fromkeys(referenced) if name in deferred]
-    shown = [found for tool, found in functions if not tool.get("defer_loading")]
-    return checked_definitions([*shown, *wanted], field="tools.{}", most_parts=limits.max_tool_parts)
+    shown += [deferred[name] for name in dict.fromkeys(referenced) if name in deferred]
+    definitions, fields = [definition for definition, _ in shown], tuple(field for _, field in shown)
+    checked = checked_definitions(definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA)
+    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields))
 
 
-def choice_of(choice: MessagesToolChoice | None, *, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
     """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among `tools`."""
     if choice is None:
         return ToolChoice()
@@ -100,7 +113,9 @@ def choice_of(choice: MessagesToolChoice | None, *, tools: Sequence[Mapping[str,
         raise RequestRefused("`tool_choice.name` is required", code="missing_required_parameter", field="tool_choice.name")
     names = [name] if kind == "tool" and name else []
     field = "tool_choice.name" if names else "tool_choice"
-    return choice_among(_MODES[kind], names, tools=tools, parallel=not choice.get("disable_parallel_tool_use"), field=field)
+    return choice_among(
+        _MODES[kind], names, tools=tools.definitions, parallel=not choice.get("disable_parallel_tool_use"), field=field
+    )
 
 
 def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.http.ollama.context import packed
 from holdfast.http.ollama.shapes import (
     AnswerLine,
     BareLogprob,
@@ -24,7 +25,7 @@ from holdfast.http.ollama.shapes import (
 from holdfast.http.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
-from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText, ToolCallFinished, tool_calls_of
+from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, TokenText, ToolCallFinished, text_of, tool_calls_of
 
 _LEAST_LOGPROB = -9999.0  # JSON cannot say minus infinity
 _NANOSECONDS = 1e9
@@ -97,12 +98,12 @@ class OllamaAnswer(AnswerFormat):
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
-            "total_duration": _nanoseconds(total),
-            "load_duration": _nanoseconds(total - timings.prefill_seconds - writing),
+            "total_duration": nanoseconds(total),
+            "load_duration": nanoseconds(total - timings.prefill_seconds - writing),
             "prompt_eval_count": counts.prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(timings.prefill_seconds),
+            "prompt_eval_duration": nanoseconds(timings.prefill_seconds),
             "eval_count": counts.completion_tokens,
-            "eval_duration": _nanoseconds(writing),
+            "eval_duration": nanoseconds(writing),
             "cached_tokens": counts.cached_tokens,
             "holdfast": msgspec.UNSET if explanation is None else explanation,
         }
@@ -121,7 +122,32 @@ class ChatLines(OllamaAnswer):
 
 
 class GenerateLines(OllamaAnswer):
-    """AnswerFormat of /api/generate, which knows no tools."""
+    """AnswerFormat of /api/generate, which knows no tools.
+
+    turns: of the conversation that is answered; empty for a raw prompt, whose answers have no `context`.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.turns: Sequence[dict[str, Any]] = ()
+        self._said: list[OutputDelta] = []
+
+    def delta(self, event: OutputDelta) -> bytes:
+        """News as a line."""
+        self._said.append(event)
+        return super().delta(event)
+
+    def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
+        """The whole as one line."""
+        self._said = choices[0].deltas
+        return super().whole(choices, counts, explanation)
+
+    def _ending(self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
+        ending = super()._ending(end, counts, explanation)
+        if not self.turns:
+            return ending
+        answer = {"role": "assistant", "content": text_of(self._said), "reasoning_content": text_of(self._said, "reasoning")}
+        return ending | {"context": packed([*self.turns, answer])}
 
     def line(self, *, text: str = "", thinking: str = "", calls: list[ToolCallLine] | None = None, **fields: Any) -> GenerateLine:
         """With the text as `response`."""
@@ -156,6 +182,6 @@ def _one_line(arguments: str) -> msgspec.Raw:
     return msgspec.Raw(arguments.encode().translate(_LINE_BREAKS))
 
 
-def _nanoseconds(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
     """At least one: clients divide by durations."""
     return max(1, int(seconds * _NANOSECONDS))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from holdfast.http.ollama.chat import ollama_chat
+from holdfast.http.ollama.embed import ollama_embed, ollama_embeddings
 from holdfast.http.ollama.generate import ollama_generate
+from holdfast.http.ollama.library import REFUSED, ollama_pull
 from holdfast.http.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
 from holdfast.http.ollama.shapes import OllamaError
 from holdfast.http.server.dialect import Dialect
@@ -20,6 +22,17 @@ OLLAMA = Dialect(
     error=ollama_error,
     error_shape=OllamaError,
     prefixes=("/api",),
-    serves="Ollama's API: /api/chat, /api/generate, /api/tags, /api/show",
-    operations=(ollama_chat, ollama_generate, ollama_tags, ollama_show, ollama_ps, ollama_version),
+    serves="Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/show",
+    operations=(
+        ollama_chat,
+        ollama_generate,
+        ollama_embed,
+        ollama_embeddings,
+        ollama_tags,
+        ollama_show,
+        ollama_ps,
+        ollama_version,
+        ollama_pull,
+        *REFUSED,
+    ),
 )

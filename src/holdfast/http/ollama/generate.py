@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.ollama.answer import GenerateLines
+from holdfast.http.ollama.context import unpacked
 from holdfast.http.ollama.fields import OllamaGeneration
 from holdfast.http.ollama.load import answered
 from holdfast.http.ollama.shapes import GenerateLine
@@ -26,7 +27,9 @@ class OllamaGenerate(OllamaGeneration):
     prompt: str | None = Field(None, description="What the user says.")
     system: str | None = Field(None, description="The system message before it.")
     raw: bool | None = Field(None, description="Continue the prompt as it is, without the model's template.")
-    context: list[Any] | None = Field(None, description="Of an earlier answer, to go on from there.")
+    context: Annotated[list[int], Field(fail_fast=True)] | None = Field(
+        None, description="Of an earlier answer, as it came, to go on from there."
+    )
 
     @property
     def asks_nothing(self) -> bool:
@@ -39,18 +42,22 @@ class OllamaGenerate(OllamaGeneration):
 
     def plan(self, services: Services) -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
-        request = self.request(services, prompt=self._asked(), prompt_field="prompt")
-        return self.plan_of(request, self.form(services))
+        prompt, form = self._asked(services), self.form(services)
+        if isinstance(prompt, ChatPrompt):
+            form.turns = prompt.messages
+        return self.plan_of(self.request(services, prompt=prompt, prompt_field="prompt"), form)
 
-    def _asked(self) -> Prompt:
+    def _asked(self, services: Services) -> Prompt:
         text = self.prompt or ""
         if self.raw:
             for field in ("system", "context"):
                 if getattr(self, field):
                     raise RequestRefused(f"`{field}`: a prompt that is sent with `raw` has all of it in itself", field=field)
             return text
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return ChatPrompt(messages=(*system, {"role": "user", "content": text}))
+        past = unpacked(self.context, limit_bytes=services.limits.max_body_bytes) if self.context else ()
+        if self.system:  # clients send it with every prompt: it takes the place of the earlier one
+            past = ({"role": "system", "content": self.system}, *(turn for turn in past if turn["role"] != "system"))
+        return ChatPrompt(messages=(*past, {"role": "user", "content": text}))
 
 
 @operation(

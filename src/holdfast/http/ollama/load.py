@@ -7,17 +7,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.ollama.fields import OllamaGeneration
-from holdfast.http.ollama.names import served_model
+from holdfast.http.ollama.names import capabilities, served_model
 from holdfast.http.server.body import parse, read_body
 from holdfast.http.server.generation import generate
 from holdfast.http.server.services import Services
 from holdfast.messages.requests import GenerationRequest
+
+_COPILOT = "GitHubCopilotChat/"  # asks every model to think, and cannot be told not to
 
 
 async def answered(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
     """The answer to a request of this kind."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(kind, body)
+    is_copilots = request.headers.get("user-agent", "").startswith(_COPILOT)
+    if is_copilots and asked.think and "thinking" not in capabilities(served_model(asked.model, services).id, services):
+        asked.think = None
     if asked.asks_nothing:
         return await _loaded(asked, services)
     return await generate(request, services, lambda _: asked.plan(services), body=body)

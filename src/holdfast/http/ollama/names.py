@@ -9,7 +9,7 @@ from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, model_of
 from holdfast.residency.residency import ModelStatus
 
-Capability: TypeAlias = Literal["completion", "tools", "thinking", "embedding"]
+Capability: TypeAlias = Literal["completion", "tools", "thinking"]
 _LATEST = ":latest"
 _LONGEST_SHOWN = 100
 
@@ -31,7 +31,7 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
-    """What a served model can do."""
+    """What a served model can do. Not said: that it makes embeddings, of which `ollama run` takes that it does nothing else."""
     report = services.dialects.get(model_id)
     can: dict[Capability, bool] = {
         "completion": True,

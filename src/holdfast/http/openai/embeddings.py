@@ -23,7 +23,7 @@ from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import EmbeddingPlan, embed
 from holdfast.http.server.services import Services, first_model
 from holdfast.http.server.unsupported import UnsupportedFields
-from holdfast.messages.output import Embedding
+from holdfast.messages.output import Embedding, TextRead
 from holdfast.messages.requests import EmbeddingRequest, Pooling
 
 _UNSUPPORTED = UnsupportedFields(
@@ -45,7 +45,7 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-class VectorCount(msgspec.Struct, frozen=True, kw_only=True):
+class ReadUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts of a request that generates nothing."""
 
     prompt_tokens: int
@@ -67,7 +67,7 @@ class VectorList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[VectorEntry]
     model: str
-    usage: VectorCount
+    usage: ReadUsage
 
 
 class EmbeddingsRequest(BaseModel):
@@ -110,16 +110,19 @@ class EmbeddingsRequest(BaseModel):
 
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
-        tokens = sum(vector.prompt_tokens for vector in vectors)
-        cached = sum(vector.memory.cached_tokens for vector in vectors)
         answer = VectorList(
             data=[VectorEntry(index=index, embedding=written(each.vector)) for index, each in enumerate(vectors)],
             model=model,
-            usage=VectorCount(
-                prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=PromptTokensDetails(cached_tokens=cached)
-            ),
+            usage=usage_of(vectors),
         )
         return msgspec.json.encode(answer)
+
+
+def usage_of(read: Sequence[TextRead]) -> ReadUsage:
+    """Counts over all texts that were read."""
+    tokens = sum(each.prompt_tokens for each in read)
+    details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in read))
+    return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
 
 
 def _base64(vector: bytes) -> str:

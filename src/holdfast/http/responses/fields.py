@@ -134,7 +134,7 @@ class ResponseRequest(SamplingFields):
         return GenerationRequest(
             request_id=request_id,
             model=model_of(services, self.model),
-            prompt=ChatPrompt(messages=messages, tools=offered.definitions),
+            prompt=ChatPrompt(messages=messages, tools=offered.definitions, tool_fields=offered.fields),
             max_tokens=self.max_output_tokens,
             want_logprobs=self.shows().logprobs,
             top_logprobs=self.top_logprobs or 0,

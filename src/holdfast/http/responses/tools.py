@@ -94,6 +94,7 @@ class OfferedTools:
     """The tools of a request: as a prompt has them, OpenAI-shaped, and whose each name there is."""
 
     definitions: tuple[dict[str, Any], ...] = ()
+    fields: tuple[str, ...] = ()  # of the request, in which each has its schema
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
 
     def client_tool(self, model_name: str) -> ClientTool:
@@ -114,7 +115,8 @@ def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> O
     places, clients, definitions = zip(*found, strict=True) if found else ((), (), ())
     checked = checked_definitions(definitions, fields=places, most_parts=limits.max_tool_parts)
     names = [definition["function"]["name"] for definition in checked]
-    return OfferedTools(definitions=checked, by_model_name=dict(zip(names, clients, strict=True)))
+    fields = tuple(f"{place}.parameters" for place in places)
+    return OfferedTools(definitions=checked, fields=fields, by_model_name=dict(zip(names, clients, strict=True)))
 
 
 def choice_of(

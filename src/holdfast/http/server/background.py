@@ -52,3 +52,5 @@ async def run_alone(response: GenerationResponse, request: Request, *, stopped: 
         await response({"type": "http", RECORD: record}, receive, send)
     finally:
         write_line(record)
+        if (traces := request.app.state.services.traces) is not None:
+            traces.book(record, route=request.url.path, headers=request.scope["headers"])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -18,34 +18,55 @@ from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.errors import RECORD
 from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.services import Services
-from holdfast.messages.output import Embedding
-from holdfast.messages.requests import EmbeddingRequest
+from holdfast.messages.output import Embedding, Relevance, TextRead
+from holdfast.messages.requests import EmbeddingRequest, RankRequest
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
 
+Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
+Read = TypeVar("Read", bound=TextRead)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingPlan:
-    """A checked request for embeddings, and what its answer looks like."""
 
-    request: EmbeddingRequest
-    form: Callable[[Sequence[Embedding]], bytes]  # the body
+@dataclass(frozen=True, kw_only=True)  # no slots: `Generic` writes into it
+class ReadingPlan(Generic[Asked, Read]):
+    """A checked request, and what its answer looks like."""
+
+    request: Asked
+    form: Callable[[Sequence[Read]], bytes]  # the body
     cache_salt: str = ""
+
+
+EmbeddingPlan: TypeAlias = ReadingPlan[EmbeddingRequest, Embedding]
+RankPlan: TypeAlias = ReadingPlan[RankRequest, Relevance]
 
 
 async def embed(request: Request, services: Services, plan_of: Callable[[bytes], EmbeddingPlan]) -> Response:
     """The answer to a request for embeddings. `plan_of` makes a plan of its body, or raises RequestRefused."""
+    return await _read(request, services, plan_of, services.embed)
+
+
+async def rank(request: Request, services: Services, plan_of: Callable[[bytes], RankPlan]) -> Response:
+    """The answer to a request for the order of documents."""
+    return await _read(request, services, plan_of, services.rank)
+
+
+async def _read(
+    request: Request,
+    services: Services,
+    plan_of: Callable[[bytes], ReadingPlan[Asked, Read]],
+    call: Callable[[Asked], Awaitable[tuple[Read, ...]]],
+) -> Response:
     answer = AnswerRecord(services.metrics)
     plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=plan.cache_salt)
     asked = msgspec.structs.replace(plan.request, tenant=tenant)
 
-    async def embedded() -> bytes:
-        vectors = await services.embed(asked)
-        answer.has_read(asked.model, vectors)
-        return plan.form(vectors)
+    async def worked() -> bytes:
+        read = await call(asked)
+        answer.has_read(asked.model, read)
+        return plan.form(read)
 
-    return ReadingResponse(asked.model, answer, embedded)
+    return ReadingResponse(asked.model, answer, worked)
 
 
 class ReadingResponse(Response):

@@ -13,10 +13,11 @@ from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.messages.output import Embedding, OutputEvent
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest
+from holdfast.messages.output import Embedding, OutputEvent, Relevance
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
@@ -52,6 +53,8 @@ EncodeCall: TypeAlias = Callable[[GenerationRequest], Awaitable[EncodedPrompt]]
 
 # A vector of length 1 for each input, and what it took; raises as GenerateCall does, and GenerationFailed.
 EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, ...]]]
+# How much each document is about the query; raises as EmbedCall does.
+RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class Services:
     generate: GenerateCall
     encode: EncodeCall
     embed: EmbedCall
+    rank: RankCall
+    tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
     sessions: SessionsCall
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id

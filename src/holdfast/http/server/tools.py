@@ -31,7 +31,7 @@ def choice_among(
 
 
 def checked_definitions(
-    tools: Sequence[dict[str, Any]], *, most_parts: int, field: str = "", fields: Sequence[str] = ()
+    tools: Sequence[dict[str, Any]], *, most_parts: int, field: str = "", fields: Sequence[str] = (), schema: str = "parameters"
 ) -> tuple[dict[str, Any], ...]:
     """Definitions, OpenAI-shaped, as a prompt has them. Raises RequestRefused.
 
@@ -45,8 +45,8 @@ def checked_definitions(
             raise RequestRefused(f"`{named}.name`: two tools have this name", field=f"{named}.name", shown=f": {name!r}")
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
-            reason = f"`{named}.parameters`: deeper than {_DEEPEST_SCHEMA} levels"
-            raise RequestRefused(reason, field=f"{named}.parameters")
+            reason = f"`{named}.{schema}`: deeper than {_DEEPEST_SCHEMA} levels"
+            raise RequestRefused(reason, field=f"{named}.{schema}")
         parts += nesting.parts
         if parts > most_parts:
             reason = f"`{named}`: with it the definitions of the tools have more than {most_parts:,} keys and values"

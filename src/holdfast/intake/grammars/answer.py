@@ -79,7 +79,7 @@ def answer_grammar(
     text = grammar_text(body.rules.lark(start), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
-        field = "response_format" if request.output_format else "tools"
+        field = request.output_format.field if request.output_format else "tools"
         raise InvalidRequest(f"`{field}`: no grammar can be made of what is asked for", field=field, shown=f": {fault}")
     return AnswerGrammar(text=text, banned_token_ids=body.banned, unenforced=body.unenforced)
 
@@ -117,8 +117,9 @@ class _Body:
     def _calls(self, said: str) -> str:
         form, choice = self._dialect.calls, self._request.tool_choice
         assert form is not None
+        assert isinstance(self._request.prompt, ChatPrompt)
         enforce_all = self._constrain_all or choice.mode == "required"
-        tools = callable_tools(offered_tools(self._request), choice, bounds=self._bounds, enforce_all=enforce_all)
+        tools = callable_tools(self._request.prompt, choice, bounds=self._bounds, enforce_all=enforce_all)
         block = call_block(self.rules, form, tools)
         self.unenforced = unenforced(tools, block)
         if choice.mode == "required":  # who names one tool wants one call of it

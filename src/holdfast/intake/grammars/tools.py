@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.errors import InvalidRequest
 from holdfast.intake.grammars.checked import checked_schema
 from holdfast.intake.grammars.schema import CleanSchema, Schema, SchemaBounds, SchemaFault
-from holdfast.messages.requests import ToolChoice
+from holdfast.messages.requests import ChatPrompt, ToolChoice
 
 _ANY_ARGUMENTS = CleanSchema(schema={"type": "object"})
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -82,19 +82,20 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
 
 
 def callable_tools(
-    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
+    prompt: ChatPrompt, choice: ToolChoice, *, bounds: SchemaBounds, enforce_all: bool
 ) -> tuple[CallableTool, ...]:
-    """The tools that may be called, their schemas checked. Raises InvalidRequest for what is strict and cannot be enforced.
+    """The prompt's tools that may be called, their schemas checked. Raises InvalidRequest where strict ones cannot be enforced.
 
     enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them.
     """
     found = []
-    for number, tool in enumerate(tools):
+    for number, tool in enumerate(prompt.tools):
         function = tool.get("function", tool)
         name, strict = function["name"], is_strict(tool)
         if choice.names and name not in choice.names:
             continue
-        place, checked = f"tools.{number}.function.parameters", _ANY_ARGUMENTS
+        place = prompt.tool_fields[number] if prompt.tool_fields else f"tools.{number}.function.parameters"
+        checked = _ANY_ARGUMENTS
         if strict or enforce_all:
             checked = _arguments(function.get("parameters"), bounds=bounds, strict=strict, place=place)
         arguments = checked.schema if isinstance(checked.schema, dict) else {"type": "object"}

@@ -1,0 +1,137 @@
+"""POST /api/embed and its older form, /api/embeddings: vectors of texts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.http.ollama.answer import nanoseconds
+from holdfast.http.ollama.fields import OllamaRequest
+from holdfast.http.ollama.names import served_model
+from holdfast.http.ollama.options import OllamaOptions
+from holdfast.http.server.body import parse
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.fields import INT32_MAX, MANY, ONE, one_or_many
+from holdfast.http.server.openapi import answers_of, request_of
+from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.reading import EmbeddingPlan, embed
+from holdfast.http.server.services import Services
+from holdfast.messages.output import Embedding
+from holdfast.messages.requests import EmbeddingRequest
+
+Inputs = Annotated[
+    Annotated[str, Tag(ONE)] | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
+]
+
+
+class EmbeddedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of all texts, in their order. Durations are nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+    cached_tokens: int  # Holdfast's own, as in the other answers
+
+
+class EmbeddedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of the prompt."""
+
+    embedding: list[float]
+
+
+class OllamaEmbedding(OllamaRequest):
+    """What both forms have in common."""
+
+    options: OllamaOptions | None = Field(None, description="Checked, without effect.")
+
+    def plan_of(
+        self,
+        services: Services,
+        inputs: Sequence[str],
+        form: Callable[[Sequence[Embedding]], msgspec.Struct],
+        *,
+        truncates: bool = True,
+        dimensions: int | None = None,
+        input_field: str = "input",
+        is_list: bool = False,
+    ) -> EmbeddingPlan:
+        """What to embed and how to answer. Raises RequestRefused."""
+        if len(inputs) > (most := services.limits.max_inputs):
+            raise RequestRefused(f"`{input_field}`: at most {most} inputs, got {len(inputs)}", field=input_field)
+        request = EmbeddingRequest(
+            request_id=f"ollama-{uuid.uuid4().hex}",
+            model=served_model(self.model, services).id,
+            inputs=tuple(inputs),
+            dimensions=dimensions,
+            truncates=truncates,
+            input_field=input_field,
+            is_list=is_list,
+        )
+        return EmbeddingPlan(request=request, form=lambda vectors: msgspec.json.encode(form(vectors)))
+
+
+class OllamaEmbed(OllamaEmbedding):
+    """Texts of each of which a vector is wanted."""
+
+    input: Inputs = Field(description="A text, or several.")
+    truncate: bool | None = Field(None, description="False: a text that is too long is refused. Otherwise its end is cut off.")
+    dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
+        None, description="Keep so many of the first numbers, and bring the vector to length 1 again."
+    )
+
+    def plan(self, services: Services) -> EmbeddingPlan:
+        """What to embed and how to answer. Raises RequestRefused."""
+        began, model = time.perf_counter(), self.shown_model(services)
+
+        def form(vectors: Sequence[Embedding]) -> EmbeddedTexts:
+            total = time.perf_counter() - began
+            return EmbeddedTexts(
+                model=model,
+                embeddings=[_numbers(each) for each in vectors],
+                total_duration=nanoseconds(total),
+                load_duration=nanoseconds(total - sum(each.timings.prefill_seconds for each in vectors)),
+                prompt_eval_count=sum(each.prompt_tokens for each in vectors),
+                cached_tokens=sum(each.memory.cached_tokens for each in vectors),
+            )
+
+        inputs, is_list = ([self.input], False) if isinstance(self.input, str) else (self.input, True)
+        truncates = self.truncate is not False
+        return self.plan_of(services, inputs, form, truncates=truncates, dimensions=self.dimensions, is_list=is_list)
+
+
+class OllamaEmbeddings(OllamaEmbedding):
+    """The older form, of one text."""
+
+    prompt: str = Field(description="The text.")
+
+    def plan(self, services: Services) -> EmbeddingPlan:
+        """What to embed and how to answer. Raises RequestRefused."""
+        return self.plan_of(
+            services, [self.prompt], lambda vectors: EmbeddedPrompt(embedding=_numbers(vectors[0])), input_field="prompt"
+        )
+
+
+@operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="vectors of texts, as Ollama's")
+async def ollama_embed(request: Request, services: Services) -> Response:
+    """Make a vector of each text."""
+    return await embed(request, services, lambda body: parse(OllamaEmbed, body).plan(services))
+
+
+@operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
+async def ollama_embeddings(request: Request, services: Services) -> Response:
+    """Make a vector of one text: the older form of /api/embed."""
+    return await embed(request, services, lambda body: parse(OllamaEmbeddings, body).plan(services))
+
+
+def _numbers(embedding: Embedding) -> list[float]:
+    return array("f", embedding.vector).tolist()

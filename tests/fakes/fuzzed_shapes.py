@@ -1,0 +1,87 @@
+"""Requests of every protocol with faults put in: each begins as a shape that a client sends (`request_shapes.py`)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from tests.fakes.fuzzed_bodies import BodyFuzzer
+from tests.fakes.fuzzed_json import JsonFuzzer
+from tests.fakes.request_shapes import Shapes
+
+_SCHEMAS = ("schema", "parameters", "input_schema", "format", "json")
+_TOKENS = 2
+
+
+class ShapeFuzzer(JsonFuzzer):
+    """Draws paths and bodies, the same ones for the same seed."""
+
+    def __init__(self, seed: int, shapes: Shapes, *, model: str, bound: tuple[str, ...]) -> None:
+        """bound: the names that lead to the number of tokens to generate, which is kept small; none where none are."""
+        super().__init__(seed)
+        self._model, self._bound = model, bound
+        self._shapes = [(path, shape) for path, shapes_of in shapes.items() for shape in shapes_of]
+        self._known: dict[str, list[Any]] = {}  # the values that stand under a name in any of the shapes
+        self._tops = {path: sorted({name for shape in shapes_of for name in shape}) for path, shapes_of in shapes.items()}
+        for _, shape in self._shapes:
+            self._learn(shape)
+
+    def _learn(self, value: Any) -> None:
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+            if isinstance(name, str):
+                self._known.setdefault(name, []).append(each)
+            self._learn(each)
+
+    def request(self) -> tuple[str, bytes]:
+        """A path and a body for it. Most bodies are JSON objects, a third of them nearly as a client would send them."""
+        dice = self.dice
+        path, shape = dice.choice(self._shapes)
+        body: Any = {"model": self._model, **copy.deepcopy(shape)}
+        while dice.random() < 0.3:
+            name = dice.choice(self._tops[path])
+            body[name] = copy.deepcopy(dice.choice(self._known[name]))
+        for _ in range(dice.choice((0, 0, 1, 1, 1, 2, 3))):
+            body = self._changed(body) if dice.random() < 0.7 else self.mutated(body)
+        self._keep_short(body, self._bound)
+        return path, self.written(body)
+
+    def _changed(self, value: Any) -> Any:
+        """Something in it becomes what stands under its name elsewhere, a schema, another object's member, or twice there."""
+        dice = self.dice
+        if isinstance(value, list) and value:
+            at = dice.randrange(len(value))
+            if dice.random() < 0.15:
+                return [*value, value[at]]
+            return [*value[:at], self._changed(value[at]), *value[at + 1 :]]
+        if not isinstance(value, dict) or not value:
+            return self.anything(1)
+        name = dice.choice([*value])
+        if name in _SCHEMAS and dice.random() < 0.5:
+            return {**value, name: self.schema()}
+        if dice.random() < 0.55:
+            return {**value, name: self._changed(value[name])}
+        if dice.random() < 0.4:
+            name = dice.choice([*self._known])
+        return {**value, name: copy.deepcopy(dice.choice(self._known.get(name, [None])))}
+
+    def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
+        # A body that would be answered for minutes tells nothing more: what is no number is left as it is.
+        if not bound or not isinstance(body, dict):
+            return
+        name, *rest = bound
+        if rest:
+            if body.get(name) is None:
+                body[name] = {}
+            self._keep_short(body[name], tuple(rest))
+        elif body.get(name) is None or (
+            isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS and "thinking" not in body
+        ):
+            body[name] = self.dice.randint(1, _TOKENS)
+
+
+class ChatFuzzer(BodyFuzzer):
+    """Chats as they have always been fuzzed, with their path."""
+
+    def request(self) -> tuple[str, bytes]:
+        """A path and a body for it."""
+        return "/v1/chat/completions", self.body()

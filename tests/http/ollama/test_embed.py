@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import ollama
+import pytest
+
+from tests.fakes.ollama_bodies import asked
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+
+EMBED, OLDER = "/api/embed", "/api/embeddings"
+
+
+@pytest.mark.parametrize(("given", "inputs"), [("one", ("one",)), (["one", "two"], ("one", "two"))])
+async def test_a_vector_comes_for_each_text(given: Any, inputs: tuple[str, ...]) -> None:
+    gateway = ScriptedGateway()
+    response = await asked(gateway, EMBED, input=given, model=f"{MODEL}:latest", keep_alive="5m", options={"num_ctx": 512})
+    found = ollama.EmbedResponse(**response.json())
+    (request,) = gateway.embedded
+    assert (request.model, request.inputs, request.is_list, request.truncates) == (MODEL, inputs, len(inputs) > 1, True)
+    assert len(found.embeddings) == len(inputs)
+    assert found.model == f"{MODEL}:latest"
+    assert (found.total_duration or 0) >= (found.load_duration or 0) > 0
+    assert response.json()["cached_tokens"] <= (found.prompt_eval_count or 0)
+
+
+async def test_what_is_asked_of_the_vectors_is_passed_on() -> None:
+    gateway = ScriptedGateway()
+    await asked(gateway, EMBED, input="x", truncate=False, dimensions=3)
+    (request,) = gateway.embedded
+    assert (request.truncates, request.dimensions) == (False, 3)
+
+
+async def test_the_older_form_has_one_vector() -> None:
+    gateway = ScriptedGateway()
+    response = await asked(gateway, OLDER, prompt="one")
+    (vector,) = await gateway.embed(gateway.embedded[0])
+    assert list(response.json()) == ["embedding"]
+    assert struct.pack(f"{len(response.json()['embedding'])}f", *response.json()["embedding"]) == vector.vector
+    assert gateway.embedded[0].input_field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "named"),
+    [
+        (EMBED, {}, 400, "`input` is required"),
+        (EMBED, {"input": []}, 400, "`input`"),
+        (EMBED, {"input": [1]}, 400, "`input.0`"),
+        (EMBED, {"input": ["x"] * 5000}, 400, "`input`: at most"),
+        (EMBED, {"input": "x", "dimensions": 0}, 400, "`dimensions`"),
+        (EMBED, {"input": "x", "model": "other"}, 404, "try pulling it first"),
+        (OLDER, {}, 400, "`prompt` is required"),
+        (OLDER, {"prompt": "x", "keep_alive": "soon"}, 400, "`keep_alive`"),
+    ],
+)
+async def test_what_is_wrong_is_named(path: str, fields: dict[str, Any], status: int, named: str) -> None:
+    gateway = ScriptedGateway()
+    response = await asked(gateway, path, **fields)
+    assert (response.status_code, named in response.json()["error"]) == (status, True), response.text
+    assert gateway.embedded == []

@@ -1,0 +1,34 @@
+"""schemathesis calls every operation that is described: nothing is the server's fault, nothing comes that is not described."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+from tools.schemathesis import run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = ServerProcess("--store", "off", "--name", "demo", "--log-level", "error")
+    server.wait_ready()
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+def test_every_operation_answers_as_it_is_described(server: ServerProcess) -> None:
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    pid = server.model()["pid"]
+    done = run(server.url, "--max-examples", "100")
+    assert done.returncode == 0, done.stdout
+    tested = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
+    assert tested is not None, done.stdout
+    assert {int(number) for number in tested.groups()} == {sum(len(operations) for operations in paths.values())}
+    assert server.model()["pid"] == pid, "the worker was lost"
+    assert "Traceback" not in server.log()
