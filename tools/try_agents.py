@@ -142,7 +142,8 @@ def run(agent: Agent, *, folder: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
         trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
         version = trial.shown(trial.ended(trial.start([trial.filled(part) for part in agent.version])))
-        title = f"## {agent.name} {re.sub(r'[^0-9.]', ' ', version).split()[0]}\n"
+        found = re.search(r"\d+\.\d+\.\d+", version)
+        title = f"## {agent.name} {found[0] if found else version}\n"
         body = _launched(trial, agent) if isinstance(agent, LaunchedAgent) else _called(trial)
         return "\n".join([title, *body])
 
