@@ -185,11 +185,13 @@ def test_on_disk_a_pinned_beginning_survives_what_evicts_another_one(tmp_path: P
     limits = StoreLimits(budget_bytes=one * 4 + one // 2)
     folder = tmp_path / "store"
     first = worker(name, folder, ram_bytes=0, limits=limits, pinned_percent=60)
-    serve(first, pinned("1", FIRST), greedy("2", SECOND, max_tokens=1))
+    marked, loose = (PinnedPrefix(tokens=100, seconds=300.0),), greedy("2", SECOND, max_tokens=1, branch_points=(100,))
+    serve(first, greedy("1", FIRST, max_tokens=1, pins=marked, branch_points=(100,)), loose)
     serve(worker(name, folder, ram_bytes=0, limits=limits), *PRESSURE)
-    inbox = serve(worker(name, folder, ram_bytes=0, limits=limits), greedy("pinned", (*FIRST, 1)), greedy("loose", (*SECOND, 1)))
+    others = [greedy("pinned", (*FIRST[:100], 1, 2)), greedy("loose", (*SECOND[:100], 1, 2))]
+    inbox = serve(worker(name, folder, ram_bytes=0, limits=limits), *others)
     assert inbox.finished("loose").cached_tokens == 0
-    assert inbox.finished("pinned").cached_tokens == len(FIRST), "a restart keeps what is pinned for the rest of its time"
+    assert inbox.finished("pinned").cached_tokens == 100, "with the state there, and for the rest of its time after a restart"
 
 
 def test_a_pin_whose_time_is_over_is_evicted_as_others_are() -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
+from holdfast.intake.breakpoints import breakpoint_places
+from holdfast.intake.canonical import FirstForms, canonical
 from holdfast.intake.dialects import FoundDialect, find_dialect
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
-from holdfast.messages.requests import ChatPrompt
+from holdfast.messages.requests import CacheBreakpoint, ChatPrompt
 from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.family_templates import tokenizer_for
 
@@ -109,6 +111,31 @@ def test_the_next_turn_of_nearly_all_begins_with_all_that_was_read_and_written(f
     """Without thoughts: most templates drop them, for good reasons."""
     again = {name for name, each in found.items() if not _goes_on(_bundle(name, each))}
     assert again == READ_AGAIN
+
+
+def test_cache_breakpoints_are_found_in_all_of_them(found: dict[str, FoundDialect]) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = (
+        {"role": "system", "content": "You are a guide."},
+        {"role": "user", "content": [{"type": "text", "text": "A long book."}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "22 degrees"},
+        {"role": "assistant", "content": "It is 22."},
+        {"role": "user", "content": "And tomorrow?"},
+    )
+    at = tuple(
+        CacheBreakpoint(messages=number, parts=parts) for number, parts in ((1, 0), (1, 1), (2, 0), (4, 0), (5, 0), (6, 0))
+    )
+    tools = ({"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},)
+    for name, each in found.items():
+        assert each.template is not None
+        asked = ChatPrompt(messages=messages, tools=tools, cache_breakpoints=at)
+        shown = canonical(asked, FirstForms())
+        text = each.template.render(shown)
+        places = breakpoint_places(asked, shown, text, template=each.template, guard=str)
+        said = [text[before:behind] for before, behind in zip(places, (*places[1:], len(text)), strict=True)]
+        ends = ["A long book.", "What is it?", "22 degrees", "It is 22.", "And tomorrow?"]
+        assert all(end in part for end, part in zip(ends, said, strict=False)), (name, said)
 
 
 def _bundle(name: str, found: FoundDialect) -> TokenizerBundle:

@@ -22,14 +22,24 @@ _RUN: Final = "run-"
 _DAMAGED: Final = ".damaged"
 _BUSY_SECONDS = 2.0
 _CHECK_BYTES = 8
-_TABLES = {"records", "items"}
+_TABLES = {"records", "items", "totals"}
 _SCHEMA = """
 CREATE TABLE records (
     number INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT, run TEXT,
     is_lost INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL, events BLOB, size INTEGER NOT NULL, used REAL NOT NULL,
     UNIQUE (tenant, id)
 );
-CREATE INDEX records_by_use ON records (used, size, run);
+CREATE INDEX ended_by_use ON records (used, size) WHERE run IS NULL;
+CREATE TABLE totals (count INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0);
+CREATE TRIGGER put AFTER INSERT ON records WHEN NEW.run IS NULL
+    BEGIN UPDATE totals SET count = count + 1, bytes = bytes + NEW.size; END;
+CREATE TRIGGER gone AFTER DELETE ON records WHEN OLD.run IS NULL
+    BEGIN UPDATE totals SET count = count - 1, bytes = bytes - OLD.size; END;
+CREATE TRIGGER changed AFTER UPDATE OF run, size ON records BEGIN
+    UPDATE totals SET count = count + (NEW.run IS NULL) - (OLD.run IS NULL),
+        bytes = bytes + (NEW.run IS NULL) * NEW.size - (OLD.run IS NULL) * OLD.size;
+END;
 CREATE TABLE items (
     number INTEGER PRIMARY KEY, owner INTEGER NOT NULL REFERENCES records ON DELETE CASCADE, part TEXT NOT NULL,
     id TEXT NOT NULL, body BLOB NOT NULL

@@ -30,13 +30,13 @@ WITH RECURSIVE chain (number, previous, depth) AS (
     LIMIT :longest
 )
 """
-_TOTALS = "SELECT count(*), coalesce(sum(size), 0) FROM records WHERE run IS NULL"
+_SPARE = 0.95  # of the bounds stays when they are exceeded, so that not every response makes room for itself
 _BEYOND_THE_BOUNDS = """
 DELETE FROM records WHERE number IN (
     SELECT number FROM (
         SELECT number, sum(size) OVER latest AS bytes, count(*) OVER latest AS place FROM records WHERE run IS NULL
         WINDOW latest AS (ORDER BY used DESC, number DESC)
-    ) WHERE bytes > :bytes OR place > :count
+    ) WHERE place > 1 AND (bytes > :bytes OR place > :count)
 )
 """
 
@@ -87,7 +87,7 @@ class ResponseFile:
     ) -> None:
         """Keep a new record with its items of input; that which is running until `finish` is told of its end."""
         body, run = _packed(record.body), self._database.run if record.is_running else None
-        with self._changing() as database:
+        with self._growing() as database:
             values = (tenant, record.id, kind, run, previous, body, len(body), self._clock())
             row = "INSERT INTO records (tenant, id, kind, run, previous, body, size, used) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
             number = database.execute(row, values).lastrowid
@@ -97,7 +97,7 @@ class ResponseFile:
     def finish(self, tenant: str, record: StoredRecord, *, events: bytes = b"") -> bool:
         """Keep the end of a response: what came out, and the events that said so. False when it was deleted meanwhile."""
         body, log = _packed(record.body), sealed(zlib.compress(events, 1)) if events else None
-        with self._changing() as database:
+        with self._growing() as database:
             number = self._find(database, tenant, record.id, "response")
             if number is None:
                 return False
@@ -110,27 +110,27 @@ class ResponseFile:
     def change(self, tenant: str, record: StoredRecord, *, kind: Kind) -> None:
         """Give a record another body. Raises RecordMissing."""
         body = _packed(record.body)
-        with self._changing() as database:
+        with self._growing() as database:
             number = self._there(database, tenant, record.id, kind)
             row = "UPDATE records SET size = size - length(body) + ?, body = ?, used = ? WHERE number = ?"
             database.execute(row, (len(body), body, self._clock(), number))
 
     def append(self, tenant: str, record_id: str, items: Sequence[Item]) -> None:
         """Add items to a conversation. Raises RecordMissing."""
-        with self._changing() as database:
+        with self._growing() as database:
             number = self._there(database, tenant, record_id, "conversation")
             self._add(database, number, "input", items)
             database.execute("UPDATE records SET used = ? WHERE number = ?", (self._clock(), number))
 
     def delete(self, tenant: str, record_id: str, *, kind: Kind) -> None:
         """Forget a record and its items. Raises RecordMissing."""
-        with self._changing() as database:
+        with self._database.changing() as database:
             number = self._there(database, tenant, record_id, kind)
             database.execute("DELETE FROM records WHERE number = ?", (number,))
 
     def delete_item(self, tenant: str, record_id: str, item_id: str) -> None:
         """Take an item out of a conversation. Raises RecordMissing."""
-        with self._changing() as database:
+        with self._database.changing() as database:
             number = self._there(database, tenant, record_id, "conversation")
             which, values = "FROM items WHERE owner = ? AND id = ?", (number, item_id)
             (freed,) = database.execute(f"SELECT sum(length(body)) {which}", values).fetchone()
@@ -211,7 +211,7 @@ class ResponseFile:
         Raises RecordMissing, which names the first that is not there any more.
         """
         named = {"tenant": tenant, "id": record_id, "longest": _LONGEST_CHAIN, "since": self._since(), "now": self._clock()}
-        with self._changing() as database:
+        with self._database.changing() as database:
             end = database.execute(f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", named).fetchone()
             if end is None or end[0] is not None:
                 raise RecordMissing(record_id if end is None else end[0])
@@ -223,7 +223,7 @@ class ResponseFile:
     def totals(self) -> tuple[int, int]:
         """How many records there are, and their bytes; without those that run."""
         with self._database.reading() as database:
-            number, size = database.execute(_TOTALS).fetchone()
+            number, size = database.execute("SELECT count, bytes FROM totals").fetchone()
             return int(number), int(size)
 
     def close(self) -> None:
@@ -253,20 +253,18 @@ class ResponseFile:
         database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
         database.execute("UPDATE records SET size = size + ? WHERE number = ?", (sum(len(row[3]) for row in rows), owner))
 
-    def _make_room(self, database: sqlite3.Connection) -> None:
-        """Keep to the bounds: what was used longest ago goes. What runs stays, and counts from its end on."""
-        limits = {"since": self._since(), "bytes": self._limits.max_bytes, "count": self._limits.max_count}
-        database.execute("DELETE FROM records WHERE run IS NULL AND (used <= :since OR size > :bytes)", limits)
-        number, size = database.execute(_TOTALS).fetchone()
-        if number > self._limits.max_count or size > self._limits.max_bytes:
-            database.execute(_BEYOND_THE_BOUNDS, limits)
-
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction after which the bounds hold."""
+    def _growing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction after which the bounds hold: what was used longest ago goes. What runs counts from its end on."""
+        most_count, most_bytes = self._limits.max_count, self._limits.max_bytes
         with self._database.changing() as database:
             yield database
-            self._make_room(database)
+            database.execute("DELETE FROM records WHERE used <= ? AND run IS NULL", (self._since(),))
+            count, size = database.execute("SELECT count, bytes FROM totals").fetchone()
+            if count > most_count or size > most_bytes:
+                database.execute("DELETE FROM records WHERE size > ? AND run IS NULL", (most_bytes,))
+                spared = {"count": int(most_count * _SPARE), "bytes": int(most_bytes * _SPARE)}
+                database.execute(_BEYOND_THE_BOUNDS, spared)
 
 
 def _packed(value: Json) -> bytes:

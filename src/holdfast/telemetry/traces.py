@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError
+from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.telemetry.request_log import QUIET_PATHS, RequestRecord
@@ -181,7 +182,7 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
         "gen_ai.usage.output_tokens": answer.tokens,
         "gen_ai.usage.cache_read.input_tokens": cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": sum(event.reasoning_tokens for event, _ in answer.ends),
-        "gen_ai.response.finish_reasons": [event.finish_reason for event, _ in answer.ends],
+        "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends],
         "holdfast.cached_tokens": cached_tokens,
         "holdfast.put_back_tokens": answer.put_back_tokens,
         "holdfast.dropped_tokens": answer.dropped_tokens,
@@ -189,6 +190,11 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
     if answer.first_text_at is not None:
         said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
     return said
+
+
+def _end_word(event: ChoiceFinished) -> str:
+    ended_by_itself = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
+    return event.finish_reason if ended_by_itself else event.reason.value
 
 
 def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:

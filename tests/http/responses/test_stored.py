@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.http.application import create_application
 from holdfast.http.server.services import Services
@@ -127,6 +131,48 @@ async def test_items_that_are_kept_can_be_referred_to() -> None:
     assert kept[1:3] == first["output"]
     assert gateway.requests[-1].prompt.messages[1]["reasoning_content"] == "hm"
     assert refusal(refused) == (404, "item_not_found", "input.1.id")
+
+
+async def test_a_reference_needs_no_type() -> None:
+    gateway = ScriptedGateway()
+    async with served_app(gateway) as client:
+        first = await created(client)
+        await created(client, input=[{"id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}])
+    assert gateway.requests[-1].prompt.messages[0]["content"] == "Hello"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reasoning", [{}, {"summary": "auto"}])
+async def test_thoughts_can_be_read_in_the_form_in_which_they_are_brought_back(reasoning: dict[str, str]) -> None:
+    gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
+    async with served_app(gateway) as client:
+        first = await created(client, reasoning=reasoning)
+        path = f"{RESPONSES}/{first['id']}"
+        found = (await client.get(path, params={"include[]": "reasoning.encrypted_content"})).json()
+        assert "encrypted_content" not in (await client.get(path)).json()["output"][0]
+        thought = {"type": "reasoning", "summary": [], "encrypted_content": found["output"][0]["encrypted_content"]}
+        await created(client, input=[thought, found["output"][1], {"role": "user", "content": "and?"}], store=False)
+    assert gateway.requests[-1].prompt.messages[0]["reasoning_content"] == "hm"  # type: ignore[union-attr]
+
+
+IDS = st.text(st.characters(exclude_characters="/"), max_size=20)
+VALUES = st.one_of(st.text(max_size=20), st.sampled_from(["true", "asc", "desc", "20", "0", "-1", "1e9", "msg_1"]))
+NAMES = st.sampled_from(["limit", "order", "after", "stream", "starting_after", "include[]", "cache_salt", "before"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["GET", "DELETE", "POST"]), IDS, st.dictionaries(NAMES, VALUES)), max_size=12))
+@settings(max_examples=20, deadline=None)
+def test_no_id_and_no_query_is_too_much(asked: list[tuple[str, str, dict[str, str]]]) -> None:
+    async def ask() -> None:
+        async with served_app(ScriptedGateway()) as client:
+            first = await created(client)
+            kept = f"{RESPONSES}/{first['id']}/input_items"
+            for method, name, query in asked:
+                own, item = f"{RESPONSES}/{quote(name)}", f"/v1/conversations/{quote(name)}/items/{quote(name)}"
+                for path in (own, kept, item):
+                    response = await client.request(method, path, params=query)
+                    assert response.status_code < 500, response.text
+
+    asyncio.run(ask())
 
 
 async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:

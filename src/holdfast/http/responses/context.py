@@ -36,7 +36,7 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
     """The request and what it goes on from. Raises RequestRefused for what is not there."""
     asked.refuse_what_cannot_be_served(services.limits)
     items = await _referred(asked, services, tenant)
-    if any(given.get("type") == "item_reference" for given in items_of(asked.input)):
+    if any(map(_is_reference, items_of(asked.input))):
         asked = asked.model_copy(update={"input": continued(items)})
     before: list[Item] = []
     if asked.previous_response_id is not None:
@@ -58,7 +58,7 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
 async def _referred(asked: ResponseRequest, services: Services, tenant: str) -> list[Mapping[str, Any]]:
     """The items of the input; in place of references what they refer to."""
     items: list[Mapping[str, Any]] = list(items_of(asked.input))
-    wanted = {place: item.get("id") or "" for place, item in enumerate(items) if item.get("type") == "item_reference"}
+    wanted = {place: item.get("id") or "" for place, item in enumerate(items) if _is_reference(item)}
     if not wanted:
         return items
     found = await services.responses.call(ResponseFile.find_items, tenant, tuple(wanted.values()))
@@ -68,6 +68,10 @@ async def _referred(asked: ResponseRequest, services: Services, tenant: str) -> 
             raise RequestRefused(f"`{field}`: {reason}", status=404, code="item_not_found", field=field)
         items[place] = found[item_id]
     return items
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == "item_reference" or (item.get("type") is None and "id" in item and "role" not in item)
 
 
 async def _chain(services: Services, tenant: str, response_id: str) -> list[Item]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,12 @@ def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> lis
 def shown_item(item: Item) -> Item:
     """A kept item as a client may see it."""
     return {key: value for key, value in item.items() if key != _THOUGHT} if _THOUGHT in item else item
+
+
+def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
+    """An item as a client may see it that wants thoughts to bring back."""
+    thought = item.get(_THOUGHT) or "".join(part["text"] for part in item.get("content") or () if item["type"] == "reasoning")
+    return shown_item({"encrypted_content": seal(thought), **item} if thought else item)
 
 
 def continued(items: Iterable[Item]) -> list[Any]:

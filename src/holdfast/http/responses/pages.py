@@ -38,7 +38,7 @@ _MEANINGS = {
     "after": "The id of the item behind which to go on.",
     "stream": "Send the events of the response, those to come too.",
     "starting_after": "With stream: only the events behind the one of this number.",
-    "include[]": "Accepted; a response is shown with what was included when it was made.",
+    "include[]": "Of a response: reasoning.encrypted_content adds it. What others would add is there, or is not served.",
     "cache_salt": "The salt of the request that made it.",
 }
 PAGE = ("limit", "order", "after", "include[]")

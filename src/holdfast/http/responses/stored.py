@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.http.responses.kept_items import shown_item
+from holdfast.http.responses.kept_items import shown_item, with_sealed_thought
 from holdfast.http.responses.pages import (
     PAGE,
     ItemList,
@@ -58,7 +59,9 @@ async def get_response(request: Request, services: Services) -> Response:
         return FollowingResponse(run, run.form, after=after) if streams else json_response(run.response)
     record = await _record(request, services)
     if not streams:
-        return _json(_shown(record))
+        included = (*query.getlist("include[]"), *query.getlist("include"))
+        seals = "reasoning.encrypted_content" in included
+        return _json(_shown(record, seal=services.seal.close if seals else None))
     _refuse_elsewhere(record)
     events = await services.responses.call(ResponseFile.events, tenant_asking(request, services), response_id)
     if not events:
@@ -128,9 +131,10 @@ def _refuse_elsewhere(record: StoredRecord) -> None:
         raise RequestRefused(message, status=409, code="response_elsewhere", field="response_id")
 
 
-def _shown(record: StoredRecord) -> dict[str, Any]:
-    """A kept response as a client sees it."""
-    shown = {**record.body, "output": [shown_item(item) for item in record.output]}
+def _shown(record: StoredRecord, *, seal: Callable[[str], str] | None = None) -> dict[str, Any]:
+    """A kept response as a client sees it. seal: of thoughts, which are to be added in that form."""
+    output = [shown_item(item) if seal is None else with_sealed_thought(item, seal) for item in record.output]
+    shown = {**record.body, "output": output}
     return shown | {"status": "failed", "error": _LOST} if record.is_lost else shown
 
 
