@@ -279,8 +279,8 @@ whose weights spell a script, or, where it says so, the bundled one. Paths are s
 
 Agents that are started by `holdfast launch` have a table of what their requests cost, from the server's log. *New since the last*
 is what a request has beyond the prompt and the answer of the one before, as the server counts; *read* is what the model really
-read: one more, since the last token of an answer is drawn, but not yet read, when the answer ends. The second turn of a conversation
-comes from a new process, except aider's.
+read: one more, since the last token of an answer is drawn, but not yet read, when the answer ends. The second turn of a
+conversation comes from a new process, except aider's.
 
 """
 

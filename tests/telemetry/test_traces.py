@@ -100,6 +100,13 @@ async def test_a_refused_request_is_one_span_with_its_error_and_what_programs_po
     assert span.status.code == 0, "a refusal is the client's error"
 
 
+async def test_an_unknown_path_is_no_route(collector: Any) -> None:
+    assert await ask(("GET", "/nowhere/4711")) == [404]
+    (span,) = collector.spans
+    assert span.name == "GET other"
+    assert "http.route" not in otlp.attributes(span)
+
+
 async def test_the_environment_names_the_service(collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "lighthouse")
     await ask(("GET", "/v1/models"))

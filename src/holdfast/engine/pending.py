@@ -65,7 +65,9 @@ def _embedded(pending: PendingStep, request_id: RequestId) -> SpanResult:
     values = np.array(pending.pooled[request_id])
     if not np.isfinite(values).all():
         return SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
-    return SpanResult(request_id=request_id, embedding=values.tobytes())
+    length = np.linalg.norm(values.astype(np.float64))
+    normalized = values / length if length else values
+    return SpanResult(request_id=request_id, embedding=normalized.astype(np.float32).tobytes())
 
 
 def _draws(pending: PendingStep) -> dict[RequestId, SpanResult]:

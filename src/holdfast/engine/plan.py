@@ -40,7 +40,7 @@ class SpanResult:
     token_ids: tuple[int, ...] = ()  # empty for a prompt chunk that draws nothing, and on failure
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens after each position of this chunk, when wanted
-    embedding: bytes = b""  # of a prompt that was to be pooled, with its last chunk: float32
+    embedding: bytes = b""  # of a prompt that was to be pooled, with its last chunk: float32, of length 1
     failure: str = ""  # what went wrong in computing it; this sequence alone must end, unless it can be read afresh
     refusal: str = ""  # why nothing can be drawn though what was computed is right: this sequence alone must end
 

@@ -43,12 +43,14 @@ def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, i
 
 
 def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
-    """The vector of an input that was read, cut to its first `dimensions` and brought to length 1; one of zeros stays so."""
-    values = array("f", finished.embedding)[:dimensions]
-    length = math.hypot(*values)
-    normalized = array("f", [value / length for value in values] if length else values)
+    """The vector of an input that was read, cut to its first `dimensions` and brought to length 1 again; of zeros it stays so."""
+    vector = finished.embedding
+    if dimensions is not None:
+        values = array("f", vector)[:dimensions]
+        length = math.hypot(*values)
+        vector = array("f", [value / length for value in values] if length else values).tobytes()
     return Embedding(
-        vector=normalized.tobytes(),
+        vector=vector,
         prompt_tokens=finished.prompt_tokens,
         timings=finished.timings,
         memory=finished.memory,

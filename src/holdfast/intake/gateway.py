@@ -84,7 +84,7 @@ class Gateway:
         client = await self._client_of(request.model, 1)
         sequences = await asyncio.to_thread(embedding_sequences, request, self._bundle(request.model), info=client.info)
         read = await read_prompts(client, sequences)
-        return tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read)
+        return await asyncio.to_thread(lambda: tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read))
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
         """How much each document is about the query, in their order. Raises as `embed` does."""

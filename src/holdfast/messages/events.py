@@ -131,7 +131,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str = ""  # what went wrong, for FAILED and REFUSED
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
-    embedding: bytes = b""  # float32 in the order of the machine, not normalized; of a prompt that was to be pooled
+    embedding: bytes = b""  # of a prompt that was to be pooled: float32 in the order of the machine, of length 1
 
     @property
     def cached_tokens(self) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # every process logs, but only the front needs what it import
 CLIENT_GONE = 499  # in place of a status when the client left before the answer was begun
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
+UNKNOWN_ROUTE = "other"  # of paths that nothing is served at
 QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from holdfast.errors import ConfigError
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
-from holdfast.telemetry.request_log import QUIET_PATHS, RequestRecord
+from holdfast.telemetry.request_log import QUIET_PATHS, UNKNOWN_ROUTE, RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -151,7 +151,7 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
     said = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
-        "http.route": route,
+        "http.route": "" if route == UNKNOWN_ROUTE else route,
         "url.path": record.path,
         "client.address": record.client,
         "holdfast.request_id": record.request_id,

@@ -21,7 +21,7 @@ from holdfast.http.server.fields import INT32_MAX, STRICT, CacheSalt, Model
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import EmbeddingPlan, embed
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.output import Embedding, TextRead
 from holdfast.messages.requests import EmbeddingRequest, Pooling
@@ -97,7 +97,7 @@ class EmbeddingsRequest(BaseModel):
             raise RequestRefused(f"`input`: at most {most} inputs, got {len(inputs)}", field="input")
         request = EmbeddingRequest(
             request_id=f"embd-{uuid.uuid4().hex}",
-            model=self.model or first_model(services),
+            model=model_of(services, self.model),
             inputs=inputs,
             pooling=self.pooling,
             dimensions=self.dimensions,
@@ -111,7 +111,10 @@ class EmbeddingsRequest(BaseModel):
     def _form(self, model: str, vectors: Sequence[Embedding]) -> bytes:
         written = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
-            data=[VectorEntry(index=index, embedding=written(each.vector)) for index, each in enumerate(vectors)],
+            data=[  # encoded one by one, so that the interpreter can turn to others between two of thousands
+                msgspec.Raw(msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector))))  # type: ignore[misc]
+                for index, each in enumerate(vectors)
+            ],
             model=model,
             usage=usage_of(vectors),
         )

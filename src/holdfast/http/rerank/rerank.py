@@ -18,7 +18,7 @@ from holdfast.http.server.fields import INT32_MAX, STRICT, CacheSalt, Model
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import RankPlan, rank
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.output import Relevance
 from holdfast.messages.requests import RankMethod, RankRequest
@@ -83,7 +83,7 @@ class RerankBody(BaseModel):
             raise RequestRefused("`query`: must not be empty", field="query")
         request = RankRequest(
             request_id=f"rank-{uuid.uuid4().hex}",
-            model=self.model or first_model(services),
+            model=model_of(services, self.model),
             query=query,
             documents=documents,
             instruction=self.instruction or "",

@@ -118,7 +118,7 @@ _WORDS = {
         "Nothing is kept for this model and tenant. Other weights, another number format or codec, another API key, "
         "X-Holdfast-Tenant or cache_salt have memories of their own."
     ),
-    CacheOutcome.SCORED: "The log-probabilities of the prompt were asked for, so that all of it had to be read.",
+    CacheOutcome.SCORED: "Something of all of the prompt's tokens was asked for (log-probabilities, a mean): all had to be read.",
     CacheOutcome.FAILED: "The memory failed on this request, so all of its prompt was read. The server's log says more.",
     CacheOutcome.OFF: "The server keeps nothing for this model: its layout does not allow it.",
 }

@@ -64,7 +64,7 @@ async def _read(
     async def worked() -> bytes:
         read = await call(asked)
         answer.has_read(asked.model, read)
-        return plan.form(read)
+        return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
 
     return ReadingResponse(asked.model, answer, worked)
 

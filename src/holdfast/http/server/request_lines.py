@@ -13,7 +13,7 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.http.server.disconnect import disconnected
 from holdfast.http.server.errors import RECORD, answer_of
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import RequestRecord, write_line
+from holdfast.telemetry.request_log import UNKNOWN_ROUTE, RequestRecord, write_line
 from holdfast.telemetry.traces import Traces
 
 _ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's clients show the first one, Anthropic's the second
@@ -48,7 +48,7 @@ def request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = Non
             # Closed it is a moment later, by the server.
             await (disconnected(receive) if record.has_status else response(scope, receive, send_with_id))
         finally:
-            path = getattr(scope.get("endpoint"), "path", "other")
+            path = getattr(scope.get("endpoint"), "path", UNKNOWN_ROUTE)
             metrics.http_requests.labels(record.method, path, str(record.status)).inc()
             write_line(record)
             if traces is not None:

@@ -20,7 +20,7 @@ from holdfast.http.server.extensions import extended
 from holdfast.http.server.fields import STRICT, Model
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model
+from holdfast.http.server.services import Services, model_of
 from holdfast.intake.limits import check_token_ids
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
@@ -101,7 +101,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 async def tokenize(request: Request, services: Services) -> Response:
     """Make tokens of a text, or of a conversation as the model would read it."""
     body = parse(TokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    text, model = body.text(), body.model or first_model(services)
+    text, model = body.text(), model_of(services, body.model)
     tokenizer = services.tokenizer_of(model)
     request.scope[RECORD].model = model
     if text is None:
@@ -118,7 +118,7 @@ async def tokenize(request: Request, services: Services) -> Response:
 async def detokenize(request: Request, services: Services) -> Response:
     """Make a text of tokens; special ones are shown."""
     body = parse(DetokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    model = body.model or first_model(services)
+    model = model_of(services, body.model)
     tokenizer = services.tokenizer_of(model)
     request.scope[RECORD].model = model
     check_token_ids(tuple(body.tokens), vocab_size=tokenizer.vocab_size, field="tokens")
