@@ -100,6 +100,11 @@ def test_a_server_that_is_not_there_is_named() -> None:
             ServerClient(url=url).model_ids()
 
 
+def test_a_certificate_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ServerFailed, match=r"server\.tls_cert: missing\.pem: No such file or directory"):
+        ServerClient(url="https://127.0.0.1:1", certificate="missing.pem")
+
+
 def test_speed_is_measured_after_the_first_token() -> None:
     statistics = AnswerStatistics(completion_tokens=11, first_token_seconds=1.0, total_seconds=3.0)
     assert statistics.tokens_per_second == pytest.approx(5.0)

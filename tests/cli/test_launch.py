@@ -189,3 +189,11 @@ def test_agents_do_not_ask_a_proxy_for_this_machine(machine: Path, url: str, mon
     agent = agent_of(machine, "qwen")
     assert launched(url, "qwen", "exit=0").exit_code == 0
     assert agent.record["environment"]["NO_PROXY"] == "example.org,127.0.0.1"
+
+
+def test_agents_on_node_trust_the_servers_own_certificate(machine: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SERVER_TLS_CERT", "cert.pem")
+    monkeypatch.setenv("HOLDFAST_SERVER_TLS_KEY", "key.pem")
+    agent = agent_of(machine, "qwen")
+    assert launched(url, "qwen", "exit=0").exit_code == 0
+    assert agent.record["environment"]["NODE_EXTRA_CA_CERTS"] == str(machine / "cert.pem")

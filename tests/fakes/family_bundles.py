@@ -21,4 +21,5 @@ def bundle(family: FamilyTemplate) -> TokenizerBundle:
         known_answers=KnownAnswers(),
         dialect=found.dialect,
         dialect_report=found.report,
+        thinking_switch=found.switch,
     )

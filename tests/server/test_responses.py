@@ -59,6 +59,16 @@ def test_a_custom_tool_gets_its_text_and_its_call_is_not_read_again(client: open
     assert after.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
 
 
+def test_a_schema_that_is_not_said_to_be_strict_is_kept_as_far_as_can_be(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["OSLO", "ROME"]}, "n": {"uniqueItems": True}}}
+    open_ = WEATHER | {"parameters": schema | {"required": ["city"]}, "strict": None}
+    held = asked(client, ASKED, tools=[open_], extra_body={"holdfast": {"explain": True}})
+    assert json.loads(held.output[0].arguments)["city"] in ("OSLO", "ROME")
+    assert held.holdfast["unenforced"] == ["get_weather/properties/n/uniqueItems"]
+    (free,) = asked(client, ASKED, tools=[open_ | {"strict": False}]).output
+    assert json.loads(free.arguments) == {"city": "Oslo"}
+
+
 def test_a_stream_comes_to_what_the_whole_response_has(client: openai.OpenAI) -> None:
     one = asked(client, SUM)
     with client.responses.stream(model="demo", input=[SUM], temperature=0, store=False) as stream:

@@ -26,8 +26,6 @@ from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 from holdfast.http.tokens.dialect import TOKENS
 
-# None of the statuses for what is not served is a 5xx: the official clients would repeat the request, Claude Code ten times
-# without a word.
 MODELS = Dialect(  # errors on its paths are those of the client's own protocol
     name="The list of models",
     error=OPENAI.error,

@@ -79,6 +79,7 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
     parallel: bool = True  # several calls in one answer are allowed
+    held: tuple[str, ...] = ()  # tools whose calls are held to their schemas as far as a grammar can, strict or not
 
 
 ThinkingEffort: TypeAlias = Literal["off", "on", "minimal", "low", "medium", "high", "max"]

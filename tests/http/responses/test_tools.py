@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.config import LimitsSettings
@@ -95,7 +96,15 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
 
 @pytest.mark.parametrize(("choice", "meaning"), CHOICES)
 def test_every_form_of_a_choice_is_understood(choice: Any, meaning: ToolChoice) -> None:
-    assert choice_of(choice, offered=offered(FUNCTION, NAMESPACE), parallel=True) == meaning
+    got = choice_of(choice, offered=offered(FUNCTION, NAMESPACE), parallel=True)
+    assert msgspec.structs.replace(got, held=()) == meaning
+
+
+def test_tools_that_are_not_said_to_be_strict_or_not_are_held_to_their_schemas_as_far_as_can_be() -> None:
+    loose, open_ = FUNCTION | {"name": "loose", "strict": False}, FUNCTION | {"name": "open", "strict": None}
+    tools = offered(FUNCTION, loose, open_, PATCH)
+    assert choice_of(None, offered=tools, parallel=True).held == ("open", "patch")
+    assert choice_of("none", offered=tools, parallel=True).held == ()
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,12 @@ def test_what_is_served_or_nobodys_has_openais_form(path: str) -> None:
     assert dialect.error is openai_error
 
 
+@pytest.mark.parametrize(("path", "is_nobodys"), [("/v1/models", True), ("/", True), ("/nowhere", True), ("/api/chat", False)])
+def test_what_is_nobodys_has_the_form_of_the_clients_own_protocol(path: str, is_nobodys: bool) -> None:
+    spoken = DialectTable(DIALECTS).dialect_of(path, {"anthropic-version": "2023-06-01"})
+    assert (spoken.name == "Anthropic's Messages API") == is_nobodys
+
+
 async def test_too_large_a_body_is_told_in_openais_form_on_the_paths_that_read_one() -> None:
     async with client_of(ScriptedGateway(), limits=LimitsSettings(max_body_bytes=1024)) as client:
         response = await client.post(CHAT, content=b" " * 2000)

@@ -140,6 +140,16 @@ def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
     assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
 
 
+def test_only_tools_that_a_choice_holds_to_their_schemas_are_held() -> None:
+    dialect = _dialect("hermes")
+    grammar = _grammar(dialect, ToolChoice(held=("get_weather",)), settings=ToolsSettings()).text
+    assert accepts(grammar, _written(dialect, _WEATHER))
+    assert not accepts(grammar, _written(dialect, Call("get_weather", {"days": 3})))
+    assert accepts(grammar, _written(dialect, Call("edit", {"path": 5})))
+    assert not accepts(grammar, _written(dialect, Call("unknown", {})))
+    assert not _grammar(dialect, ToolChoice(), settings=ToolsSettings()).text
+
+
 @pytest.mark.parametrize("family", _MARKED)
 def test_a_model_that_may_call_or_not_is_held_to_the_schema_when_it_calls(family: str) -> None:
     dialect = _dialect(family)

@@ -30,6 +30,8 @@ from holdfast.messages.output import ChoiceFinished, OutputDelta, TextDelta, Tok
 _LEAST_LOGPROB = -9999.0  # JSON cannot say minus infinity
 _NANOSECONDS = 1e9
 _LINE_BREAKS = bytes.maketrans(b"\r\n", b"  ")  # in JSON they stand between values only, and a line must not have any
+# Further ones, which in JSON stand in texts only: httpx, and with it Ollama's Python client, splits lines at these as well.
+_OTHER_BREAKS = {char.encode(): b"\\u%04x" % ord(char) for char in "\x85\u2028\u2029"}
 
 
 class OllamaAnswer(AnswerFormat):
@@ -50,19 +52,19 @@ class OllamaAnswer(AnswerFormat):
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON, so there is no comment or empty line to send."""
-        return self._written(self.line(done=False))
+        return _written(self.line(done=False))
 
     def delta(self, event: OutputDelta) -> bytes:
         """News as a line; parts of calls are kept until the call is complete."""
         fields: dict[str, Any] = {"logprobs": logprobs_of(event.logprobs)} if event.logprobs else {}
         if isinstance(event, TextDelta):
             fields |= {"text" if event.kind == "text" else "thinking": event.text} if event.text else {}
-            return self._written(self.line(done=False, **fields)) if fields else b""
+            return _written(self.line(done=False, **fields)) if fields else b""
         self._calls.append(event)
         if isinstance(event, ToolCallFinished):
             fields["calls"] = calls_of(self._calls, first=event.call)
             self._calls.clear()
-        return self._written(self.line(done=False, **fields)) if fields else b""
+        return _written(self.line(done=False, **fields)) if fields else b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """Nothing yet: the last line has the counts as well."""
@@ -72,11 +74,11 @@ class OllamaAnswer(AnswerFormat):
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The last line."""
         assert self._end is not None, "a stream ends behind its choice"
-        return self._written(self.line(**self._ending(self._end, counts, explanation)))
+        return _written(self.line(**self._ending(self._end, counts, explanation)))
 
     def broken(self, problem: Problem) -> bytes:
         """The error as the last line."""
-        return msgspec.json.encode(OllamaError(error=problem.message)) + b"\n"
+        return _written(OllamaError(error=problem.message))
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The whole as one line."""
@@ -86,7 +88,7 @@ class OllamaAnswer(AnswerFormat):
         if self._shows_logprobs:
             fields["logprobs"] = logprobs_of(choice.logprobs)
         calls = calls_of(choice.deltas) or None
-        return self._written(self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields))
+        return _written(self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields))
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
@@ -107,9 +109,6 @@ class OllamaAnswer(AnswerFormat):
             "cached_tokens": counts.cached_tokens,
             "holdfast": msgspec.UNSET if explanation is None else explanation,
         }
-
-    def _written(self, line: AnswerLine) -> bytes:
-        return msgspec.json.encode(line) + b"\n"
 
 
 class ChatLines(OllamaAnswer):
@@ -172,6 +171,14 @@ def calls_of(deltas: Iterable[OutputDelta], *, first: int = 0) -> list[ToolCallL
 def logprobs_of(tokens: Iterable[TokenText]) -> list[LogprobLine]:
     """Tokens as Ollama shows them."""
     return [LogprobLine(**_token(token), top_logprobs=[BareLogprob(**_token(rival)) for rival in token.top]) for token in tokens]
+
+
+def _written(line: msgspec.Struct) -> bytes:
+    written = msgspec.json.encode(line)
+    for found, escape in _OTHER_BREAKS.items():
+        if found in written:
+            written = written.replace(found, escape)
+    return written + b"\n"
 
 
 def _token(token: TokenText) -> dict[str, Any]:

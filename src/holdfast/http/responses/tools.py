@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
+import msgspec
 from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
@@ -96,6 +97,7 @@ class OfferedTools:
     definitions: tuple[dict[str, Any], ...] = ()
     fields: tuple[str, ...] = ()  # of the request, in which each has its schema
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
+    held: tuple[str, ...] = ()  # those of which the client says neither that they are strict nor that they are not
 
     def client_tool(self, model_name: str) -> ClientTool:
         """The tool that the model calls so; one that it made up is a function."""
@@ -115,15 +117,23 @@ def offered_tools(tools: Sequence[ResponseTool], *, limits: LimitsSettings) -> O
     places, clients, definitions = zip(*found, strict=True) if found else ((), (), ())
     checked = checked_definitions(definitions, fields=places, most_parts=limits.max_tool_parts)
     names = [definition["function"]["name"] for definition in checked]
-    fields = tuple(f"{place}.parameters" for place in places)
-    return OfferedTools(definitions=checked, fields=fields, by_model_name=dict(zip(names, clients, strict=True)))
+    return OfferedTools(
+        definitions=checked,
+        fields=tuple(f"{place}.parameters" for place in places),
+        by_model_name=dict(zip(names, clients, strict=True)),
+        held=tuple(name for name, tool in zip(names, checked, strict=True) if "strict" not in tool["function"]),
+    )
 
 
-def choice_of(
-    choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool, field: str = "tool_choice"
-) -> ToolChoice:
+def choice_of(choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool) -> ToolChoice:
     """What `tool_choice` asks for. Raises RequestRefused for a tool that is not among those offered."""
-    tools = offered.definitions
+    asked = _choice_among(choice, offered.definitions, parallel=parallel, field="tool_choice")
+    return asked if asked.mode == "none" else msgspec.structs.replace(asked, held=offered.held)
+
+
+def _choice_among(
+    choice: str | ChosenTool | None, tools: Sequence[Mapping[str, Any]], *, parallel: bool, field: str
+) -> ToolChoice:
     if choice is None or isinstance(choice, str):
         mode: Any = choice or "auto"
         return choice_among(mode, (), tools=tools, parallel=parallel, field=field)

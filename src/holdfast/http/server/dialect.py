@@ -81,7 +81,6 @@ class Dialect:
     statuses: Mapping[str, int] = field(
         default_factory=dict
     )  # by the code of a problem, where the protocol has another than most
-    unserved_status: int = 404  # with which clients show what they are told, as long as it is not served
 
 
 class DialectTable:

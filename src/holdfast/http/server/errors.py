@@ -58,7 +58,8 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
     table: DialectTable = app.state.dialects
     if not dialect.operations:
         message = f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). It serves {table.serves}"
-        return Problem(status=dialect.unserved_status, code="protocol_not_served", message=message)
+        # No 5xx: the official clients would repeat the request, Claude Code ten times without a word.
+        return Problem(status=404, code="protocol_not_served", message=message)
     methods = sorted({route.endpoint.method for route in app.routes if route.matches(scope)[0] is not Match.NONE})
     if methods:
         allow = ", ".join(methods)

@@ -46,7 +46,7 @@ def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
     choice, offered = request.tool_choice, offered_tools(request)
     if request.output_format is not None:
         return True
-    asked = choice.mode != "auto" or bool(choice.names) or tools.constrain == "auto"
+    asked = choice.mode != "auto" or bool(choice.names or choice.held) or tools.constrain == "auto"
     return bool(offered) and (asked or any(map(is_strict, offered)))
 
 

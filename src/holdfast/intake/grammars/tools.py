@@ -86,7 +86,8 @@ def callable_tools(
 ) -> tuple[CallableTool, ...]:
     """The prompt's tools that may be called, their schemas checked. Raises InvalidRequest where strict ones cannot be enforced.
 
-    enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them.
+    enforce_all: the schemas of tools that are not strict bind too, as far as a grammar can enforce them; else those of
+    tools that the choice holds to them.
     """
     found = []
     for number, tool in enumerate(prompt.tools):
@@ -96,7 +97,7 @@ def callable_tools(
             continue
         place = prompt.tool_fields[number] if prompt.tool_fields else f"tools.{number}.function.parameters"
         checked = _ANY_ARGUMENTS
-        if strict or enforce_all:
+        if strict or enforce_all or name in choice.held:
             checked = _arguments(function.get("parameters"), bounds=bounds, strict=strict, place=place)
         arguments = checked.schema if isinstance(checked.schema, dict) else {"type": "object"}
         unenforced = in_tool(name, checked.unenforced)
