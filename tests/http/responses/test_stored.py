@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 
 from holdfast.http.application import create_application
 from holdfast.http.server.services import Services
+from holdfast.store.response_thread import ResponseStore
+from holdfast.store.responses import ResponseFile
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
 
 RESPONSES = "/v1/responses"
@@ -154,8 +159,11 @@ async def test_thoughts_can_be_read_in_the_form_in_which_they_are_brought_back(r
     assert gateway.requests[-1].prompt.messages[0]["reasoning_content"] == "hm"  # type: ignore[union-attr]
 
 
-IDS = st.text(st.characters(exclude_characters="/"), max_size=20)
-VALUES = st.one_of(st.text(max_size=20), st.sampled_from(["true", "asc", "desc", "20", "0", "-1", "1e9", "msg_1"]))
+IDS = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), max_size=20)
+VALUES = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.sampled_from(["true", "asc", "desc", "20", "0", "-1", "1e9", "msg_1"]),
+)
 NAMES = st.sampled_from(["limit", "order", "after", "stream", "starting_after", "include[]", "cache_salt", "before"])
 
 
@@ -180,6 +188,25 @@ async def test_a_bad_item_is_named_by_its_place_in_the_request() -> None:
         first = await created(client)
         refused = await client.post(RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]})
     assert refusal(refused)[2] == "input.0.content"
+
+
+async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
+    gateway = ScriptedGateway()
+    services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
+    async with served_app(gateway, services) as client:
+        first = await created(client)
+        await services.responses.call(ResponseFile.totals)
+        other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        await created(client)
+        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": first["id"]})
+        other.execute("ROLLBACK")
+        other.close()
+        await created(client, previous_response_id=first["id"])
+    assert refusal(refused) == (503, "responses_unavailable", None)
 
 
 async def test_two_requests_may_continue_one_response_at_once() -> None:

@@ -45,8 +45,11 @@ async def in_background(request: Request, services: Services, response: Generati
     if is_loading(services, queued.model):
         run.form.keep_alive()  # so that it is there already: nobody is to wait for so long
     else:
-        await asyncio.wait((task, beginning := asyncio.create_task(run.begun())), return_when=asyncio.FIRST_COMPLETED)
-        beginning.cancel()
+        beginning = asyncio.create_task(run.begun())
+        try:
+            await asyncio.wait((task, beginning), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            beginning.cancel()
         if not run.events:
             await task
     return FollowingResponse(run, run.form) if run.keeping.streams else json_response(queued)
