@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
@@ -127,6 +127,7 @@ def test_texts_and_token_ids_have_no_breakpoints(prompt: Any, bundle: TokenizerB
     assert prepare(request, bundle, info=model_info(), limits=LimitsSettings()).breakpoints == ()
 
 
+@settings(max_examples=40)
 @given(
     texts=st.lists(st.text("ab \n", max_size=4), min_size=1, max_size=5),
     at=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=4),

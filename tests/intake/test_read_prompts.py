@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.errors import GenerationFailed, InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.errors import GenerationFailed, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake import read_prompts as module
 from holdfast.intake.embed import READ_ONLY
-from holdfast.intake.read_prompts import AT_ONCE, read_prompts
+from holdfast.intake.read_prompts import AT_ONCE, ReadPrompt, read_prompts
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Accepted, Event, Finished, FinishReason, Rejected
 from tests.fakes.scripted_client import ScriptedClient, refuses
@@ -20,6 +20,10 @@ def requests(count: int) -> list[SequenceRequest]:
         SequenceRequest(request_id=f"r/{place}", prompt_token_ids=(place,), max_tokens=0, sampling=READ_ONLY, pooling="mean")
         for place in range(count)
     ]
+
+
+async def read_all(client: ScriptedClient, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
+    return await read_prompts(client, sequences, field_of=lambda place: f"input.{place}")
 
 
 def read(request: SequenceRequest, *, reason: FinishReason = FinishReason.LENGTH, error: str = "") -> Sequence[Event]:
@@ -53,7 +57,7 @@ class FullNowAndThen:
 async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
     client = ScriptedClient(read)
     client.may_go_on.clear()
-    reading = asyncio.create_task(read_prompts(client, requests(50)))
+    reading = asyncio.create_task(read_all(client, requests(50)))
     for _ in range(5):
         await asyncio.sleep(0)
     assert len(client.submitted) == AT_ONCE
@@ -66,14 +70,23 @@ async def test_all_are_read_in_their_order_and_never_too_many_at_once() -> None:
 async def test_a_place_in_the_queue_is_waited_for_by_who_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST_WAIT_SECONDS", 0.0)
     script = FullNowAndThen()
-    found = await read_prompts(ScriptedClient(script), requests(20))
+    found = await read_all(ScriptedClient(script), requests(20))
     assert len(found) == 20
     assert script.refused
 
 
 async def test_who_has_none_is_refused() -> None:
     with pytest.raises(QueueFull):
-        await read_prompts(ScriptedClient(refuses("queue_full")), requests(3))
+        await read_all(ScriptedClient(refuses("queue_full")), requests(3))
+
+
+async def test_one_that_memory_cannot_take_is_named() -> None:
+    def script(request: SequenceRequest) -> Sequence[Event]:
+        return refuses("too_large")(request) if request.request_id == "r/2" else read(request)
+
+    with pytest.raises(TooLargeForMemory) as refused:
+        await read_all(ScriptedClient(script), requests(4))
+    assert refused.value.field == "input.2"
 
 
 @pytest.mark.parametrize(
@@ -92,13 +105,13 @@ async def test_one_that_fails_ends_all_and_nothing_stays_behind(reason: FinishRe
 
     client = ScriptedClient(script)
     with pytest.raises(error):
-        await read_prompts(client, requests(5))
+        await read_all(client, requests(5))
     assert client.cancelled == ["r/1"]
 
 
 async def test_who_is_cancelled_ends_what_runs() -> None:
     client = ScriptedClient(lambda request: [Accepted(request_id=request.request_id)])
-    reading = asyncio.create_task(read_prompts(client, requests(3)))
+    reading = asyncio.create_task(read_all(client, requests(3)))
     for _ in range(5):
         await asyncio.sleep(0)
     reading.cancel()
@@ -108,4 +121,4 @@ async def test_who_is_cancelled_ends_what_runs() -> None:
 
 
 async def test_nothing_to_read_gives_nothing() -> None:
-    assert await read_prompts(ScriptedClient(read), []) == []
+    assert await read_all(ScriptedClient(read), []) == []

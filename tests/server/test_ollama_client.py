@@ -86,6 +86,22 @@ def test_the_next_turn_reads_only_what_is_new(client: ollama.Client, server: Ser
     assert usage.prompt_tokens == first.prompt_eval_count
 
 
+def test_a_prompt_goes_on_from_its_context_and_reads_only_what_is_new(client: ollama.Client, server: ServerProcess) -> None:
+    first = client.generate(MODEL, "What is 33 + 44, says a generated prompt?", options=GREEDY)
+    body = {"model": MODEL, "prompt": "Hello", "context": first.context, "stream": False, "options": GREEDY}
+    second = httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()
+    assert first.prompt_eval_count is not None
+    assert second["prompt_eval_count"] > first.prompt_eval_count
+    assert second["cached_tokens"] >= first.prompt_eval_count - 1
+
+
+def test_texts_become_vectors(client: ollama.Client) -> None:
+    found = client.embed(MODEL, ["one", "another"], dimensions=8)
+    older = client.embeddings(MODEL, "one")
+    assert [len(vector) for vector in found.embeddings] == [8, 8]
+    assert sum(number * number for number in older.embedding) == pytest.approx(1, abs=1e-3)
+
+
 def test_thinking_is_apart_from_the_answer(client: ollama.Client) -> None:
     sum_of = [{"role": "user", "content": "What is 12 + 30?"}]
     thought = client.chat(MODEL, sum_of, think=True, options=GREEDY).message

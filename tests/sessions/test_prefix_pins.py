@@ -139,7 +139,7 @@ def test_there_are_only_so_many(pins: PrefixPins, monkeypatch: pytest.MonkeyPatc
     assert len(pins) == 2
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     steps=st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 320), st.integers(1, 9), st.sampled_from(("", "t")))),
     parts=st.integers(0, 6),

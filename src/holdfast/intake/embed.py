@@ -71,7 +71,7 @@ def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
 
 def _token_ids(request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo) -> tuple[int, ...]:
     given, limit = request.inputs[place], info.context_tokens
-    field = f"{request.input_field}.{place}" if request.is_list else request.input_field
+    field = request.field_of(place)
     if request.truncates and isinstance(given, str):
         given = given[: limit * MOST_CHARACTERS_PER_TOKEN]
     one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)

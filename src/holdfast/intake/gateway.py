@@ -83,7 +83,7 @@ class Gateway:
         """
         client = await self._client_of(request.model, 1)
         sequences = await asyncio.to_thread(embedding_sequences, request, self._bundle(request.model), info=client.info)
-        read = await read_prompts(client, sequences)
+        read = await read_prompts(client, sequences, field_of=request.field_of)
         return await asyncio.to_thread(lambda: tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read))
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
@@ -91,8 +91,9 @@ class Gateway:
         client = await self._client_of(request.model, 1)
         asked = await asyncio.to_thread(ranking, request, self._bundle(request.model), info=client.info)
         if asked.first is not None:
-            await read_prompts(client, [asked.first])
-        return tuple(map(asked.relevance, await read_prompts(client, asked.sequences)))
+            await read_prompts(client, [asked.first], field_of=lambda _: "query")
+        read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{place}")
+        return tuple(map(asked.relevance, read))
 
     def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises UnknownModel."""

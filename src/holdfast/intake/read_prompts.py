@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, WorkerUnavailable
+from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake.stream import refusal
 from holdfast.link.client import EngineClient
 from holdfast.link.event_stream import RequestEvent
@@ -60,12 +60,16 @@ def _failure(event: Finished) -> HoldfastError | None:
             return None
 
 
-async def read_prompts(client: EngineClient, sequences: Sequence[SequenceRequest]) -> list[ReadPrompt]:
+async def read_prompts(
+    client: EngineClient, sequences: Sequence[SequenceRequest], *, field_of: Callable[[int], str]
+) -> list[ReadPrompt]:
     """Read all, in any order; what came of each, in theirs. Whatever ends it early, what still runs is cancelled.
+
+    field_of: the field of the request to name where the prompt in that place is more than memory can take.
 
     Raises the first refusal or failure. A queue that is full refuses only who has nothing in it yet; else a place is waited for.
     """
-    reading = _Reading(client, sequences)
+    reading = _Reading(client, sequences, field_of)
     lanes = [asyncio.create_task(reading.lane()) for _ in range(min(AT_ONCE, len(sequences)))]
     try:
         for lane in asyncio.as_completed(lanes):
@@ -78,8 +82,8 @@ async def read_prompts(client: EngineClient, sequences: Sequence[SequenceRequest
 
 
 class _Reading:
-    def __init__(self, client: EngineClient, sequences: Sequence[SequenceRequest]) -> None:
-        self._client = client
+    def __init__(self, client: EngineClient, sequences: Sequence[SequenceRequest], field_of: Callable[[int], str]) -> None:
+        self._client, self._field_of = client, field_of
         self._waiting = deque(enumerate(sequences))
         self._accepted = 0
         self.found: dict[int, ReadPrompt] = {}
@@ -91,6 +95,9 @@ class _Reading:
             while place not in self.found:
                 try:
                     self.found[place] = await self._read(sequence)
+                except TooLargeForMemory as error:
+                    error.field = self._field_of(place)
+                    raise
                 except QueueFull as full:
                     if not self._accepted:
                         raise

@@ -152,6 +152,10 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     input_field: str = "input"  # the request's field to name in errors: the third input is `input.2`
     is_list: bool = True  # else there is one input, which errors name `input`
 
+    def field_of(self, place: int) -> str:
+        """The name of an input in errors."""
+        return f"{self.input_field}.{place}" if self.is_list else self.input_field
+
 
 class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A query and documents, of each of which is asked how much it is about the query."""
