@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from tools.environments import ROOT, environment_of, modules_of
 
 SCRIPTS = ROOT / "tests" / "clients"
+WAITING_MODEL = "demo/tiny"
 _LIMIT_SECONDS = 600
 # Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -40,14 +42,28 @@ def scripts() -> list[Path]:
     return sorted([*SCRIPTS.glob("with_*.py"), *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ())])
 
 
-def checked(script: Path, *, base_url: str, model: str) -> Iterator[CheckOfClient]:
+def waiting_scripts() -> list[Path]:
+    """Those that speak to a server that is silent for long."""
+    return [SCRIPTS / "waits.py", *(script for script in scripts() if script.suffix == ".mjs")]
+
+
+@contextmanager
+def waiting_server() -> Iterator[str]:
+    """The base URL of a server that is silent for long; its model is `WAITING_MODEL`."""
+    command = [sys.executable, "-m", "tests.fakes.waiting_server"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"{process.stdout.readline().strip()}/v1"
+
+
+def checked(script: Path, *, base_url: str, model: str, waits: bool = False) -> Iterator[CheckOfClient]:
     """Run a client's script; what it was checked for, as far as it came."""
     folder, program = script.parent, str(environment_of(SCRIPTS) / "python")
     if script.suffix == ".mjs":
         folder, program = modules_of(script.parent), "node"
         shutil.copy(script, folder)  # modules are looked for beside it
     done = subprocess.run(
-        [program, script.name, base_url, model],
+        [program, script.name, base_url, model, *(["waits"] if waits else [])],
         cwd=folder,
         env={**os.environ, **_ALONE},
         stdin=subprocess.DEVNULL,
@@ -77,6 +93,11 @@ def main(names: Sequence[str]) -> int:
             print(_row(found), flush=True)
     finally:
         server.stop()
+    with waiting_server() as base_url:
+        for script in waiting_scripts() if not names or "waits" in names else ():
+            found = list(checked(script, base_url=base_url, model=WAITING_MODEL, waits=True))
+            failed += [each for each in found if each.problem]
+            print(_row(found), flush=True)
     for each in failed:
         print(f"\n{each.client}: {each.check}\n{each.problem}")
     return bool(failed)

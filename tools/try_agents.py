@@ -142,7 +142,8 @@ def run(agent: Agent, *, folder: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="agent-") as scratch:
         trial = Trial(agent, folder=folder, scratch=Path(scratch).resolve())
         version = trial.shown(trial.ended(trial.start([trial.filled(part) for part in agent.version])))
-        title = f"## {agent.name} {re.sub(r'[^0-9.]', ' ', version).split()[0]}\n"
+        found = re.search(r"\d+\.\d+\.\d+", version)
+        title = f"## {agent.name} {found[0] if found else version}\n"
         body = _launched(trial, agent) if isinstance(agent, LaunchedAgent) else _called(trial)
         return "\n".join([title, *body])
 
@@ -278,7 +279,8 @@ whose weights spell a script, or, where it says so, the bundled one. Paths are s
 
 Agents that are started by `holdfast launch` have a table of what their requests cost, from the server's log. *New since the last*
 is what a request has beyond the prompt and the answer of the one before, as the server counts; *read* is what the model really
-read. The second turn of a conversation comes from a new process, except aider's.
+read: one more, since the last token of an answer is drawn, but not yet read, when the answer ends. The second turn of a
+conversation comes from a new process, except aider's.
 
 """
 

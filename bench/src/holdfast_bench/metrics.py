@@ -19,6 +19,10 @@ class Metric:
 
 METRICS = {
     "request_seconds": Metric(unit="s", better="lower", meaning="one request from connecting to its end"),
+    "request_bytes": Metric(unit="bytes", better="neither", meaning="the body of one request"),
+    "front_seconds": Metric(unit="s", better="lower", meaning="processor time of the front process for one request"),
+    "tokenizing_seconds": Metric(unit="s", better="neither", meaning="processor time of tokenizing its prompt, measured apart"),
+    "beyond_tokenizing_seconds": Metric(unit="s", better="lower", meaning="the difference"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
     "tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn by all streams over the whole time"),
     "decode_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn after the last stream began"),

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from holdfast.errors import HoldfastError
 from holdfast_bench.scenario import Scenario
-from holdfast_bench.scenarios import agents, growth, memory, overhead, prefill, reuse, salvage, saving, stall, start, streams
+from holdfast_bench.scenarios import (
+    agents,
+    front,
+    growth,
+    memory,
+    overhead,
+    prefill,
+    reuse,
+    salvage,
+    saving,
+    stall,
+    start,
+    streams,
+)
 
 SCENARIOS: dict[str, Scenario] = {
     module.SCENARIO.name: module.SCENARIO
-    for module in (overhead, prefill, streams, stall, start, memory, reuse, agents, salvage, saving, growth)
+    for module in (overhead, front, prefill, streams, stall, start, memory, reuse, agents, salvage, saving, growth)
 }
 
 

@@ -32,6 +32,7 @@ class Stage:
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
         self._starter, self.prompts = starter, prompts
         self._running: dict[Contender, RunningServer] = {}
+        self.model_folder = starter.model_folder
 
     async def server(self, contender: Contender) -> RunningServer:
         """The running server of this contender. Raises ServerFailed, ServerUnreachable."""

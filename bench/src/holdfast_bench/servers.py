@@ -64,6 +64,7 @@ class ServerStarter:
     ) -> None:
         self._folder, self._model, self._threads = folder, model, threads
         self._start_seconds, self._request_seconds = start_seconds, request_seconds
+        self.model_folder = model.folder
 
     async def start(self, contender: Contender) -> RunningServer:
         """Start it (or look whether it is there, if it has a URL) and wait for its first answer. Raises ServerFailed."""

@@ -1,4 +1,5 @@
-// Vercel's AI SDK with its providers for all protocols: `node with_vercel.mjs BASE_URL MODEL`. As conversations.py has it.
+// Vercel's AI SDK with its providers for all protocols: `node with_vercel.mjs BASE_URL MODEL`, as conversations.py has it; with a third
+// argument before a server that is silent for long, as waits.py has it.
 import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
@@ -9,7 +10,7 @@ import { readFileSync } from 'node:fs';
 import { createOllama } from 'ollama-ai-provider-v2';
 import { z } from 'zod';
 
-const [baseURL, name] = process.argv.slice(2);
+const [baseURL, name, waits] = process.argv.slice(2);
 const root = baseURL.replace(/\/v1$/, '');
 const apiKey = 'none';
 const MODELS = {
@@ -77,13 +78,24 @@ const checks = {
   },
   async structure(protocol) {
     const schema = z.object({ city: z.string().max(20), degrees: z.number().int().min(0).max(40) });
-    const done = await generateText({ ...asked(protocol, 'Write JSON.'), output: Output.object({ schema }) });
+    const done = await generateText({ ...asked(protocol, 'Write JSON.'), providerOptions: {}, output: Output.object({ schema }) });
     assert.equal(typeof done.output.city, 'string');
   },
 };
 
+const waiting = {
+  async vercel(protocol) {
+    let text = '';
+    for await (const part of streamText({ ...asked(protocol, 'Hi'), providerOptions: {} }).fullStream) {
+      if (part.type === 'error') throw part.error;
+      if (part.type === 'text-delta') text += part.text;
+    }
+    assert.equal(text, 'Hello');
+  },
+};
+
 let failed = false;
-for (const [check, run] of Object.entries(checks)) {
+for (const [check, run] of Object.entries(waits ? waiting : checks)) {
   for (const protocol of Object.keys(MODELS)) {
     let problem = '';
     try {

@@ -1,0 +1,48 @@
+"""A server whose model takes long: the real front with a scripted model, and a short interval between two signs of life.
+
+`python -m tests.fakes.waiting_server` prints where it is, and ends with its standard input. Before an answer begins, and again
+in its middle, dozens of signs of life go to the client: as many as in minutes otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from holdfast.config import ServerSettings
+from holdfast.http.server import sse
+from holdfast.messages.requests import GenerationRequest
+from tests.fakes.http_clients import served
+from tests.fakes.scripted_gateway import Script, ScriptedGateway, ScriptedStream, answer
+
+SILENT_SECONDS, INTERVAL_SECONDS = 0.6, 0.01
+
+
+class WaitingGateway(ScriptedGateway):
+    """Is silent before it accepts a request, and in the middle of the answer."""
+
+    async def generate(self, request: GenerationRequest) -> ScriptedStream:
+        """The answer `Hello`."""
+        self.script = _script
+        await asyncio.sleep(SILENT_SECONDS)
+        return await super().generate(request)
+
+
+def _script(_: GenerationRequest) -> Script:
+    first, last, end = answer("Hel", "lo")
+    pause = asyncio.Event()
+    asyncio.get_running_loop().call_later(SILENT_SECONDS, pause.set)
+    return [first, pause, last, end]
+
+
+async def main() -> None:
+    """Serve until the standard input ends."""
+    sse.HEADER_GRACE_SECONDS = sse.KEEP_ALIVE_SECONDS = INTERVAL_SECONDS
+    async with served(WaitingGateway(), settings=ServerSettings(port=0, shutdown_seconds=0)) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
