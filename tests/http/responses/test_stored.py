@@ -138,6 +138,16 @@ async def test_items_that_are_kept_can_be_referred_to() -> None:
     assert refusal(refused) == (404, "item_not_found", "input.1.id")
 
 
+async def test_nobody_can_bring_along_what_is_kept_beside_an_item() -> None:
+    gateway, item = ScriptedGateway(), {"role": "user", "content": "hello", "holdfast_thought": 5}
+    async with served_app(gateway) as client:
+        first = await created(client, input=[item])
+        await created(client, previous_response_id=first["id"])
+        conversation = (await client.post("/v1/conversations", json={"items": [item]})).json()
+        await created(client, conversation=conversation["id"])
+    assert [request.prompt.messages[0]["role"] for request in gateway.requests] == ["user"] * 3  # type: ignore[union-attr]
+
+
 async def test_a_reference_needs_no_type() -> None:
     gateway = ScriptedGateway()
     async with served_app(gateway) as client:

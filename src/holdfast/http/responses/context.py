@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.http.responses.fields import ResponseRequest
 from holdfast.http.responses.items import items_of
-from holdfast.http.responses.kept_items import continued, kept_input
+from holdfast.http.responses.kept_items import continued, kept_input, shown_item
 from holdfast.http.responses.run import Keeping
 from holdfast.http.server.extensions import TENANT_HEADER
 from holdfast.http.server.problem import RequestRefused
@@ -57,7 +57,7 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
 
 async def _referred(asked: ResponseRequest, services: Services, tenant: str) -> list[Mapping[str, Any]]:
     """The items of the input; in place of references what they refer to."""
-    items: list[Mapping[str, Any]] = list(items_of(asked.input))
+    items: list[Mapping[str, Any]] = [shown_item(item) for item in items_of(asked.input)]
     wanted = {place: item.get("id") or "" for place, item in enumerate(items) if _is_reference(item)}
     if not wanted:
         return items

@@ -156,7 +156,7 @@ async def _body(request: Request, services: Services) -> bytes:
 def _checked(items: list[InputItem]) -> list[Item]:
     """The items as they are kept. Raises RequestRefused for what a response could not go on from."""
     conversation(items, field="items")
-    return kept_input(items)
+    return kept_input(map(shown_item, items))
 
 
 async def _found(request: Request, services: Services) -> ConversationObject:

@@ -27,7 +27,7 @@ class FollowingResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send what is there and what comes."""
         record: RequestRecord = scope[RECORD]
-        writer = EventWriter(send, self._form, self._log.after(self._after))
+        writer = EventWriter(send, self._form, self._log.after(self._after), request_id=record.request_id)
         record.is_aborted = not await unless_disconnected(receive, writer.run())
 
 

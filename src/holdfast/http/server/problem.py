@@ -57,7 +57,7 @@ class Problem:
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     field: str | None = None  # of the request, such as messages.0.content
     cause: HoldfastError | None = None  # for dialects that have words of their own for it
-    request_id: str = ""  # as the answer's header has it; empty in an event of a stream
+    request_id: str = ""  # as the answer's header has it
 
 
 def problem_of(error: BaseException) -> Problem:
