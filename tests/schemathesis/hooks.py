@@ -6,16 +6,29 @@ from typing import Any
 
 import schemathesis
 
-_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MOST = 4
+_BOUNDS = {
+    "/v1/chat/completions": ("max_tokens",),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+    "/api/chat": ("options", "num_predict"),
+    "/api/generate": ("options", "num_predict"),
+}
 
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Bound the tokens that a request asks for, where they are a number that would be served."""
+    """Bound the tokens that a request asks for, where it would be served with more or with no bound at all."""
+    *outer, name = _BOUNDS.get(case.operation.path, ("",))
     body = case.body
-    if not isinstance(body, dict):
+    for key in outer:
+        if isinstance(body, dict) and body.get(key) is None:
+            body[key] = {}
+        body = body.get(key) if isinstance(body, dict) else None
+    if not name or not isinstance(body, dict):
         return
-    for name in _BOUNDS:
-        if isinstance(body.get(name), int) and body[name] > _MOST:
-            body[name] = _MOST
+    if body.get(name) is None or (isinstance(body[name], int) and not 0 <= body[name] <= _MOST):
+        body[name] = _MOST
+    if isinstance(body.get("max_completion_tokens"), int):
+        body["max_completion_tokens"] = min(body["max_completion_tokens"], _MOST)

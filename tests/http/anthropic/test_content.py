@@ -77,9 +77,14 @@ def test_a_thought_that_is_not_ours_is_left_out(thinking: str, signature: str) -
 def test_results_of_calls_are_messages_of_their_own_in_the_order_of_the_blocks() -> None:
     assert talk(("user", [result(), result([text("a"), text("b")], is_error=True), text("and now?")])) == [
         {"role": "tool", "tool_call_id": "call_1", "content": "out"},
-        {"role": "tool", "tool_call_id": "call_1", "content": [text("a"), text("b")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [text("The call failed."), text("a"), text("b")]},
         {"role": "user", "content": [text("and now?")]},
     ]
+
+
+def test_the_model_is_told_that_a_call_failed() -> None:
+    (told,) = talk(("user", [result("no such file", is_error=True)]))
+    assert told["content"] == "The call failed.\nno such file"
 
 
 @pytest.mark.parametrize(("more", "content"), [({}, ""), ({"is_error": True}, "The call failed.")])
@@ -101,6 +106,13 @@ def test_documents_and_search_results_of_text_are_text(block: dict[str, Any]) ->
     assert talk(("user", [result([block])]))[0]["content"] == [text("T\na")]
 
 
+def test_media_in_a_result_are_named_to_the_model_and_no_later_turn_fails_of_them() -> None:
+    png = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
+    left_out = [text(f"[{kind} left out: this model takes text only]") for kind in ("image/png", "application/pdf")]
+    assert talk(("user", [result([text("read"), png, pdf])]))[0]["content"] == [text("read"), *left_out]
+
+
 def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
     turns: Any = [{"role": "user", "content": [result([{"type": "tool_reference", "tool_name": "g"}])]}]
     assert [*referenced_tools(turns)] == ["g"]
@@ -119,7 +131,7 @@ def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
         ("user", [{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0"),
         ("user", [{"type": "document", "source": {"type": "text", "data": 1}}], "messages.0.content.0"),
         ("user", [{"type": "search_result", "content": [{"type": "image"}]}], "messages.0.content.0"),
-        ("user", [result([{"type": "image", "source": {}}])], "messages.0.content.0.content.0"),
+        ("user", [result([{"type": "mystery"}])], "messages.0.content.0.content.0.type"),
         ("user", [{"type": "mystery"}], "messages.0.content.0.type"),
         ("user", [use()], "messages.0.content.0.type"),
         ("assistant", [result()], "messages.0.content.0.type"),

@@ -10,7 +10,7 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull, WorkerUnavailable
 from holdfast.http.anthropic.errors import anthropic_error
 from holdfast.http.server.problem import Problem
-from tests.fakes.http_clients import HELLO, MESSAGES, client_of, message_body, served
+from tests.fakes.http_clients import HELLO, MESSAGES, Exchange, client_of, message_body, named_events_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 
@@ -31,9 +31,14 @@ from tests.fakes.scripted_gateway import ScriptedGateway, answer
     ],
 )
 def test_anthropics_kinds_follow_the_status(status: int, kind: str) -> None:
-    problem = Problem(status=status, code="odd", message="no", field="stop")
+    problem = Problem(status=status, code="odd", message="no")
     said = msgspec.to_builtins(anthropic_error(problem))
     assert said == {"type": "error", "error": {"type": kind, "message": "no"}}
+
+
+def test_a_message_names_the_field_for_which_the_form_has_no_place() -> None:
+    said = anthropic_error(Problem(status=400, code="odd", message="no", field="stop"))
+    assert said.error.message == "`stop`: no"
 
 
 async def refused(refusal: Exception | None = None, *, path: str = MESSAGES, method: str = "POST", **fields: Any) -> Any:
@@ -45,6 +50,16 @@ async def test_an_error_has_the_id_that_the_header_has() -> None:
     response = await refused(model="other")
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
     assert response.json()["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+
+
+async def test_so_has_one_in_the_middle_of_a_stream() -> None:
+    gateway = ScriptedGateway()
+    exchange = Exchange(gateway)
+    gateway.script = [*answer("Hel")[:1], exchange.first_body, GenerationFailed("it broke")]
+    await exchange.run(MESSAGES, message_body(stream=True))
+    name, event = named_events_of(exchange.text)[-1]
+    headers = dict(exchange.messages[0]["headers"])
+    assert (exchange.status, name, event["request_id"]) == (200, "error", headers[b"request-id"].decode())
 
 
 async def test_too_long_a_prompt_is_told_in_the_words_that_claude_code_acts_upon() -> None:

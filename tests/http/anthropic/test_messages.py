@@ -15,7 +15,7 @@ from holdfast.http.anthropic.messages import MessagesRequest
 from holdfast.http.server import sse
 from holdfast.messages.requests import CacheBreakpoint, ChatPrompt, OutputFormat, Thinking
 from tests.fakes.http_clients import MESSAGES, Exchange, client_of, message_body, named_events_of
-from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedDirectory, ScriptedGateway, answer, model_status
+from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedDirectory, ScriptedGateway, answer, calling, model_status
 
 USER = {"role": "user", "content": "x"}
 COUNT = f"{MESSAGES}/count_tokens"
@@ -53,6 +53,23 @@ async def test_sampling_and_stop_sequences() -> None:
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.5, 0.9, 7)
     assert request.stop == ("a", "b")
     assert not {"temperature", "top_p", "top_k"} & {*request.unset_sampling}
+
+
+async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only() -> None:
+    gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
+    ann, bob = ({"x-holdfast-tenant": name} for name in ("ann", "bob"))
+    thinking = {"type": "enabled", "display": "omitted"}
+    async with client_of(gateway) as client:
+        first = await client.post(MESSAGES, json=message_body(thinking=thinking), headers=ann)
+        turns = [USER, {"role": "assistant", "content": first.json()["content"]}, USER]
+        for headers in (ann, bob, None):
+            await client.post(MESSAGES, json=message_body(messages=turns), headers=headers)
+    prompts = [request.prompt for request in gateway.requests[1:]]
+    assert [prompt.messages[1].get("reasoning_content") for prompt in prompts if isinstance(prompt, ChatPrompt)] == [
+        "hm",
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("field", ["model", "messages", "max_tokens"])

@@ -71,6 +71,14 @@ async def test_an_unknown_model_is_told_in_the_words_that_clients_look_for() -> 
     assert gateway.requests == []
 
 
+async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model() -> None:
+    gateway = ScriptedGateway()
+    result = {"role": "tool", "tool_name": "look", "content": "seen", "images": ["aGk="]}
+    assert (await asked(gateway, messages=[*HELLO, result])).status_code == 200
+    assert isinstance(gateway.request.prompt, ChatPrompt)
+    assert gateway.request.prompt.messages[-1]["content"] == "seen\n[image left out: this model takes text only]"
+
+
 @pytest.mark.parametrize(("think", "effort"), [(True, "on"), (False, "off"), ("low", "low"), ("max", "max"), (None, None)])
 async def test_thinking_is_asked_for_in_all_its_ways(think: Any, effort: str | None) -> None:
     gateway = ScriptedGateway()

@@ -62,6 +62,18 @@ async def test_an_image_is_refused_with_the_reason() -> None:
     assert "only text is supported by this version yet, not parts of type 'image_url'" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+async def test_an_image_in_the_result_of_a_tool_is_named_to_the_model(role: str) -> None:
+    gateway = ScriptedGateway()
+    result = {"role": role, "name": "look", "tool_call_id": "call_1", "content": [TEXT, IMAGE]}
+    async with client_of(gateway) as client:
+        response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": "x"}, result]))
+    assert response.status_code == 200, response.text
+    assert isinstance(gateway.request.prompt, ChatPrompt)
+    note = {"type": "text", "text": "[image/png left out: this model takes text only]"}
+    assert gateway.request.prompt.messages[1]["content"] == [TEXT, note]
+
+
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "kelp"}'}}
 CONVERSATIONS: list[list[Any]] = [
     [{"role": "user", "content": ""}],

@@ -78,6 +78,12 @@ def test_calls_of_custom_tools_and_in_namespaces_have_the_names_that_the_model_k
     assert got[1] == {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "done"}]}
 
 
+def test_an_image_in_the_output_of_a_call_is_named_to_the_model() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    (got,) = messages({"type": "function_call_output", "call_id": "c1", "output": [image]})
+    assert got["content"] == [{"type": "text", "text": "[image/png left out: this model takes text only]"}]
+
+
 @pytest.mark.parametrize(
     ("item", "field", "code"),
     [
@@ -87,6 +93,11 @@ def test_calls_of_custom_tools_and_in_namespaces_have_the_names_that_the_model_k
         ({"role": "tool", "content": "x"}, "input.0.role", "invalid_value"),
         ({"role": "user"}, "input.0.content", "missing_required_parameter"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input.0.content.0", "unsupported_content"),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "poem"}]},
+            "input.0.output.0.type",
+            "invalid_value",
+        ),
         ({"role": "user", "content": [{"type": "poem"}]}, "input.0.content.0.type", "invalid_value"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input.0.content.0.text", "missing_required_parameter"),
         ({"type": "function_call", "name": "f", "call_id": "c"}, "input.0.arguments", "missing_required_parameter"),

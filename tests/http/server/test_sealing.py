@@ -45,6 +45,17 @@ def test_another_server_has_another_key() -> None:
     assert not Seal().is_signed("x", SEAL.sign("x"))
 
 
+def test_what_one_tenant_has_closed_no_other_can_open(tmp_path: Path) -> None:
+    anns, bobs = SEAL.of("ann"), SEAL.of("bob")
+    for seal in (anns, SEAL.of("")):
+        assert seal.open(seal.close("x")) == "x"
+    assert anns.open(SEAL.of("ann").close("x")) == "x"
+    for other in (bobs, SEAL):
+        assert other.open(anns.close("x")) is None
+        assert not other.is_signed("x", anns.sign("x"))
+    assert Seal(tmp_path).of("ann").open(Seal(tmp_path).of("ann").close("x")) == "x"
+
+
 def test_the_key_outlives_the_server_and_is_its_owners_only(tmp_path: Path) -> None:
     sealed = Seal(tmp_path).close("x")
     assert Seal(tmp_path).open(sealed) == "x"

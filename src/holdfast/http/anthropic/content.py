@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.fields import MANY, ONE, STRICT, one_or_many
+from holdfast.http.server.media import is_media, refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.sealing import Seal
 from holdfast.messages.requests import CacheBreakpoint
@@ -20,8 +21,8 @@ _TAGS = {kind: TAG_MARK + kind for kind in ("text", "thinking", "tool_use", "too
 # Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model here.
 _LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "compaction", "fallback"})
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
+_FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
-_MEDIA = frozenset({"image", "document", "container_upload", "search_result"})
 
 
 def _kind(value: Any) -> str:
@@ -240,12 +241,20 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
                 parts.append(read)
             elif part["type"] == "tool_reference":
                 parts.append({"type": "text", "text": f"The tool {part['tool_name']} can be called from now on."})
-            else:
-                _refuse_unless_left_out(part["type"], f"{field}.content.{place}")
+            elif not _is_left_out(part["type"]):
+                if not is_media(part["type"]):
+                    raise _refused_type(part["type"], f"{field}.content.{place}")
+                parts += without_media([part])
         content = parts
-    if not content and block.get("is_error"):
-        content = "The call failed."
+    if block.get("is_error"):  # no template has a place for it
+        content = _failed(content)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+
+
+def _failed(content: str | list[Message]) -> str | list[Message]:
+    if not content:
+        return _FAILED
+    return f"{_FAILED}\n{content}" if isinstance(content, str) else [{"type": "text", "text": _FAILED}, *content]
 
 
 def _read(block: Mapping[str, Any]) -> Message | None:
@@ -272,9 +281,14 @@ def _part(block: Mapping[str, Any]) -> Message:
 
 
 def _refuse_unless_left_out(kind: str, field: str) -> None:
-    if kind in _LEFT_OUT or kind.endswith(_LEFT_OUT_ENDING):
-        return
-    if kind in _MEDIA:
-        message, shown = f"`{field}`: only text is supported by this version yet", f", not blocks of type {kind!r}"
-        raise RequestRefused(message, code="unsupported_content", field=field, shown=shown)
-    raise RequestRefused(f"`{field}.type`: no block of this type may stand here", field=f"{field}.type", shown=f": {kind[:40]!r}")
+    if not _is_left_out(kind):
+        raise refused_media(kind, field=field) if is_media(kind) else _refused_type(kind, field)
+
+
+def _is_left_out(kind: str) -> bool:
+    return kind in _LEFT_OUT or kind.endswith(_LEFT_OUT_ENDING)
+
+
+def _refused_type(kind: str, field: str) -> RequestRefused:
+    field = f"{field}.type"
+    return RequestRefused(f"`{field}`: no block of this type may stand here", field=field, shown=f": {kind[:40]!r}")

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.http.server.fields import STRICT
+from holdfast.http.server.media import refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.tools import FunctionName, checked_definitions, refuse_too_many
 
@@ -40,7 +41,11 @@ class OllamaMessage(TypedDict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: NotRequired[str | None]
     thinking: NotRequired[Annotated[str | None, Field(description="What the assistant thought before it answered.")]]
-    images: NotRequired[Annotated[list[Any] | None, Field(description="Not supported by this version yet.")]]
+    images: NotRequired[
+        Annotated[
+            list[Any] | None, Field(description="Not supported by this version yet; in results of tools they are left out.")
+        ]
+    ]
     tool_calls: NotRequired[Annotated[list[PastCall], Field(fail_fast=True)] | None]
     tool_name: NotRequired[Annotated[str | None, Field(description="Of a result: the tool that was called.")]]
     tool_call_id: NotRequired[Annotated[str | None, Field(description="Of a result: the id of the call.")]]
@@ -80,19 +85,19 @@ def definitions(tools: Sequence[OllamaTool], *, limits: LimitsSettings) -> tuple
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them. Raises RequestRefused for images.
+    """The messages as a prompt has them. Raises RequestRefused for images of the user's; results have notes in their place.
 
     A result belongs to the call whose id it has; without one to the first of that name which has none yet, else to the first.
     """
     ready: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, of the latest calls without a result
     for place, message in enumerate(messages):
-        if message.get("images"):
-            field = f"messages.{place}.images"
-            raise RequestRefused(
-                f"`{field}`: only text is supported by this version yet", code="unsupported_content", field=field
-            )
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        if images := message.get("images"):
+            if message["role"] != "tool":
+                raise refused_media("image", field=f"messages.{place}.images")
+            notes = without_media([{"type": "image"}] * len(images))
+            turn["content"] = "\n".join([*filter(None, [turn["content"]]), *[note["text"] for note in notes]])
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):

@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from holdfast.http.server.body import TAG_MARK
 from holdfast.http.server.fields import STRICT, one_or_many
+from holdfast.http.server.media import is_media, refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
 
 _ONE, _MANY, _OBJECT, _TEXT = (TAG_MARK + name for name in ("one", "many", "object", "text"))
-_MEDIA = ("image", "audio", "video", "file")
 _TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
@@ -23,6 +23,7 @@ _TEXT_PARTS = {
 _THOUGHTS = ("thinking", "reasoning")  # types of parts
 _MAY_BE_EMPTY = _MAY_THINK = "assistant"
 _OLD_RESULT = "function"
+_RESULTS = frozenset({"tool", _OLD_RESULT})  # roles
 
 
 def _object_or_text(value: Any) -> str:
@@ -78,11 +79,16 @@ class ChatMessage(TypedDict):
 
 
 def history(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
-    """The messages as a prompt has them: calls and results of the older form (`functions`) in the newer one, thoughts apart."""
+    """The messages as a prompt has them: calls and results of the older form (`functions`) in the newer one, thoughts apart.
+
+    Results have notes in the place of media.
+    """
     ready: list[dict[str, Any]] = []
     latest: dict[str, str] = {}  # name of a function of the older form → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
+        if turn["role"] in _RESULTS and isinstance(turn.get("content"), list):
+            turn["content"] = without_media(turn["content"])
         if call := turn.pop("function_call", None):
             name = call["name"]
             latest[name] = f"call_{place}"
@@ -113,7 +119,10 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
-    """Raise RequestRefused naming the first message or part that has no text where it must, or something else than text."""
+    """Raise RequestRefused naming the first message or part that has no text where it must, or something else than text.
+
+    What a thought of the assistant's, or media in the result of a tool, become in a prompt is text.
+    """
     for position, message in enumerate(messages):
         field = f"messages.{position}.content"
         content = message.get("content")
@@ -122,7 +131,8 @@ def refuse_what_is_not_text(messages: Sequence[ChatMessage]) -> None:
             raise RequestRefused(reason, code="invalid_type", field=field)
         if isinstance(content, list):
             for place, part in enumerate(content):
-                if part["type"] not in _THOUGHTS or message["role"] != _MAY_THINK:
+                is_thought = part["type"] in _THOUGHTS and message["role"] == _MAY_THINK
+                if not is_thought and not (is_media(part["type"]) and message["role"] in _RESULTS):
                     _refuse_unless_text(part, f"{field}.{place}")
 
 
@@ -132,8 +142,7 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
     if key is not None:
         if not isinstance(part.get(key), str):
             raise RequestRefused(f"`{field}.{key}` is required", code="missing_required_parameter", field=f"{field}.{key}")
-    elif any(media in kind for media in _MEDIA):
-        message, shown = f"`{field}`: only text is supported by this version yet", f", not parts of type {kind[:40]!r}"
-        raise RequestRefused(message, code="unsupported_content", field=field, shown=shown)
+    elif is_media(kind):
+        raise refused_media(kind, field=field)
     else:
         raise RequestRefused(f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:40]!r}")

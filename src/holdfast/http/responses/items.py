@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from holdfast.http.responses.tools import model_name
 from holdfast.http.server.fields import MANY, ONE, STRICT, one_or_many
+from holdfast.http.server.media import is_media, refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type → key of its text
-_MEDIA = ("image", "audio", "video", "file")
 _ROLES = ("user", "system", "developer", "assistant")
 _LONGEST_SHOWN = 40
 
@@ -136,7 +136,8 @@ class _Conversation:
     def call_output(self, item: Mapping[str, Any], place: str) -> None:
         """What came of a call."""
         self._turn = None
-        content = _content(_required(item, "output", place), f"{place}.output")
+        output = _required(item, "output", place)
+        content = output if isinstance(output, str) else _content(without_media(output), f"{place}.output")
         self.messages.append({"role": "tool", "tool_call_id": _required(item, "call_id", place), "content": content})
 
     def reference(self, item: Mapping[str, Any], place: str) -> None:
@@ -182,9 +183,8 @@ def _content(given: str | Sequence[Mapping[str, Any]], field: str) -> str | list
 def _text(part: Mapping[str, Any], field: str) -> str:
     kind = part["type"]
     if (key := _TEXT_PARTS.get(kind)) is None:
-        if any(media in kind for media in _MEDIA):
-            reason, shown = "only text is supported by this version yet", f", not parts of type {kind[:_LONGEST_SHOWN]!r}"
-            raise RequestRefused(f"`{field}`: {reason}", code="unsupported_content", field=field, shown=shown)
+        if is_media(kind):
+            raise refused_media(kind, field=field)
         raise RequestRefused(f"`{field}.type`: unknown part type", field=f"{field}.type", shown=f" {kind[:_LONGEST_SHOWN]!r}")
     text: str = _required(part, key, field)
     return text

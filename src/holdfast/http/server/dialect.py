@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.config import ServerSettings
+from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.problem import Problem
 from holdfast.http.server.services import Services
 from holdfast.residency.residency import ModelStatus
@@ -37,8 +38,15 @@ class Operation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive, send)
-        response = await self.handler(request, request.app.state.services)
+        response = await self.handler(request, _services_of(request))
         await response(scope, receive, send)
+
+
+def _services_of(request: Request) -> Services:
+    """The services, with a seal that is the client's own: what was sealed for one tenant says nothing to another."""
+    services: Services = request.app.state.services
+    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt="")
+    return replace(services, seal=services.seal.of(tenant)) if tenant else services
 
 
 def operation(

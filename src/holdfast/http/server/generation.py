@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -68,7 +69,7 @@ class GenerationResponse(Response):
             record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
         except asyncio.CancelledError:
             stopped = WorkerUnavailable("the server stopped before the answer was done")
-            problem = problem_of(stopped)
+            problem = replace(problem_of(stopped), request_id=record.request_id)
             record_problem(record, problem, stopped)
             if not record.has_status:
                 raise stopped from None
@@ -84,7 +85,7 @@ class GenerationResponse(Response):
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
             if not is_loading(self._services, self._plan.requests[0].model):
                 await self._opened(record)
-            await EventWriter(send, self._plan.form, self._events(record)).run()
+            await EventWriter(send, self._plan.form, self._events(record), request_id=record.request_id).run()
         finally:
             if self._stream is not None:
                 await self._stream.aclose()

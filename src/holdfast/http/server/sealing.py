@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import hashlib
 import hmac
 import logging
@@ -33,8 +34,15 @@ class Seal:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._kept_key = b""
+        self._key = functools.cache(functools.partial(_key_in, folder))
+
+    def of(self, tenant: str) -> Seal:
+        """The seal of a tenant: what it has closed no other tenant can open. That of the nameless one is this."""
+        if not tenant:
+            return self
+        seal = Seal()
+        seal._key = functools.cache(lambda: hashlib.blake2b(tenant.encode(), key=self._key(), digest_size=_KEY_BYTES).digest())
+        return seal
 
     def sign(self, text: str) -> str:
         """A mark that only this server can have put on the text."""
@@ -70,19 +78,13 @@ class Seal:
         stream = hashlib.shake_256(self._key() + mark).digest(len(body))
         return (int.from_bytes(body) ^ int.from_bytes(stream)).to_bytes(len(body))
 
-    def _key(self) -> bytes:
-        if not self._kept_key:
-            self._kept_key = _key_in(self._folder) if self._folder is not None and self._folder.is_dir() else _new_key()
-        return self._kept_key
 
-
-def _new_key() -> bytes:
-    return secrets.token_bytes(_KEY_BYTES)
-
-
-def _key_in(folder: Path) -> bytes:
-    """The key in a folder, made if there is none. A folder that cannot be written gives one for this process."""
-    path, key = folder / _KEY_FILE, _new_key()
+def _key_in(folder: Path | None) -> bytes:
+    """The key in a folder, made if there is none; one for this process where there is no folder, or it cannot be written."""
+    key = secrets.token_bytes(_KEY_BYTES)
+    if folder is None or not folder.is_dir():
+        return key
+    path = folder / _KEY_FILE
     try:
         if not path.exists():
             with whole_file(path) as file:
