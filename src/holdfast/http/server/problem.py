@@ -59,6 +59,11 @@ class Problem:
     cause: HoldfastError | None = None  # for dialects that have words of their own for it
     request_id: str = ""  # as the answer's header has it
 
+    @property
+    def message_with_field(self) -> str:
+        """For forms that have no place of its own for the field: the message, which names it in any case."""
+        return f"`{self.field}`: {self.message}" if self.field and self.field not in self.message else self.message
+
 
 def problem_of(error: BaseException) -> Problem:
     """The problem that any error is. What is not ours is logged with its traceback and shown as a bare 500."""
