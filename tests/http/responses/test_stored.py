@@ -212,11 +212,13 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         await created(client)
-        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": first["id"]})
+        in_need = ({"input": "and?", "previous_response_id": first["id"]}, {"input": "later", "background": True})
+        refused = [await client.post(RESPONSES, json=fields) for fields in in_need]
         other.execute("ROLLBACK")
         other.close()
         await created(client, previous_response_id=first["id"])
-    assert refusal(refused) == (503, "responses_unavailable", None)
+    assert [refusal(response) for response in refused] == [(503, "responses_unavailable", None)] * 2
+    assert not services.running.logs
 
 
 async def test_two_requests_may_continue_one_response_at_once() -> None:

@@ -48,6 +48,7 @@ class ResponseRun(EventLog):
         self._form: ResponseAnswer | None = None
         self.stopped = asyncio.Event()
         self._told: set[bytes | None] = set()
+        self._beginning: asyncio.Future[None] | None = None
 
     def told_by(self, form: ResponseAnswer) -> None:
         """Take the form whose events these are."""
@@ -79,6 +80,11 @@ class ResponseRun(EventLog):
             self.end()
             self._finish(response)
 
+    async def put_down(self) -> None:
+        """Wait until the store has it. Raises ResponsesUnavailable."""
+        if self._beginning is not None:
+            await asyncio.shield(self._beginning)
+
     def stop(self) -> None:
         """Nobody wants the rest: the response stays as it is, cancelled. Does nothing when it has ended or not begun."""
         if self._is_open:
@@ -99,11 +105,10 @@ class ResponseRun(EventLog):
             keeping = self.keeping
             self._running.logs[keeping.tenant, response.id] = self
             record = StoredRecord(id=response.id, body=_body(response), is_running=True)
-            _unawaited(
-                self._store.call(
-                    ResponseFile.put, keeping.tenant, record, kind="response", previous=keeping.previous, items=keeping.input
-                )
+            self._beginning = self._store.call(
+                ResponseFile.put, keeping.tenant, record, kind="response", previous=keeping.previous, items=keeping.input
             )
+            _unawaited(self._beginning)
 
     def _finish(self, response: ResponseObject) -> None:
         keeping, output = self.keeping, kept_output(response.output, self.form.thoughts)

@@ -112,4 +112,5 @@ def _client_problem(error: InvalidRequest) -> Problem:
 def _headers(status: int) -> dict[str, str]:
     # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
     refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
-    return {401: refused, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
+    later = {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}
+    return {401: refused, 429: later, 503: later}.get(status, {})
