@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.http.responses.fields import ResponseRequest
@@ -37,13 +37,14 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
         before = await _conversation(services, tenant, asked.conversation_id)
     keeping = Keeping(
         tenant=tenant,
-        input=kept_input(items),
         previous=asked.previous_response_id,
         conversation=asked.conversation_id,
         stores=asked.store is not False,
         in_background=bool(asked.background),
         streams=bool(asked.stream),
     )
+    if keeping.keeps:
+        keeping = replace(keeping, input=kept_input(items))
     return Continuation(asked=asked, before=continued(before), keeping=keeping)
 
 

@@ -113,13 +113,19 @@ class ResponseRun(EventLog):
     def _finish(self, response: ResponseObject) -> None:
         keeping, output = self.keeping, kept_output(response.output, self.form.thoughts)
         if keeping.stores:
-            self._running.logs.pop((keeping.tenant, response.id), None)
+            is_there = self._running.logs.pop((keeping.tenant, response.id), None) is not None  # it has not been deleted
             record = StoredRecord(id=response.id, body=_body(response), output=output)
             events = b"".join([event.frame for event in self.events])
-            _unawaited(self._store.call(ResponseFile.finish, keeping.tenant, record, events=events))
+            finished = self._store.call(ResponseFile.finish, keeping.tenant, record, events=events)
+            finished.add_done_callback(self._finished if is_there else _heard)
         if keeping.conversation is not None and response.status in ("completed", "incomplete"):
             items = [*keeping.input, *output]
             _unawaited(self._store.call(ResponseFile.append, keeping.tenant, keeping.conversation, items))
+
+    def _finished(self, done: asyncio.Future[bool]) -> None:
+        """Go on to have it here if it could not be written: in the store it seems to be running."""
+        if done.cancelled() or done.exception() is not None:
+            self._running.keep_unwritten((self.keeping.tenant, self.response.id), self)
 
 
 def _body(response: ResponseObject) -> dict[str, Any]:
@@ -128,5 +134,10 @@ def _body(response: ResponseObject) -> dict[str, Any]:
 
 
 def _unawaited(future: asyncio.Future[Any]) -> None:
-    """Leave it to be done: the store has said in the log what went wrong."""
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    """Leave it to be done."""
+    future.add_done_callback(_heard)
+
+
+def _heard(done: asyncio.Future[Any]) -> None:
+    """Take note of its failure: the store has said in the log what went wrong."""
+    _ = done.cancelled() or done.exception()
