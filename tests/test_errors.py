@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.errors import PromptTooLong
+from holdfast.errors import PromptTooLong, UnknownModel
 
 
 @pytest.mark.parametrize(("field", "noun"), [("messages", "messages"), ("messages.2.content", "messages"), ("prompt", "prompt")])
@@ -17,3 +17,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for(fie
 
 def test_a_prompt_that_leaves_no_room_for_an_answer_says_so_too() -> None:
     assert str(PromptTooLong(prompt_tokens=8, context_tokens=8)).endswith("An answer needs room for one token at least.")
+
+
+def test_of_a_name_without_end_only_the_beginning_is_said() -> None:
+    assert len(str(UnknownModel(model="m" * 1_000_000, available=("demo",)))) < 200

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from holdfast.messages.sessions import SessionFailure
 
+_LONGEST_SHOWN = 100
+
 
 class HoldfastError(Exception):
     """Anything that Holdfast itself raises on purpose. The message is fit to be shown to a user."""
@@ -24,7 +26,8 @@ class UnknownModel(InvalidRequest):
     """The request names a model that this server does not have: 404."""
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
-        super().__init__(f"model {model!r} is not served here; available: {', '.join(available)}", field="model")
+        shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
+        super().__init__(f"model {shown!r} is not served here; available: {', '.join(available)}", field="model")
         self.model, self.available = model, available
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import signal
@@ -18,6 +19,8 @@ from typer.testing import CliRunner, Result
 from holdfast.cli.agents import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
+from holdfast.http.server.tls import ServerCertificate
+from tests.fakes.certificates import CertificateFiles
 from tests.fakes.http_clients import served
 from tests.fakes.recording_agent import RecordingAgent, install
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
@@ -29,11 +32,30 @@ USERS_FILES = (".claude/settings.json", ".codex/config.toml", ".config/opencode/
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Of the real application on a port, with a key and one model, on a thread of its own."""
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
+    return CertificateFiles(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(scope="module")
+def secure_url(files: CertificateFiles) -> Iterator[str]:
+    """The same, behind TLS."""
+    with serving(ServerCertificate(certificate=str(files.certificate), key=str(files.key))) as url:
+        yield url.replace("http:", "https:")
+
+
+@contextlib.contextmanager
+def serving(certificate: ServerCertificate | None = None) -> Iterator[str]:
     listening: queue.Queue[str] = queue.Queue()
     stop = threading.Event()
 
     async def serve() -> None:
-        async with served(ScriptedGateway([]), settings=ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)) as url:
+        settings = ServerSettings(port=0, shutdown_seconds=0, api_key=KEY)
+        async with served(ScriptedGateway([]), settings=settings, certificate=certificate) as url:
             listening.put(url)
             await asyncio.to_thread(stop.wait)
 
@@ -53,6 +75,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     for name, value in {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin"), "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
+    for name in ("SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -197,3 +221,45 @@ def test_agents_on_node_trust_the_servers_own_certificate(machine: Path, url: st
     agent = agent_of(machine, "qwen")
     assert launched(url, "qwen", "exit=0").exit_code == 0
     assert agent.record["environment"]["NODE_EXTRA_CA_CERTS"] == str(machine / "cert.pem")
+
+
+def test_what_this_command_trusts_the_agent_trusts_too_beside_its_own(
+    machine: Path, secure_url: str, files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine / "company.pem").write_text("the company's own\n")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.trusted))
+    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", str(machine / "company.pem"))
+    agent = agent_of(machine, "codex")
+    assert launched(secure_url, "codex", "exit=0").exit_code == 0
+    record = agent.record
+    assert record["environment"]["CODEX_CA_CERTIFICATE"] == str(files.trusted)
+    trusted = record["files"]["node_extra_ca_certs.pem"]
+    assert "the company's own\n" in trusted
+    assert files.trusted.read_text() in trusted
+
+
+def test_a_certificate_that_is_not_trusted_is_no_server_that_is_not_there(machine: Path, secure_url: str) -> None:
+    agent_of(machine, "claude")
+    result = launched(secure_url, "claude")
+    assert result.exit_code == 2
+    assert f"{secure_url} shows a certificate that is not trusted" in result.output
+    assert "SSL_CERT_FILE=cert.pem" in result.output
+    assert "holdfast serve" not in result.output
+
+
+def test_a_server_that_speaks_tls_is_not_asked_in_the_clear(machine: Path, secure_url: str) -> None:
+    agent_of(machine, "claude")
+    result = launched(secure_url.replace("https:", "http:"), "claude")
+    assert result.exit_code == 2
+    assert f"response. Does it speak TLS? Then its URL is {secure_url}." in result.output
+
+
+def test_a_url_may_be_written_without_its_scheme(machine: Path, url: str) -> None:
+    agent = agent_of(machine, "claude")
+    assert launched(url.removeprefix("http://"), "claude", "exit=0").exit_code == 0
+    assert agent.record["environment"]["ANTHROPIC_BASE_URL"] == url
+
+
+def test_words_of_another_server_that_end_with_a_question_get_no_full_stop(machine: Path, url: str) -> None:
+    agent_of(machine, "claude")
+    assert "/v1/models? Is that a Holdfast?" in launched(f"{url}/other", "claude").output

@@ -10,7 +10,8 @@ from typing import Any
 
 _PROGRAM = """#!{python}
 import json, os, pathlib, signal, sys
-files = [pathlib.Path(part) for part in sys.argv[1:] if os.path.isabs(part) and os.path.isfile(part)]
+named = [*sys.argv[1:], os.environ.get("NODE_EXTRA_CA_CERTS", "")]
+files = [pathlib.Path(part) for part in named if os.path.isabs(part) and os.path.isfile(part)]
 record = {{
     "arguments": sys.argv[1:],
     "environment": dict(os.environ),

@@ -45,6 +45,24 @@ def test_a_model_of_which_nothing_is_known_ranks_by_likelihood() -> None:
     assert text_of(ranked("a text", instruction="be strict")) == "Document: a text\nInstruction: be strict\nQuery: what?"
 
 
+def test_equal_documents_are_read_once_and_score_the_same() -> None:
+    asked = ranked("one", "two", "one", "x" * 3, "two")
+    assert [sequence.request_id for sequence in asked.sequences] == ["r/0", "r/1", "r/3"]
+    ends = [
+        Finished(request_id=each.request_id, reason=FinishReason.LENGTH, prompt_tokens=9, completion_tokens=0)
+        for each in asked.sequences
+    ]
+    read = [
+        ReadPrompt(finished=end, logprobs=(TokenLogprob(token_id=0, logprob=-place),)) for place, end in enumerate(ends, start=1)
+    ]
+    found = asked.relevances(read)
+    assert [each.logprob for each in found] == [-1, -2, -1, -3, -2]
+    assert [(each.prompt_tokens, each.memory.cached_tokens) for each in found] == [(9, 0), (9, 0), (9, 9), (9, 0), (9, 9)]
+    with pytest.raises(PromptTooLong) as refused:
+        ranked("one", "one", "a" * 500)
+    assert refused.value.field == "documents.2"
+
+
 def test_one_that_was_trained_to_judge_is_asked_in_the_form_of_qwen() -> None:
     asked = ranked("a text", "another", bundle=replace(BUNDLE, answer_tokens=AnswerTokens(yes=YES, no=NO)))
     assert "<Query>: what?\n<Document>: another<|im_end|>\n<|im_start|>assistant\n" in text_of(asked, 1)

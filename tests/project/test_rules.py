@@ -22,6 +22,7 @@ MAY_CATCH_ALL = {
 LONGEST_POLL_SECONDS = 0.01  # between two looks at what is waited for
 MAY_SLEEP = {
     "tests/fakes/front_main.py": 1,  # that time passes is what is tested
+    "tests/fakes/waiting_server.py": 1,
     "tests/slow/test_soak.py": 1,
     "bench/tests/test_registry.py": 1,  # a server and an engine that are slow, to be measured
     "bench/tests/test_engine_steps.py": 1,

@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, GenerationFailed
 from holdfast.http.application import create_application
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, Timings
 from holdfast.messages.output import ChoiceFinished, TextDelta
 from holdfast.telemetry.traces import open_traces
 from tests.fakes.http_clients import CHAT, chat_body
-from tests.fakes.scripted_gateway import ScriptedGateway, scripted_services
+from tests.fakes.scripted_gateway import Script, ScriptedGateway, scripted_services
 
 otlp = pytest.importorskip("tests.fakes.otlp_collector", reason="needs the extra otel")
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -28,7 +29,7 @@ END = ChoiceFinished(
     timings=Timings(queue_seconds=1e-5, prefill_seconds=2e-5, decode_seconds=3e-5),
     memory=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=3, disk_tokens=1, lookup_seconds=5e-6),
 )
-ANSWER = [TextDelta(index=0, text="hi", token_ids=(1, 2)), END]
+ANSWER: list[TextDelta | ChoiceFinished] = [TextDelta(index=0, text="hi", token_ids=(1, 2)), END]
 
 
 @pytest.fixture
@@ -38,10 +39,12 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield made
 
 
-async def ask(*requests: tuple[str, str], headers: dict[str, str] | None = None, **fields: Any) -> list[int]:
+async def ask(
+    *requests: tuple[str, str], headers: dict[str, str] | None = None, script: Script = ANSWER, **fields: Any
+) -> list[int]:
     """The statuses of requests to a server with traces, which is stopped then."""
     traces = open_traces("1.2.3")
-    app = create_application(replace(scripted_services(ScriptedGateway(ANSWER)), traces=traces))
+    app = create_application(replace(scripted_services(ScriptedGateway(script)), traces=traces))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321") as client:
         answers = [
             await client.request(method, path, json=chat_body(**fields) if method == "POST" else None, headers=headers)
@@ -80,6 +83,18 @@ async def test_spans_say_how_many_tokens_were_read_cached_and_written(collector:
     assert otlp.attributes(collector.named("lookup"))["holdfast.cache.outcome"] == "new_tokens"
     everything = " ".join(str(span) for span in collector.spans)
     assert "hello" not in everything, "nothing of what was said is told"
+
+
+async def test_of_an_answer_that_broke_off_nothing_is_told_that_is_not_known(collector: Any) -> None:
+    assert await ask(("POST", CHAT), script=[*ANSWER[:1], GenerationFailed("it broke")]) == [500]
+    said = otlp.attributes(collector.named(f"POST {CHAT}"))
+    assert said["gen_ai.usage.input_tokens"] == 7
+    assert not {"gen_ai.usage.cache_read.input_tokens", "holdfast.cached_tokens", "gen_ai.response.finish_reasons"} & {*said}
+
+
+async def test_a_prompt_that_was_only_read_has_no_decode(collector: Any) -> None:
+    await ask(("POST", CHAT), script=[msgspec.structs.replace(END, completion_tokens=0)])
+    assert "decode" not in {span.name for span in collector.spans}
 
 
 async def test_the_clients_trace_goes_on(collector: Any) -> None:

@@ -47,10 +47,11 @@ def chat(
 def _server(effective: EffectiveSettings, url: str, console: Console) -> Iterator[ServerClient]:
     from holdfast.cli.chat_server import own_server
     from holdfast.cli.server_client import ServerClient
+    from holdfast.cli.server_command import with_scheme
 
     if url:
         server = effective.settings.server
-        with ServerClient(url=url, api_key=server.api_key, certificate=server.tls_cert) as client:
+        with ServerClient(url=with_scheme(url), api_key=server.api_key, certificate=server.tls_cert) as client:
             yield client
         return
     with contextlib.ExitStack() as stack:

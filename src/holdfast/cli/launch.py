@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # it sends them to the agent as well, and what they mean is the agent's affair
 _ROOM_TOKENS = 4_000  # for a task beside the agent's own prompt
+_TRUSTED_TOO = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # by what runs on Node, and by Codex
 _NOT_FOUND = 127  # as shells say it
 
 
@@ -66,7 +67,8 @@ def launch(
                 return
             for name, text in setup.files.items():
                 (target.folder / name).write_text(text)
-            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **_trust(address), **setup.environment})
+            trust = _trust(os.environ, target, certificate=address.certificate)
+            code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **trust, **setup.environment})
     raise typer.Exit(code)
 
 
@@ -102,7 +104,7 @@ def _target(address: ServerAddress, *, models: tuple[str | None, str | None], fo
         try:
             served = _served(server)
         except ServerFailed as error:
-            raise ServerFailed(f"{str(error).rstrip('.')}. {_way_out(str(error), api_key)}") from None
+            raise ServerFailed(f"{_sentence(str(error))} {_way_out(str(error), api_key)}".rstrip()) from None
         url = server.url
     wanted = [model for model in models if model is not None and model not in served]
     if wanted or not served:
@@ -114,9 +116,22 @@ def _target(address: ServerAddress, *, models: tuple[str | None, str | None], fo
     )
 
 
-def _trust(address: ServerAddress) -> dict[str, str]:
-    """Variables by which agents that run on Node trust the server's certificate beside those that they trust anyway."""
-    return {"NODE_EXTRA_CA_CERTS": os.path.abspath(address.certificate)} if address.certificate else {}
+def _trust(environ: Mapping[str, str], target: AgentTarget, *, certificate: str) -> dict[str, str]:
+    """Variables by which agents trust what we have trusted, beside what they trust anyway."""
+    # Node does not look at SSL_CERT_FILE, though it is what we go by.
+    named = environ.get("SSL_CERT_FILE", "") if target.url.startswith("https:") else ""
+    ours = [os.path.abspath(path) for path in (certificate, named) if path]
+    return {name: _in_one_file(name, [environ.get(name, ""), *ours], target.folder) for name in _TRUSTED_TOO if ours}
+
+
+def _in_one_file(name: str, paths: Sequence[str], folder: Path) -> str:
+    """The file that holds what all these hold; "" is none."""
+    several = [path for path in dict.fromkeys(paths) if path and os.path.isfile(path)]
+    if len(several) < 2:
+        return next(iter(several), paths[-1])
+    joined = folder / f"{name.lower()}.pem"
+    joined.write_text("\n".join(Path(path).read_text() for path in several))
+    return str(joined)
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
@@ -135,7 +150,13 @@ def _served(server: ServerClient) -> Mapping[str, int | None]:
     return {str(card["id"]): card.get("max_model_len") for card in cards}
 
 
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "?", "!", "…")) else f"{words}."
+
+
 def _way_out(error: str, api_key: str) -> str:
+    if "not trusted" in error or "speak TLS" in error:
+        return ""  # it says so itself
     if "no answer from" in error:
         return "Start one in another terminal: holdfast serve. If it runs elsewhere: holdfast launch --url URL …"
     if "answers 401" in error:

@@ -20,7 +20,7 @@ def serve(
     effective: EffectiveSettings,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API under /v1, and /health and /metrics."""
+    """Serve a model over HTTP, as OpenAI's, Anthropic's and Ollama's APIs, with /health and /metrics."""
     from holdfast.app import front
     from holdfast.cli.port_taken import who_has_the_port
     from holdfast.cli.progress import load_progress

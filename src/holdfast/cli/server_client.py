@@ -106,9 +106,13 @@ class ServerClient:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> ServerFailed:
-        unknown = "CERTIFICATE_VERIFY_FAILED" in str(error)
-        way_out = ". If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …" if unknown else ""
-        return ServerFailed(f"no answer from {self.url}: {str(error) or type(error).__name__}{way_out}")
+        reason = str(error).rstrip(".") or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            way_out = "If it is the server's own certificate, name its file: SSL_CERT_FILE=cert.pem holdfast …"
+            return ServerFailed(f"{self.url} shows a certificate that is not trusted: {reason}. {way_out}")
+        if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
+            reason += f". Does it speak TLS? Then its URL is https:{self.url.removeprefix('http:')}"
+        return ServerFailed(f"no answer from {self.url}: {reason}")
 
     def _refused(self, status: int, text: str) -> ServerFailed:
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")

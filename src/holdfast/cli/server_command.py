@@ -75,7 +75,12 @@ def address_of(url: str | None, api_key: str | None) -> ServerAddress:
     settings = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server
     host = _WILDCARDS.get(settings.host, settings.host)
     return ServerAddress(
-        url=url or f"{settings.scheme}://{host}:{settings.port}",
+        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}",
         api_key=settings.api_key if api_key is None else api_key,
         certificate=settings.tls_cert,
     )
+
+
+def with_scheme(url: str) -> str:
+    """A URL as people write it, such as mymachine:8321."""
+    return url if "://" in url else f"http://{url}"

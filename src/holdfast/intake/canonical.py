@@ -7,6 +7,7 @@ missing, and headers for accounting in the system prompt.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.intake.answer_meaning import canonical_arguments
+from holdfast.intake.kept_tool import KeptTool, exact_key
 from holdfast.messages.requests import ChatPrompt
 
 # As models have seen them in training; the order of what is not named here stays.
@@ -39,9 +41,11 @@ _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "defin
 _SCHEMAS = frozenset({"items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"})
 _LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 # Claude Code writes one that changes with every request in front of its system prompt.
-_ACCOUNTING = re.compile(r"^x-anthropic-billing-header:[^\n]*(?:\n+|\Z)", re.MULTILINE)
+_ACCOUNTING_NAME = "x-anthropic-billing-header:"
+_ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")  # with which clients join the parts of a system prompt; the first is ours
 _ENTRY_BYTES = 256  # that each entry takes, however short
+_FORMS_OF_TOOL = 3  # as it came, without control tokens, as JSON
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -60,12 +64,19 @@ class FirstForms:
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A definition with its keys in their first order."""
+        exact = exact_key(tool, tenant=tenant)
+        if exact is not None and (known := self._known_tool(exact)) is not None:
+            return known
         try:
-            ordered = in_usual_order(tool)
+            ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change its own
             content = json.dumps(ordered, sort_keys=True)
         except (TypeError, ValueError, RecursionError):  # nothing that JSON could have brought
             return dict(tool)
-        return cast(dict[str, Any], self._first_of(_key(tenant, "tool", content), ordered, len(content)))
+        key = _key(tenant, "tool", content)
+        first = self._first_of(key, KeptTool(ordered), _FORMS_OF_TOOL * len(content))
+        if exact is not None:
+            self._first_of(exact, key, 0)
+        return cast(KeptTool, first)
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
         """The arguments of a call, JSON text, as they were first seen; changed ones are others."""
@@ -81,6 +92,16 @@ class FirstForms:
         for key in keys:
             self._first_of(key, text, len(text))
         return cast(str, text)
+
+    def _known_tool(self, exact: bytes) -> KeptTool | None:
+        """The first form of a definition that was sent exactly so before, if it is still known."""
+        with self._lock:
+            key: bytes = self._first[exact][0] if exact in self._first else b""
+            if key not in self._first:
+                return None
+            self._first.move_to_end(exact)
+            self._first.move_to_end(key)
+            return cast(KeptTool, self._first[key][0])
 
     def _first_of(self, key: bytes, form: Any, size: int) -> Any:
         with self._lock:
@@ -144,7 +165,7 @@ def _message(message: Any, forms: FirstForms, tenant: str) -> Any:
     ready = dict(message)
     parts = _texts(message.get("content"))
     if parts is not None and message.get("role") in _SYSTEM:
-        rests = [(part, _ACCOUNTING.sub("", part)) for part in parts]
+        rests = [(part, _ACCOUNTING.sub("", part) if _ACCOUNTING_NAME in part else part) for part in parts]
         parts = [rest for part, rest in rests if rest == part or rest.strip()]
         ready["content"] = forms.system_text(parts, tenant=tenant) or None
     elif parts is not None:

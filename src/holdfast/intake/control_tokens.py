@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
+from holdfast.intake.kept_tool import KeptTool, made_once
 from holdfast.messages.requests import ChatPrompt
 
 _BREAK: Final = "\ufdd5"  # a noncharacter of Unicode: no text has it
@@ -43,7 +44,13 @@ def guarded(prompt: ChatPrompt, guard: Guard) -> ChatPrompt:
         else {**message, "content": _guarded(message["content"], guard)}
         for message in prompt.messages
     )  # fmt: skip
-    return msgspec.structs.replace(prompt, messages=messages, tools=tuple(_guarded(tool, guard) for tool in prompt.tools))
+    return msgspec.structs.replace(prompt, messages=messages, tools=tuple(_guarded_tool(tool, guard) for tool in prompt.tools))
+
+
+def _guarded_tool(tool: Any, guard: Guard) -> Any:
+    if isinstance(tool, KeptTool):
+        return made_once(tool, guard, lambda: KeptTool(_guarded(tool, guard)))
+    return _guarded(tool, guard)
 
 
 def _guarded(value: Any, guard: Guard) -> Any:

@@ -92,8 +92,8 @@ class Gateway:
         asked = await asyncio.to_thread(ranking, request, self._bundle(request.model), info=client.info)
         if asked.first is not None:
             await read_prompts(client, [asked.first], field_of=lambda _: "query")
-        read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{place}")
-        return tuple(map(asked.relevance, read))
+        read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
+        return asked.relevances(read)
 
     def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of a served model. Raises UnknownModel."""

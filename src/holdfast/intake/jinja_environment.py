@@ -11,6 +11,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from holdfast.intake.kept_tool import KeptTool, made_once
+
 
 class _GenerationBlock(Extension):
     """{% generation %}…{% endgeneration %} marks answers for training; here it is its content."""
@@ -48,7 +50,14 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept. Templates pass these names."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def written() -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    if not isinstance(value, KeptTool):
+        return written()
+    form = (ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
+    return made_once(value, form, written)
 
 
 def _raise_exception(message: str) -> NoReturn:

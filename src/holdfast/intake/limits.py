@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any, NamedTuple
 
 from holdfast.config import LimitsSettings
@@ -10,6 +11,8 @@ from holdfast.errors import InvalidRequest
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
 MAX_STOP_CHARACTERS = 1024  # of one stop string: each token's text is searched together with so much that was held back
+
+_MANY = (dict, list, tuple)
 
 
 class Nesting(NamedTuple):
@@ -23,11 +26,11 @@ def nesting_of(value: Any, *, most_parts: int) -> Nesting:
     """How large a value is; counting ends where there are more parts than `most_parts`."""
     parts, levels, level = 1, 0, [value]
     while parts <= most_parts:
-        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list | tuple)]
-        if not nested:
+        many = [each for each in level if type(each) is not str and isinstance(each, _MANY)]  # most are strings
+        if not many:
             break
         levels += 1
-        level = [inner for values in nested for inner in values]
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in many))
         parts += len(level)
     return Nesting(parts, levels)
 

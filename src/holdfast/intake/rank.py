@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from holdfast.errors import GenerationFailed, InvalidRequest, PromptTooLong
 from holdfast.intake.embed import READ_ONLY
 from holdfast.intake.prepare import refuse_by_beginning
@@ -18,7 +20,7 @@ from holdfast.intake.read_prompts import ReadPrompt
 from holdfast.intake.tokenize import well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
-from holdfast.messages.events import ModelInfo
+from holdfast.messages.events import ModelInfo, Timings
 from holdfast.messages.output import Relevance
 from holdfast.messages.requests import RankMethod, RankRequest, SamplingParams
 from holdfast.models.sentence_modules import AnswerTokens
@@ -40,9 +42,19 @@ _JUDGED = (
 class Ranking:
     """How the documents of one request are scored. first: what they share is read once before, if that pays."""
 
-    sequences: tuple[SequenceRequest, ...]
+    sequences: tuple[SequenceRequest, ...]  # of the documents that differ
+    places: tuple[int, ...]  # of each sequence: where its document first stands
+    sequence_of: tuple[int, ...]  # of each document
     answers: AnswerTokens | None  # None: by likelihood
     first: SequenceRequest | None = None
+
+    def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
+        """The scores of all documents, given what came of each sequence; equal documents have equal ones. Raises as below."""
+        found = [self.relevance(each) for each in read]
+        return tuple(
+            found[index] if place == self.places[index] else _read_before(found[index])
+            for place, index in enumerate(self.sequence_of)
+        )
 
     def relevance(self, read: ReadPrompt) -> Relevance:
         """The score of a document that was read. Raises GenerationFailed where the model gave no number."""
@@ -68,15 +80,26 @@ def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -
     texts |= {f"documents.{place}": document for place, document in enumerate(request.documents)}
     for field, text in texts.items():
         refuse_by_beginning(bundle.tokenizer, text, context_tokens=info.context_tokens, field=field)
+    first_place: dict[str, int] = {}
+    for place, document in enumerate(request.documents):
+        first_place.setdefault(document, place)
+    places = tuple(first_place.values())
     sequences = tuple(
         _likelihood(request, place, bundle, info) if answers is None else _yes_no(request, place, bundle, answers)
-        for place in range(len(request.documents))
+        for place in places
     )
-    for place, sequence in enumerate(sequences):
+    for place, sequence in zip(places, sequences, strict=True):
         if len(sequence.prompt_token_ids) > info.context_tokens - sequence.max_tokens:
             tokens = len(sequence.prompt_token_ids)
             raise PromptTooLong(prompt_tokens=tokens, context_tokens=info.context_tokens, field=f"documents.{place}")
-    return Ranking(sequences=sequences, answers=answers, first=_first(request, sequences))
+    number = {document: index for index, document in enumerate(first_place)}
+    return Ranking(
+        sequences=sequences,
+        places=places,
+        sequence_of=tuple(number[document] for document in request.documents),
+        answers=answers,
+        first=_first(request, sequences),
+    )
 
 
 def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | None:
@@ -152,6 +175,12 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
         sampling=READ_ONLY,
         tenant=request.tenant,
     )
+
+
+def _read_before(found: Relevance) -> Relevance:
+    """The score of a document once more, for which nothing had to be read."""
+    memory = msgspec.structs.replace(found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0)
+    return msgspec.structs.replace(found, memory=memory, timings=Timings())
 
 
 def _mean_logprob(read: ReadPrompt) -> float:

@@ -17,6 +17,7 @@ from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.complete_tools import complete_tool
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
 from holdfast.intake.jinja_environment import jinja_environment
+from holdfast.intake.kept_tool import KeptTool
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
 from holdfast.intake.tools_in_text import tools_in_text
 from holdfast.messages.requests import ChatPrompt
@@ -129,7 +130,8 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
-        tools = [dict(tool) for tool in prompt.tools] if self._habits.in_text is None else []
+        tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.tools]
+        tools = tools if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests

@@ -153,7 +153,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int  # of one sequence, growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
     kv_budget_bytes: int
-    device: str
+    device: str  # its name, where it tells one
+    is_on_cpu: bool = False
     embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""
     load_seconds: float = 0.0

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from holdfast.store.tables import make_tables
+
 SECRET_BYTES: Final = 32
 _ID_BYTES, _SEAL_BYTES = 16, 16
 _FORMAT = 1
@@ -151,9 +153,7 @@ class AnswerFile:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing, and a power cut only a shortcut
             database.execute("PRAGMA journal_size_limit = 1048576")
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+            make_tables(database, _SCHEMA, version=_FORMAT)
             self._count(database)
         except _BROKEN:
             database.close()

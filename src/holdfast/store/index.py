@@ -17,6 +17,7 @@ import xxhash
 
 from holdfast.store.block import Block, BlockKey, Entry
 from holdfast.store.budget import by_place
+from holdfast.store.tables import make_tables
 
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
@@ -70,10 +71,7 @@ class BlockIndex:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; files make up for a power cut
         self._database.execute("PRAGMA journal_size_limit = 4194304")
-        (version,) = self._database.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {INDEX_FORMAT}; COMMIT;")
-        elif version != INDEX_FORMAT:
+        if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:
             raise sqlite3.DatabaseError(f"it has format {version}, not {INDEX_FORMAT}")
         (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":

@@ -15,6 +15,7 @@ import xxhash
 from holdfast.claims import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
+from holdfast.store.tables import make_tables
 
 _FOLDER: Final = "responses"
 _FORMAT: Final = 1
@@ -111,10 +112,9 @@ class ResponseDatabase:
             path.touch(mode=0o600)
         database = sqlite3.connect(path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "journal_size_limit = 4194304"):
+            for pragma in _PRAGMAS:
                 database.execute(f"PRAGMA {pragma}")
-            if database.execute("PRAGMA user_version").fetchone() == (0,):
-                database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+            make_tables(database, _SCHEMA, version=_FORMAT)
             names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
             if not names.issuperset(_TABLES):
                 raise sqlite3.DatabaseError("its tables are missing")

@@ -86,8 +86,9 @@ class Traces:
             self._span("lookup", self._trace.set_span_in_context(queue), wall, lookup, choice | _lookup_attributes(event))
             read_tokens = {"holdfast.read_tokens": event.prompt_tokens - event.cached_tokens}
             self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
-            written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
-            self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
+            if event.completion_tokens:  # else it was a prompt that was only to be read, or that broke off
+                written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
+                self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
 
     def _span(
         self,
@@ -176,20 +177,19 @@ def _asked_attributes(asked: GenerationRequest) -> dict[str, Any]:
 
 
 def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
-    cached_tokens = answer.cached_tokens or 0
-    said = {
+    said: dict[str, Any] = {
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,
-        "gen_ai.usage.cache_read.input_tokens": cached_tokens,
+        "gen_ai.usage.cache_read.input_tokens": answer.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": sum(event.reasoning_tokens for event, _ in answer.ends),
-        "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends],
-        "holdfast.cached_tokens": cached_tokens,
+        "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends] or None,
+        "holdfast.cached_tokens": answer.cached_tokens,
         "holdfast.put_back_tokens": answer.put_back_tokens,
         "holdfast.dropped_tokens": answer.dropped_tokens,
     }
     if answer.first_text_at is not None:
         said["gen_ai.response.time_to_first_chunk"] = answer.first_text_at - answer.began
-    return said
+    return {name: value for name, value in said.items() if value is not None}  # an answer that broke off has no such figures
 
 
 def _end_word(event: ChoiceFinished) -> str:

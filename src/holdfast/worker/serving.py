@@ -141,6 +141,7 @@ def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, *, budget_b
         fixed_bytes_per_sequence=costs.fixed_bytes_per_sequence,
         kv_budget_bytes=budget_bytes,
         device=found.device_name or found.device,
+        is_on_cpu=found.device == "cpu",
         embedding_dimensions=runner.hidden_size,
         blas=str(found.blas),
         load_seconds=load_seconds,

@@ -31,9 +31,14 @@ from tests.fakes.scripted_gateway import ScriptedGateway, answer
     ],
 )
 def test_anthropics_kinds_follow_the_status(status: int, kind: str) -> None:
-    problem = Problem(status=status, code="odd", message="no", field="stop")
+    problem = Problem(status=status, code="odd", message="no")
     said = msgspec.to_builtins(anthropic_error(problem))
     assert said == {"type": "error", "error": {"type": kind, "message": "no"}}
+
+
+def test_a_message_names_the_field_for_which_the_form_has_no_place() -> None:
+    said = anthropic_error(Problem(status=400, code="odd", message="no", field="stop"))
+    assert said.error.message == "`stop`: no"
 
 
 async def refused(refusal: Exception | None = None, *, path: str = MESSAGES, method: str = "POST", **fields: Any) -> Any:

@@ -17,9 +17,10 @@ async def answer(method: str, path: str, **sent: Any) -> Any:
         return await client.request(method, path, **sent)
 
 
-def test_an_error_is_its_sentence() -> None:
-    shown = ollama_error(Problem(status=404, code="odd", message="no", field="stop"))
-    assert msgspec.json.encode(shown) == b'{"error":"no"}'
+@pytest.mark.parametrize(("message", "shown"), [("no", "`stop`: no"), ("`stop` is odd", "`stop` is odd")])
+def test_an_error_is_a_sentence_that_names_the_field(message: str, shown: str) -> None:
+    error = ollama_error(Problem(status=404, code="odd", message=message, field="stop"))
+    assert msgspec.json.decode(msgspec.json.encode(error)) == {"error": shown}
 
 
 @pytest.mark.parametrize(

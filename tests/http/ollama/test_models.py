@@ -46,6 +46,13 @@ async def test_a_model_runs_when_it_is_ready() -> None:
     assert (model.name, model.context_length, model.expires_at is not None) == (f"{MODEL}:latest", 2048, True)
 
 
+@pytest.mark.parametrize(("is_on_cpu", "found"), [(True, 0), (False, INFO.weight_bytes)])
+async def test_only_a_model_on_a_gpu_takes_memory_of_one(is_on_cpu: bool, found: int) -> None:
+    info = msgspec.structs.replace(INFO, device="AMD EPYC", is_on_cpu=is_on_cpu)
+    (model,) = (await got("/api/ps", model_status(info=info)))["models"]
+    assert (model["size_vram"], model["size"]) == (found, INFO.weight_bytes)
+
+
 async def test_a_model_that_is_loading_is_listed_without_figures() -> None:
     (model,) = (await got("/api/tags", model_status(state="loading", info=None)))["models"]
     assert (model["size"], model["details"]["family"]) == (0, "")

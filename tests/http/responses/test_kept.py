@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import pytest
 
 from holdfast.config import ResponsesSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
@@ -104,6 +105,25 @@ async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
     assert two[0]["sequence_number"] == 5
     assert one[4:] == two
     assert one[-1]["type"] == "response.completed"
+
+
+async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.http.server.sse.HEADER_GRACE_SECONDS", 0.002)
+    monkeypatch.setattr("holdfast.http.server.sse.KEEP_ALIVE_SECONDS", 0.002)
+    release = asyncio.Event()
+    async with (
+        served(ScriptedGateway(script=parts("a", then=release, rest="b"))) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        path = f"{RESPONSES}/{(await begun(client))['id']}?stream=true"
+        async with client.stream("GET", path) as stream:
+            text = ""
+            async for piece in stream.aiter_text():
+                text += piece
+                if text.count(": keep-alive\n\n") == 2:
+                    release.set()
+        told = events(text.replace(": keep-alive\n\n", ""))
+        assert told == events((await client.get(path)).text)
 
 
 async def test_a_client_that_leaves_a_stream_in_the_background_does_not_end_it() -> None:
@@ -233,7 +253,9 @@ async def test_so_many_are_made_in_the_background_and_no_more() -> None:
     async with client_over(services) as client:
         await begun(client)
         refused = await client.post(RESPONSES, json={"input": "hello", "background": True})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "background")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["type"]) == (429, "background", "rate_limit_error")
+    assert int(refused.headers["retry-after"]) >= 1
 
 
 async def test_what_runs_in_the_background_when_the_server_stops_is_kept_as_failed() -> None:

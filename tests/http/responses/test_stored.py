@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.errors import ResponsesUnavailable
 from holdfast.http.application import create_application
 from holdfast.http.server.services import Services
 from holdfast.store.response_thread import ResponseStore
@@ -212,11 +213,31 @@ async def test_a_file_that_cannot_be_used_costs_what_needs_it_and_nothing_else(
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         await created(client)
-        refused = await client.post(RESPONSES, json={"input": "and?", "previous_response_id": first["id"]})
+        in_need = ({"input": "and?", "previous_response_id": first["id"]}, {"input": "later", "background": True})
+        refused = [await client.post(RESPONSES, json=fields) for fields in in_need]
         other.execute("ROLLBACK")
         other.close()
         await created(client, previous_response_id=first["id"])
-    assert refusal(refused) == (503, "responses_unavailable", None)
+    assert [refusal(response) for response in refused] == [(503, "responses_unavailable", None)] * 2
+    assert all(log.has_ended for log in services.running.logs.values())
+
+
+async def test_what_cannot_be_written_at_its_end_can_still_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.store.response_database._BUSY_SECONDS", 0.0)
+    release = asyncio.Event()
+    gateway = ScriptedGateway(script=[release, *answer("a")])
+    services = replace(scripted_services(gateway), responses=ResponseStore(tmp_path))
+    async with served_app(gateway, services) as client:
+        got = await created(client, background=True)
+        other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        release.set()
+        await until(client, got["id"], "completed")
+        with pytest.raises(ResponsesUnavailable):
+            await services.responses.call(ResponseFile.delete, "", "resp_other", kind="response")  # so the end was tried before
+        assert (await until(client, got["id"], "completed"))["output"]
+        assert "response.completed" in (await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text
+        other.close()
 
 
 async def test_two_requests_may_continue_one_response_at_once() -> None:

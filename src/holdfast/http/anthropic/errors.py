@@ -49,4 +49,4 @@ def _message(problem: Problem) -> str:
     if isinstance(cause := problem.cause, PromptTooLong):
         most = min(cause.context_tokens, cause.prompt_tokens - 1)  # an answer needs a token too
         return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
-    return problem.message
+    return problem.message_with_field

@@ -78,7 +78,7 @@ class OllamaAnswer(AnswerFormat):
 
     def broken(self, problem: Problem) -> bytes:
         """The error as the last line."""
-        return _written(OllamaError(error=problem.message))
+        return _written(OllamaError(error=problem.message_with_field))
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The whole as one line."""

@@ -14,7 +14,7 @@ from holdfast.http.server.problem import Problem
 
 def ollama_error(problem: Problem) -> OllamaError:
     """Ollama's form."""
-    return OllamaError(error=problem.message)
+    return OllamaError(error=problem.message_with_field)
 
 
 OLLAMA = Dialect(

@@ -121,7 +121,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
             digest=_digest(model),
             details=_details(model),
             expires_at=_NEVER,
-            size_vram=0 if model.info.device == "cpu" else model.info.weight_bytes,
+            size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
         )
         for model in services.statuses()

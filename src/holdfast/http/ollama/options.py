@@ -12,7 +12,7 @@ from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.requests import SAMPLING_RANGES, SamplingParams
 
-_ALL = -1  # of num_predict: as many as fit; -2 says the same. Of seed: any.
+_ALL = -1  # of top_k. Of seed: any.
 _OF_THE_ENGINE = (
     "num_ctx num_keep num_batch num_ubatch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock numa "
     "num_thread embedding_only draft_num_predict mirostat mirostat_tau mirostat_eta tfs_z typical_p penalize_newline"
@@ -42,7 +42,7 @@ class OllamaOptions(BaseModel):
     model_config = STRICT
 
     num_predict: Annotated[WholeNumber, Field(ge=-2, le=INT32_MAX)] | None = Field(
-        None, description="Most tokens of the answer; -1 and -2: as many as fit the context."
+        None, description="Most tokens of the answer; 0, -1 and -2: as many as fit the context."
     )
     temperature: Annotated[float, within("temperature")] | None = Field(None, description="0: the likeliest token each time.")
     top_k: Annotated[WholeNumber, Field(ge=-1, le=SAMPLING_RANGES["top_k"][1])] | None = Field(
@@ -66,7 +66,7 @@ class OllamaOptions(BaseModel):
     @property
     def max_tokens(self) -> int | None:
         """Most tokens of the answer; None: as many as fit."""
-        return None if self.num_predict is None or self.num_predict < 0 else self.num_predict
+        return None if self.num_predict is None or self.num_predict <= 0 else self.num_predict
 
     def request_options(self, limits: LimitsSettings) -> dict[str, Any]:
         """Fields of a GenerationRequest. Raises RequestRefused for more stop strings than this server takes."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.http.responses.fields import ResponseRequest
 from holdfast.http.responses.items import items_of
 from holdfast.http.responses.kept_items import continued, kept_input, shown_item
 from holdfast.http.responses.run import Keeping
-from holdfast.http.server.extensions import TENANT_HEADER
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
-from holdfast.intake.tenant import tenant_of
 from holdfast.store.responses import Item, RecordMissing, ResponseFile
 
 
@@ -24,12 +22,6 @@ class Continuation:
     asked: ResponseRequest
     before: Sequence[Any]  # items
     keeping: Keeping
-
-
-def tenant_named(services: Services, headers: Mapping[str, str], *, cache_salt: str | None) -> str:
-    """Whose responses a request is about."""
-    name = headers.get(TENANT_HEADER, "")
-    return tenant_of(api_key=services.server.api_key, name=name, cache_salt=cache_salt or "")
 
 
 async def continuation_of(asked: ResponseRequest, services: Services, *, tenant: str) -> Continuation:
@@ -45,13 +37,14 @@ async def continuation_of(asked: ResponseRequest, services: Services, *, tenant:
         before = await _conversation(services, tenant, asked.conversation_id)
     keeping = Keeping(
         tenant=tenant,
-        input=kept_input(items),
         previous=asked.previous_response_id,
         conversation=asked.conversation_id,
         stores=asked.store is not False,
         in_background=bool(asked.background),
         streams=bool(asked.stream),
     )
+    if keeping.keeps:
+        keeping = replace(keeping, input=kept_input(items))
     return Continuation(asked=asked, before=continued(before), keeping=keeping)
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.responses.codex import OverflowInStream, is_codex
-from holdfast.http.responses.context import continuation_of, tenant_named
+from holdfast.http.responses.context import continuation_of
 from holdfast.http.responses.fields import ResponseRequest
 from holdfast.http.responses.kept import KeptResponse, in_background
 from holdfast.http.responses.run import ResponseRun
@@ -17,7 +17,7 @@ from holdfast.http.responses.shapes import InputTokens, ResponseEvent, ResponseO
 from holdfast.http.responses.tools import offered_tools
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.extensions import extended
+from holdfast.http.server.extensions import extended, tenant_in
 from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.services import Services
@@ -37,7 +37,7 @@ async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
     answer = AnswerRecord(services.metrics)
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_named(services, request.headers, cache_salt=asked.cache_salt)
+    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     keeping = continued.keeping
     run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
@@ -56,7 +56,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, tools and all."""
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_named(services, request.headers, cache_salt=asked.cache_salt)
+    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)
     counted = continued.asked.request(services, "", offered=offered, before=continued.before)

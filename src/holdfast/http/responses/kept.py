@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from holdfast.errors import ResponsesUnavailable
 from holdfast.http.responses.run import ResponseRun
 from holdfast.http.server.background import FollowingResponse, run_alone
 from holdfast.http.server.body import json_response
@@ -52,6 +53,11 @@ async def in_background(request: Request, services: Services, response: Generati
             beginning.cancel()
         if not run.events:
             await task
+    try:
+        await run.put_down()
+    except ResponsesUnavailable:  # so nobody could ever ask for it
+        run.stop()
+        raise
     return FollowingResponse(run, run.form) if run.keeping.streams else json_response(queued)
 
 

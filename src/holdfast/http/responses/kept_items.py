@@ -25,7 +25,8 @@ _CALLS = ("function_call", "custom_tool_call")
 
 def kept_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
     """Items of an input as they were given, with ids and what may be left out."""
-    return [_whole(item) for item in items]
+    stem = uuid.uuid4().hex
+    return [_whole(item, f"{stem}{number:02x}") for number, item in enumerate(items)]
 
 
 def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> list[Item]:
@@ -59,9 +60,9 @@ def continued(items: Iterable[Item]) -> list[Any]:
     return found
 
 
-def _whole(item: Mapping[str, Any]) -> Item:
+def _whole(item: Mapping[str, Any], name: str) -> Item:
     kind = item.get("type") or "message"
-    whole = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"}
+    whole = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{name}"}
     if kind == "message":
         if isinstance(whole.get("content"), str):
             part = {"type": "output_text", "annotations": []} if whole.get("role") == "assistant" else {"type": "input_text"}

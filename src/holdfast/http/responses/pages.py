@@ -10,10 +10,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.http.responses.context import tenant_named
 from holdfast.http.responses.kept_items import shown_item
 from holdfast.http.server.body import json_response
 from holdfast.http.server.dialect import Shape
+from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.fields import INT64_MAX
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
@@ -66,7 +66,7 @@ def described_query(*names: str) -> Shape:
 
 def tenant_asking(request: Request, services: Services) -> str:
     """Whose responses a request without a body is about."""
-    return tenant_named(services, request.headers, cache_salt=request.query_params.get("cache_salt"))
+    return tenant_in(request.headers, api_key=services.server.api_key, cache_salt=request.query_params.get("cache_salt", ""))
 
 
 def not_found(what: str, record_id: str) -> RequestRefused:

@@ -48,6 +48,7 @@ class ResponseRun(EventLog):
         self._form: ResponseAnswer | None = None
         self.stopped = asyncio.Event()
         self._told: set[bytes | None] = set()
+        self._beginning: asyncio.Future[None] | None = None
 
     def told_by(self, form: ResponseAnswer) -> None:
         """Take the form whose events these are."""
@@ -79,6 +80,11 @@ class ResponseRun(EventLog):
             self.end()
             self._finish(response)
 
+    async def put_down(self) -> None:
+        """Wait until the store has it. Raises ResponsesUnavailable."""
+        if self._beginning is not None:
+            await asyncio.shield(self._beginning)
+
     def stop(self) -> None:
         """Nobody wants the rest: the response stays as it is, cancelled. Does nothing when it has ended or not begun."""
         if self._is_open:
@@ -99,22 +105,27 @@ class ResponseRun(EventLog):
             keeping = self.keeping
             self._running.logs[keeping.tenant, response.id] = self
             record = StoredRecord(id=response.id, body=_body(response), is_running=True)
-            _unawaited(
-                self._store.call(
-                    ResponseFile.put, keeping.tenant, record, kind="response", previous=keeping.previous, items=keeping.input
-                )
+            self._beginning = self._store.call(
+                ResponseFile.put, keeping.tenant, record, kind="response", previous=keeping.previous, items=keeping.input
             )
+            _unawaited(self._beginning)
 
     def _finish(self, response: ResponseObject) -> None:
         keeping, output = self.keeping, kept_output(response.output, self.form.thoughts)
         if keeping.stores:
-            self._running.logs.pop((keeping.tenant, response.id), None)
+            is_there = self._running.logs.pop((keeping.tenant, response.id), None) is not None  # it has not been deleted
             record = StoredRecord(id=response.id, body=_body(response), output=output)
             events = b"".join([event.frame for event in self.events])
-            _unawaited(self._store.call(ResponseFile.finish, keeping.tenant, record, events=events))
+            finished = self._store.call(ResponseFile.finish, keeping.tenant, record, events=events)
+            finished.add_done_callback(self._finished if is_there else _heard)
         if keeping.conversation is not None and response.status in ("completed", "incomplete"):
             items = [*keeping.input, *output]
             _unawaited(self._store.call(ResponseFile.append, keeping.tenant, keeping.conversation, items))
+
+    def _finished(self, done: asyncio.Future[bool]) -> None:
+        """Go on to have it here if it could not be written: in the store it seems to be running."""
+        if done.cancelled() or done.exception() is not None:
+            self._running.keep_unwritten((self.keeping.tenant, self.response.id), self)
 
 
 def _body(response: ResponseObject) -> dict[str, Any]:
@@ -123,5 +134,10 @@ def _body(response: ResponseObject) -> dict[str, Any]:
 
 
 def _unawaited(future: asyncio.Future[Any]) -> None:
-    """Leave it to be done: the store has said in the log what went wrong."""
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    """Leave it to be done."""
+    future.add_done_callback(_heard)
+
+
+def _heard(done: asyncio.Future[Any]) -> None:
+    """Take note of its failure: the store has said in the log what went wrong."""
+    _ = done.cancelled() or done.exception()

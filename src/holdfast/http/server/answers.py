@@ -48,6 +48,9 @@ class WholeChoice:
         return [token for delta in self.deltas for token in delta.logprobs]
 
 
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # what every reader of server-sent events passes over
+
+
 class AnswerFormat(abc.ABC):
     """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
 
@@ -55,7 +58,7 @@ class AnswerFormat(abc.ABC):
 
     def keep_alive(self) -> bytes:
         """What keeps the line open while nothing comes, before the opening too; empty where there is no such thing."""
-        return b": keep-alive\n\n"
+        return KEEP_ALIVE_COMMENT
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """What comes before the first text; may be empty."""

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.http.server.answers import AnswerFormat
+from holdfast.http.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.errors import RECORD
 from holdfast.http.server.generation import GenerationResponse
@@ -27,7 +27,9 @@ class FollowingResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send what is there and what comes."""
         record: RequestRecord = scope[RECORD]
-        writer = EventWriter(send, self._form, self._log.after(self._after), request_id=record.request_id)
+        # A keep-alive of the form's would be an event of the answer, with a number, that only one of those who follow gets.
+        events, keep_alive = self._log.after(self._after), lambda: KEEP_ALIVE_COMMENT
+        writer = EventWriter(send, self._form, events, request_id=record.request_id, keep_alive=keep_alive)
         record.is_aborted = not await unless_disconnected(receive, writer.run())
 
 

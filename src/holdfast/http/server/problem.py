@@ -59,6 +59,11 @@ class Problem:
     cause: HoldfastError | None = None  # for dialects that have words of their own for it
     request_id: str = ""  # as the answer's header has it
 
+    @property
+    def message_with_field(self) -> str:
+        """For forms that have no place of its own for the field: the message, which names it in any case."""
+        return f"`{self.field}`: {self.message}" if self.field and self.field not in self.message else self.message
+
 
 def problem_of(error: BaseException) -> Problem:
     """The problem that any error is. What is not ours is logged with its traceback and shown as a bare 500."""
@@ -107,4 +112,5 @@ def _client_problem(error: InvalidRequest) -> Problem:
 def _headers(status: int) -> dict[str, str]:
     # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
     refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
-    return {401: refused, 503: {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}}.get(status, {})
+    later = {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}
+    return {401: refused, 429: later, 503: later}.get(status, {})

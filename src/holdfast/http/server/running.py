@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+_MOST_UNWRITTEN = 16
 AnswerName: TypeAlias = tuple[str, str]  # tenant and id
 
 
@@ -66,6 +68,14 @@ class RunningAnswers:
 
     logs: dict[AnswerName, EventLog] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _unwritten: deque[AnswerName] = field(default_factory=lambda: deque(maxlen=_MOST_UNWRITTEN))
+
+    def keep_unwritten(self, name: AnswerName, log: EventLog) -> None:
+        """Go on to have an answer that has ended, as it could not be written to where it belongs: the latest of these."""
+        if len(self._unwritten) == _MOST_UNWRITTEN:
+            self.logs.pop(self._unwritten[0], None)
+        self._unwritten.append(name)
+        self.logs[name] = log
 
     async def close(self) -> None:
         """End all that run in the background, as the server's stop does; returns when they have said so."""

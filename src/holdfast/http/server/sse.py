@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from starlette.types import Send
@@ -20,9 +20,21 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 class EventWriter:
     """Writes the events of one answer in order; while nothing comes, it keeps the line open as the dialect does that."""
 
-    def __init__(self, send: Send, form: AnswerFormat, events: AsyncIterator[bytes], *, request_id: str = "") -> None:
-        """events: the first is the answer's opening, which may be empty. request_id: goes into the event of an error."""
+    def __init__(
+        self,
+        send: Send,
+        form: AnswerFormat,
+        events: AsyncIterator[bytes],
+        *,
+        request_id: str = "",
+        keep_alive: Callable[[], bytes] | None = None,
+    ) -> None:
+        """events: the first is the answer's opening, which may be empty. request_id: goes into the event of an error.
+
+        keep_alive: in place of the form's.
+        """
         self._send, self._form, self._events, self._request_id = send, form, events, request_id
+        self._keep_alive = keep_alive or form.keep_alive
         self._ready: list[bytes] = []
         self._ready_bytes = 0
         self._taken = asyncio.Event()
@@ -70,7 +82,7 @@ class EventWriter:
             headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if not self._ready and more:
-            self._ready.append(self._form.keep_alive())
+            self._ready.append(self._keep_alive())
         body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         self._ready.clear()
         self._ready_bytes = 0
