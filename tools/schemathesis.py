@@ -18,7 +18,7 @@ from tools.environments import ROOT, environment_of
 
 FOLDER = ROOT / "tests" / "schemathesis"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES = 25  # drawn for each operation, and slowly: the schemas of chats are large
+EXAMPLES = 10  # drawn for each operation, and slowly: the schemas of chats are large
 
 
 def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:

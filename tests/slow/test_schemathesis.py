@@ -22,6 +22,7 @@ def server() -> Iterator[ServerProcess]:
     assert server.stop() == 0, server.log()
 
 
+@pytest.mark.timeout(900)
 def test_every_operation_answers_as_it_is_described(server: ServerProcess) -> None:
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     pid = server.model()["pid"]
