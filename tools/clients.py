@@ -39,7 +39,7 @@ class CheckOfClient:
 
 def scripts() -> list[Path]:
     """One for each client; those in JavaScript only where there is npm."""
-    return sorted([*SCRIPTS.glob("with_*.py"), *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ())])
+    return sorted([*SCRIPTS.rglob("with_*.py"), *(SCRIPTS.glob("*/with_*.mjs") if shutil.which("npm") else ())])
 
 
 def waiting_scripts() -> list[Path]:
@@ -58,14 +58,16 @@ def waiting_server() -> Iterator[str]:
 
 def checked(script: Path, *, base_url: str, model: str, waits: bool = False) -> Iterator[CheckOfClient]:
     """Run a client's script; what it was checked for, as far as it came."""
-    folder, program = script.parent, str(environment_of(SCRIPTS) / "python")
+    folder = script.parent
     if script.suffix == ".mjs":
-        folder, program = modules_of(script.parent), "node"
+        folder, program = modules_of(folder), "node"
         shutil.copy(script, folder)  # modules are looked for beside it
+    else:
+        program = str(environment_of(folder) / "python")
     done = subprocess.run(
         [program, script.name, base_url, model, *(["waits"] if waits else [])],
         cwd=folder,
-        env={**os.environ, **_ALONE},
+        env={**os.environ, **_ALONE, "PYTHONPATH": str(SCRIPTS)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

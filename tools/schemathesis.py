@@ -2,7 +2,8 @@
 
 `python -m tools.schemathesis` makes an environment for it (`tests/schemathesis/`) if there is none of that content. What it
 sends follows the schemas, or breaks them; what comes back must have a status, a type and a form that are described, and never
-be the server's fault. `make schemathesis` calls it, with ARGS="--max-examples 500" for more.
+be the server's fault. `make schemathesis` calls it, with ARGS="--max-examples 500" for more. It takes about two minutes, and
+prints what came of a phase when the phase ends: that of coverage has nine thousand cases, whatever the number of examples.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tools.environments import ROOT, environment_of
 
 FOLDER = ROOT / "tests" / "schemathesis"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+EXAMPLES = 10  # drawn for each operation, and slowly: the schemas of chats are large
 
 
 def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +28,8 @@ def run(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             [
                 str(environment_of(FOLDER) / "schemathesis"),
                 *("run", f"{url}/openapi.json", "--checks", CHECKS, "--warnings", "off", "--workers", "1"),
-                *("--generation-database", "none", "--request-timeout", "120", "--continue-on-failure", *arguments),
+                *("--generation-database", "none", "--request-timeout", "120", "--continue-on-failure"),
+                *("--max-examples", str(EXAMPLES), *arguments),
             ],
             cwd=scratch,
             env={**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": str(FOLDER), "NO_PROXY": "127.0.0.1"},

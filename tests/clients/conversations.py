@@ -44,6 +44,7 @@ class Server:
 
 
 Check = Callable[..., Any]  # of the server and, where a client speaks several protocols, the name of one
+_only_through: dict[Check, tuple[str, ...]] = {}
 
 
 def told(text: str | None) -> None:
@@ -70,8 +71,18 @@ def called(name: str, arguments: Any) -> str:
     return WEATHER
 
 
+def through(*protocols: str) -> Callable[[Check], Check]:
+    """A check that only these protocols can be put through."""
+
+    def limited(check: Check) -> Check:
+        _only_through[check] = protocols
+        return check
+
+    return limited
+
+
 def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = ()) -> None:
-    """Run all checks against the server that the command line names, each once for each protocol."""
+    """Run all checks against the server that the command line names, each once for each protocol that it is for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("base_url")
     parser.add_argument("model")
@@ -81,7 +92,7 @@ def run(*checks: Check, packages: tuple[str, ...], protocols: tuple[str, ...] = 
     versions = {package: importlib.metadata.version(package) for package in packages}
     failed = False
     for check in checks:
-        for wanted in [(name,) for name in protocols] or [()]:
+        for wanted in [(name,) for name in _only_through.get(check, protocols)] or [()]:
             problem = _problem_of(check, server, *wanted)
             failed |= bool(problem)
             found = {"check": " ".join((check.__name__, *wanted)), "problem": problem, "versions": versions}

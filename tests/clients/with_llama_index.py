@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, told
+from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, through, told
 from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent
 from llama_index.core.base.llms.types import ThinkingBlock
@@ -12,14 +12,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.anthropic import Anthropic
-from llama_index.llms.anthropic import utils as anthropic_utils
 from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel
 
-# It is written for versions of Anthropic's client before 2, where these two could be called, and a temperature be given. Who uses
-# it installs anthropic<2; here all clients are in one environment.
-anthropic_utils.MessageParam = anthropic_utils.BetaMessageParam = dict
 PROTOCOLS = ("chat", "responses", "messages", "ollama")
 
 
@@ -61,10 +57,6 @@ def model_of(server: Server, protocol: str, *, max_tokens: int = 1000, thinks: b
 
 class NamedModel(Anthropic):
     """Its model for Messages, which knows by name how much a model can read: any other name is an error."""
-
-    @property
-    def _model_kwargs(self) -> dict[str, Any]:
-        return {"model": self.model, "max_tokens": self.max_tokens, "extra_body": {"temperature": self.temperature}}
 
     @property
     def metadata(self) -> Any:
@@ -116,9 +108,9 @@ def thinking_streamed(server: Server, protocol: str) -> None:
     summed("".join(part.delta or "" for part in parts))
 
 
+# Not through Messages: there it leaves the model the choice to call, and the bundled one does not follow instructions.
+@through("chat", "responses", "ollama")
 def structure(server: Server, protocol: str) -> None:
-    if protocol == "messages":  # there it leaves the model the choice to call, and the bundled one does not follow instructions
-        return
     report = model_of(server, protocol, max_tokens=200).structured_predict(Report, PromptTemplate("Write JSON."))
     assert isinstance(report, Report)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from agents import set_tracing_disabled as switch_tracing_off
-from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, told
+from conversations import SUM_QUESTION, WEATHER_QUESTION, Server, called, run, summed, thought, through, told
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -66,9 +66,8 @@ async def structure(server: Server, protocol: str) -> None:
     assert isinstance((await Runner.run(agent_of(server, protocol, output_type=Report), "Write JSON.")).final_output, Report)
 
 
+@through("responses")
 async def stored_conversation(server: Server, protocol: str) -> None:
-    if protocol != "responses":
-        return
     agent = agent_of(server, protocol, tools=[get_weather])
     first = await Runner.run(agent, WEATHER_QUESTION, auto_previous_response_id=True)
     told(first.final_output)

@@ -29,7 +29,7 @@ def get_weather(city: str) -> str:
     return called("get_weather", {"city": city})
 
 
-def agent_of(server: Server, protocol: str, **options: object) -> Agent:
+def agent_of(server: Server, protocol: str, *, thinks: bool = False, **options: object) -> Agent:
     openai: Any = OpenAIProvider(base_url=server.base_url, api_key=server.api_key)
     anthropic: Any = AnthropicProvider(
         anthropic_client=AsyncAnthropic(base_url=server.root, api_key=server.api_key, max_retries=0)
@@ -37,10 +37,13 @@ def agent_of(server: Server, protocol: str, **options: object) -> Agent:
     model: Any = {
         "chat": lambda: OpenAIChatModel(server.model, provider=openai),
         "responses": lambda: OpenAIResponsesModel(server.model, provider=openai),
-        "messages": lambda: AnthropicModel(server.model, provider=anthropic),
+        # it knows by name which models keep to a schema
+        "messages": lambda: AnthropicModel(server.model, provider=anthropic, profile={"supports_json_schema_output": True}),
         "ollama": lambda: OllamaModel(server.model, provider=OllamaProvider(base_url=server.base_url)),
     }[protocol]()
-    settings = {"temperature": 0, "openai_reasoning_summary": "auto"}  # its model of Responses shows thoughts as summaries only
+    settings: dict[str, Any] = {"temperature": 0, "openai_reasoning_summary": "auto"}  # Responses: summaries only
+    if thinks and protocol == "messages":  # there a thought has to be asked for
+        settings |= {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
     return Agent(model, model_settings=settings, retries=0, **options)
 
 
@@ -55,17 +58,17 @@ async def tool_loop_streamed(server: Server, protocol: str) -> None:
 
 
 def thinking(server: Server, protocol: str) -> None:
-    done = agent_of(server, protocol).run_sync(SUM_QUESTION)
+    done = agent_of(server, protocol, thinks=True).run_sync(SUM_QUESTION)
     summed(done.output)
     (part,) = [part for part in done.all_messages()[-1].parts if isinstance(part, ThinkingPart)]
     thought(part.content)
-    again = agent_of(server, protocol).run_sync("What is 12 + 30?", message_history=done.all_messages())
+    again = agent_of(server, protocol, thinks=True).run_sync("What is 12 + 30?", message_history=done.all_messages())
     summed(again.output)
 
 
 async def thinking_streamed(server: Server, protocol: str) -> None:
     thoughts = ""
-    async with agent_of(server, protocol).iter(SUM_QUESTION) as steps:
+    async with agent_of(server, protocol, thinks=True).iter(SUM_QUESTION) as steps:
         async for node in steps:
             if Agent.is_model_request_node(node):
                 async with node.stream(steps.ctx) as events:

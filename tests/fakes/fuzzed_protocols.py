@@ -54,17 +54,15 @@ class FuzzedProtocol:
     statuses: Collection[int] = (400, 404, 413)
     headers: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def served(self) -> Shapes:
-        """The shapes whose paths are served."""
-        paths = {operation.path for dialect in DIALECTS for operation in dialect.operations}
-        return {path: shapes for path, shapes in self.shapes.items() if path in paths}
+    def __post_init__(self) -> None:
+        missing = self.shapes.keys() - {operation.path for dialect in DIALECTS for operation in dialect.operations}
+        assert not missing, f"nothing is served at {sorted(missing)}"
 
     def fuzzer(self, seed: int, *, model: str) -> Fuzzer:
         """What draws requests to it; a chat's are drawn from a generator of its own."""
         if not self.shapes:
             return ChatFuzzer(seed, model=model)
-        return ShapeFuzzer(seed, self.served, model=model, bound=self.bound)
+        return ShapeFuzzer(seed, self.shapes, model=model, bound=self.bound)
 
     def check(self, response: httpx.Response, body: bytes) -> None:
         """The answer has a status and a form that are described."""
@@ -197,7 +195,7 @@ def _with_keys(**keys_of: str) -> Answer:
     return answered
 
 
-_TABLE = (
+PROTOCOLS = (
     FuzzedProtocol(name="chat", shapes={}, answered=_openai_answer(ChatCompletion), refused=_openai_refusal),
     FuzzedProtocol(
         name="completions",
@@ -244,4 +242,3 @@ _TABLE = (
         refused=_openai_refusal,
     ),
 )
-PROTOCOLS = tuple(protocol for protocol in _TABLE if protocol.served or not protocol.shapes)

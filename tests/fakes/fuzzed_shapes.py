@@ -36,13 +36,15 @@ class ShapeFuzzer(JsonFuzzer):
         """A path and a body for it. Most bodies are JSON objects, a third of them nearly as a client would send them."""
         dice = self.dice
         path, shape = dice.choice(self._shapes)
-        body: Any = {"model": self._model, **copy.deepcopy(shape)}
+        sent = {"model": self._model, **shape}
+        body: Any = copy.deepcopy(sent)
         while dice.random() < 0.3:
             name = dice.choice(self._tops[path])
             body[name] = copy.deepcopy(dice.choice(self._known[name]))
         for _ in range(dice.choice((0, 0, 1, 1, 1, 2, 3))):
             body = self._changed(body) if dice.random() < 0.7 else self.mutated(body)
-        self._keep_short(body, self._bound)
+        if body != sent or "thinking" not in sent:
+            self._keep_short(body, self._bound)
         return path, self.written(body)
 
     def _changed(self, value: Any) -> Any:
@@ -65,7 +67,8 @@ class ShapeFuzzer(JsonFuzzer):
         return {**value, name: copy.deepcopy(dice.choice(self._known.get(name, [None])))}
 
     def _keep_short(self, body: Any, bound: tuple[str, ...]) -> None:
-        # A body that would be answered for minutes tells nothing more: what is no number is left as it is.
+        # A body that would be answered for minutes tells nothing more: what is no number is left as it is. A thought in
+        # Messages needs a larger number: it stays where nothing else was changed, as little of it is used then.
         if not bound or not isinstance(body, dict):
             return
         name, *rest = bound
@@ -73,9 +76,7 @@ class ShapeFuzzer(JsonFuzzer):
             if body.get(name) is None:
                 body[name] = {}
             self._keep_short(body[name], tuple(rest))
-        elif body.get(name) is None or (
-            isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS and "thinking" not in body
-        ):
+        elif body.get(name) is None or (isinstance(body[name], int) and not 0 <= body[name] <= _TOKENS):
             body[name] = self.dice.randint(1, _TOKENS)
 
 

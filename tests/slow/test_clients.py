@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.server_process import ServerProcess
 from tools.clients import WAITING_MODEL, checked, scripts, waiting_scripts, waiting_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

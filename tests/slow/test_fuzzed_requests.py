@@ -26,6 +26,7 @@ def server() -> Iterator[ServerProcess]:
     assert server.stop() == 0, server.log()
 
 
+@pytest.mark.timeout(120 + BODIES // 10)
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 async def test_fuzzed_requests_are_answered_or_refused_by_name(protocol: FuzzedProtocol, server: ServerProcess) -> None:
     fuzzer = protocol.fuzzer(11, model="demo")

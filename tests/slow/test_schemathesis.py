@@ -22,10 +22,11 @@ def server() -> Iterator[ServerProcess]:
     assert server.stop() == 0, server.log()
 
 
+@pytest.mark.timeout(900)
 def test_every_operation_answers_as_it_is_described(server: ServerProcess) -> None:
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     pid = server.model()["pid"]
-    done = run(server.url, "--max-examples", "100")
+    done = run(server.url)
     assert done.returncode == 0, done.stdout
     tested = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
     assert tested is not None, done.stdout
