@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -120,6 +121,24 @@ def test_all_that_begin_from_poison_at_once_are_answered_right(
     inbox = tiny_worker(tmp_path, engine=engine).serve([asked])
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right
     assert 1 <= len(warnings(caplog)) <= 4  # as many as may run at once; who waited has looked again
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", [{"pooling": "last"}, {"want_prompt_logprobs": True, "scored_from": 299}])
+def test_a_prompt_that_is_only_read_comes_out_right_behind_poison_too(
+    what: dict[str, Any], engine: type[Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It draws nothing, so the step that fails is the last one that was planned for it."""
+    asked = replace(greedy("a", random_prompt(300), max_tokens=0), is_kept=False, **what)
+    right = in_turn(tiny_worker(tmp_path), greedy("first", random_prompt(300)), asked)
+    assert right.finished("a").cached_tokens >= 256
+    rewrite(tmp_path, with_value(NAN))
+    found = in_turn(tiny_worker(tmp_path, engine=engine), asked)
+    found.check_protocol()
+    assert (found.finished("a").reason, found.finished("a").cached_tokens) == (FinishReason.LENGTH, 0)
+    one, other = (np.frombuffer(inbox.finished("a").embedding, np.float32) for inbox in (found, right))
+    assert np.allclose(one, other, atol=1e-5)
+    assert len(warnings(caplog)) == 1
 
 
 def spoil(subject: CachingWorker, request_id: str) -> None:

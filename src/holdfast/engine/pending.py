@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -55,8 +56,11 @@ def results_of(pending: PendingStep, prompt_logprobs: Mapping[RequestId, tuple[T
     draws = _draws(pending)
     for each in pending.spans:
         request_id = each.span.request_id
-        result = draws.get(request_id) or _embedded(pending, request_id)
-        yield replace(result, prompt_logprobs=prompt_logprobs.get(request_id, ()))
+        result, scored = draws.get(request_id) or _embedded(pending, request_id), prompt_logprobs.get(request_id, ())
+        if any(math.isnan(entry.logprob) for entry in scored):
+            yield SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
+        else:
+            yield replace(result, prompt_logprobs=scored)
 
 
 def _embedded(pending: PendingStep, request_id: RequestId) -> SpanResult:

@@ -41,9 +41,7 @@ class AnswerReader:
         self._source = Incoming(dialect.markers.restore)
         self._parts = CallParts(tools or DeclaredTools(), reads_calls=reads_calls)
         self._marks = dialect.encoded
-        forms = (form for form in self._marks.forms if isinstance(form, ChannelFormat))  # asked once: a protocol is slow to ask
-        self._channel_openers = tuple(mark for form in forms for mark in form.channel_openers)
-        self._openers = self._marks.openers if reads_calls else self._channel_openers
+        self._openers = self._marks.openers if reads_calls else self._marks.channel_openers
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
         marks = self._marks
         self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *self._openers)
@@ -96,7 +94,7 @@ class AnswerReader:
         source.ended = True
         if not (cut and self._reading):
             next(self._steps, None)
-        elif self._channel_openers and not self._thinking:
+        elif self._marks.channel_openers and not self._thinking:
             self._parts.cut()
             next(self._steps, None)
         elif not self._parts.is_open:
@@ -111,7 +109,7 @@ class AnswerReader:
 
     def _taken(self) -> Sequence[AnswerPart]:
         parts = self._parts.taken()
-        if self._channel_openers:
+        if self._marks.channel_openers:
             for part in parts:
                 if isinstance(part, Segment) and part.kind == "reasoning":
                     self._spoken_thought(part.start, part.start + len(part.text))

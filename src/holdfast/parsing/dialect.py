@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.parsing.formats.call_format import Call as Call  # what rooms above need of it stands here
 from holdfast.parsing.formats.call_format import CallFormat as CallFormat
+from holdfast.parsing.formats.call_format import ChannelFormat
 from holdfast.parsing.formats.call_format import IdForm as IdForm
 from holdfast.parsing.formats.families import FAMILIES, READ_TOO
 from holdfast.parsing.markers import Markers
@@ -28,6 +29,7 @@ class EncodedDialect:
     call_marks: frozenset[str]
     openers: tuple[str, ...]
     marked_openers: frozenset[str]  # those that hold a marker; the others are ordinary text
+    channel_openers: tuple[str, ...]  # those of channels
     start: str  # of a thought; empty: it has no marker
     end: str
     dropped: tuple[str, ...]
@@ -57,11 +59,13 @@ class ModelDialect:
         forms = tuple(markers.encoded(form) for form in (self.calls, *too) if form is not None and self.calls is not None)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
+        channels = (form for form in forms if isinstance(form, ChannelFormat))  # asked once for all: a protocol is slow to ask
         encoded = EncodedDialect(
             forms=forms,
             call_marks=marks,
             openers=openers,
             marked_openers=frozenset(opener for opener in openers if any(mark in opener for mark in marks)),
+            channel_openers=tuple(mark for form in channels for mark in form.channel_openers),
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
             dropped=tuple(mark.strip() for mark in markers.encoded(self.dropped_marks)),

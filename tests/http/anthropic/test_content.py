@@ -119,7 +119,9 @@ def test_a_tool_that_was_found_is_named_to_the_model_and_to_us() -> None:
     assert "g can be called" in talk(("user", turns[0]["content"]))[0]["content"][0]["text"]
 
 
-@pytest.mark.parametrize("kind", ["redacted_thinking", "server_tool_use", "web_search_tool_result", "compaction"])
+@pytest.mark.parametrize(
+    "kind", ["redacted_thinking", "server_tool_use", "web_search_tool_result", "compaction", "mcp_tool_use", "mcp_tool_listing"]
+)
 def test_what_only_anthropics_servers_could_use_is_left_out(kind: str) -> None:
     assert talk(("assistant", [{"type": kind, "data": "x"}, text("x")])) == [{"role": "assistant", "content": "x"}]
 

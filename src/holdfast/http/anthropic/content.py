@@ -19,7 +19,7 @@ from holdfast.messages.requests import CacheBreakpoint
 _OTHER = TAG_MARK + "other"
 _TAGS = {kind: TAG_MARK + kind for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")}
 # Of Anthropic's own tools, and thoughts of another server: nothing in them is of use to a model here.
-_LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "compaction", "fallback"})
+_LEFT_OUT = frozenset({"redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_listing", "compaction", "fallback"})
 _LEFT_OUT_ENDING = "_tool_result"  # of web_search_tool_result and its like
 _FAILED = "The call failed."
 _SECONDS = {"5m": 300.0, "1h": 3600.0}

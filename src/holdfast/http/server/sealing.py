@@ -6,8 +6,6 @@ What a model has thought goes to clients in such a form, so that a server that s
 from __future__ import annotations
 
 import base64
-import binascii
-import contextlib
 import functools
 import hashlib
 import hmac
@@ -21,7 +19,7 @@ from holdfast.whole_file import whole_file
 _KEY_BYTES, _MARK_BYTES = 32, 16
 _KEY_FILE = "seal.key"
 _VERSION = "hf1"
-_MOST_TEXT_BYTES = 16 << 20  # a few kilobytes could unfold to gigabytes otherwise
+_SIGNED, _CLOSED = b"signed", b"closed"
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class Seal:
 
     def sign(self, text: str) -> str:
         """A mark that only this server can have put on the text."""
-        return f"{_VERSION}.{_shown(self._mark(text.encode('utf-8', 'surrogatepass')))}"
+        return f"{_VERSION}.{_shown(self._mark(text.encode('utf-8', 'surrogatepass'), _SIGNED))}"
 
     def is_signed(self, text: str, mark: str) -> bool:
         """Whether `sign` has given that mark for the text."""
@@ -54,24 +52,26 @@ class Seal:
 
     def close(self, text: str) -> str:
         """The text in a form that only this server can open."""
-        body = text.encode("utf-8", "surrogatepass")
-        mark = self._mark(body)
-        return f"{_VERSION}.{_shown(mark + self._masked(zlib.compress(body), mark))}"
+        packed = zlib.compress(text.encode("utf-8", "surrogatepass"))
+        mark = self._mark(packed, _CLOSED)
+        return f"{_VERSION}.{_shown(mark + self._masked(packed, mark))}"
 
     def open(self, sealed: str) -> str | None:
         """The text that was closed; None for what this server did not close."""
         version, _, shown = sealed.partition(".")
-        with contextlib.suppress(ValueError, binascii.Error, zlib.error):
+        try:
             raw = base64.b64decode(shown.encode("ascii"), validate=True) if version == _VERSION else b""
-            mark, masked = raw[:_MARK_BYTES], raw[_MARK_BYTES:]
-            unfolding = zlib.decompressobj()
-            body = unfolding.decompress(self._masked(masked, mark), _MOST_TEXT_BYTES)
-            if unfolding.eof and hmac.compare_digest(mark, self._mark(body)):
-                return body.decode("utf-8", "surrogatepass")
-        return None
+        except ValueError:
+            return None
+        mark = raw[:_MARK_BYTES]
+        packed = self._masked(raw[_MARK_BYTES:], mark)
+        # The mark is of the packed bytes: some others unpack to the same text, and some to gigabytes.
+        if _shown(raw) != shown or not hmac.compare_digest(mark, self._mark(packed, _CLOSED)):
+            return None
+        return zlib.decompress(packed).decode("utf-8", "surrogatepass")
 
-    def _mark(self, body: bytes) -> bytes:
-        return hashlib.blake2b(body, key=self._key(), digest_size=_MARK_BYTES).digest()
+    def _mark(self, body: bytes, purpose: bytes) -> bytes:
+        return hashlib.blake2b(body, key=self._key(), digest_size=_MARK_BYTES, person=purpose).digest()
 
     def _masked(self, body: bytes, mark: bytes) -> bytes:
         """The bytes under a stream that key and mark give; the same again takes it off."""
