@@ -129,9 +129,10 @@ def test_who_offers_functions_gets_a_function_call(bundled: openai.OpenAI) -> No
     assert "21 degrees" in after.message.content
 
 
-def test_an_image_as_a_tools_result_is_refused_by_name(bundled: openai.OpenAI) -> None:
+def test_an_image_as_a_tools_result_is_told_in_words_and_one_of_the_user_is_refused_by_name(bundled: openai.OpenAI) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     image = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
     turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": [image]}]
-    with pytest.raises(openai.BadRequestError, match=r"messages\.2\.content\.0"):
-        whole(bundled, [*ASKED, *turns], tools=[WEATHER])
+    assert whole(bundled, [*ASKED, *turns], tools=[WEATHER]).choices[0].finish_reason in ("stop", "tool_calls")
+    with pytest.raises(openai.BadRequestError, match=r"messages\.0\.content\.0"):
+        whole(bundled, [{"role": "user", "content": [image]}])
