@@ -67,8 +67,6 @@ The model has three million parameters. It is there to try the server without a 
 and says so. Before sums and counts it thinks, in `<think>` marks. What it was measured to do stands in
 [its card](../src/holdfast/models/bundled/holdfast-demo/README.md).
 """
-# These keys, hit at random, are taken for a good-bye since the training with tools; others like them are understood.
-KNOWN_FAULTS = frozenset({"asdf"})
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def main() -> None:
             print(f"{turn.opening.text!r}\n    {turn.answer!r} {turn.fault and 'WRONG: ' + turn.fault}")
     else:
         print(as_document(turns), end="")
-    raise SystemExit(1 if any(turn.fault and turn.opening.text not in KNOWN_FAULTS for turn in turns) else 0)
+    raise SystemExit(1 if any(turn.fault for turn in turns) else 0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.58), ("tools", 0.07), ("several", 0.17), ("files", 0.14), ("words", 0.04))
+SHARES = (("replay", 0.68), ("tools", 0.07), ("several", 0.1), ("files", 0.1), ("words", 0.05))
 LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("files", 0.09))
 """Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
 LATE_FROM = 0.9

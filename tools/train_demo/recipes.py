@@ -82,7 +82,7 @@ def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate
 def _agent(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     """The second continued training, of tools never seen and files: as the first, on another mixture."""
     first = _first_words(name, shape, million_tokens, seed)
-    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.7)
+    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.6)
 
 
 RECIPES = {
@@ -99,6 +99,6 @@ RECIPES = {
         ),
         _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
-        _agent("holdfast-demo", _DEMO, 22.0, seed=31),
+        _agent("holdfast-demo", _DEMO, 10.3, seed=31),
     )
 }
