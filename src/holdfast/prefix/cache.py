@@ -13,8 +13,9 @@ from dataclasses import replace
 import mlx.core as mx
 import msgspec
 
-from holdfast.engine.keeping import Kept, Prefix
+from holdfast.engine.keeping import Kept
 from holdfast.engine.plan import BLOCK_TOKENS, KeepPolicy
+from holdfast.engine.sequence import Prefix
 from holdfast.kv.codec import (
     Description,
     Payload,
@@ -28,10 +29,12 @@ from holdfast.kv.codec import (
     unpack,
 )
 from holdfast.kv.form import Codec, ModelForm
-from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
+from holdfast.kv.live import BaseUse, LiveBase, LiveState, held_bytes
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite, copy_block
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.index import PrefixIndex
+from holdfast.prefix.live import HeldMemory, LiveChain, LiveChains
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan
@@ -39,6 +42,7 @@ from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFa
 from holdfast.store.store import BlockStore
 
 MOST_BRANCH_POINTS = 8
+LEAST_SHARED_TOKENS = BLOCK_TOKENS  # of a live state; fewer are copied
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
@@ -51,9 +55,21 @@ logger = logging.getLogger("holdfast.cache")
 class PrefixCache:
     """The index of one model, its store, and the way between them and the engine."""
 
-    def __init__(self, index: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        store: BlockStore | None,
+        form: ModelForm,
+        codec: Codec = "native",
+        most_parked_bytes: int | None = None,
+    ) -> None:
+        """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is parked, None: as many as fit."""
         self._index, self._store = index, store
         self._form, self._codec = form, codec
+        self._live = LiveChains()
+        self._most_parked_bytes, self._token_bytes = most_parked_bytes, sum(each.of(1).nbytes for each in form.block)
+        self._held: HeldMemory | None = HeldMemory()  # None: something has changed
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
@@ -89,13 +105,32 @@ class PrefixCache:
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
-        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk."""
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
+        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk.
+
+        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one it takes over.
+        """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
         lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
+        lookup.may_move = may_move
+        if not in_blocks_only:
+            self._find_base(lookup)
         self._fetch(lookup)
         return lookup
+
+    def _find_base(self, lookup: Lookup) -> None:
+        """Let a sequence begin from a live state, if one has something of its chain."""
+        limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always read
+        base, tokens = self._live.longest(lookup.chain[:limit], tenant=lookup.tenant)
+        if base is None or base.state is None:
+            return
+        needs_end = not self._form.resumes_anywhere
+        if needs_end and not (lookup.may_move and base.is_parked and not base.wanted_by and base.state.can_rewind(tokens)):
+            needs_end, tokens = False, min(tokens, lookup.plan.tokens) if self._form.block else 0
+        if tokens >= lookup.plan.tokens if needs_end else tokens:
+            lookup.begin_from(base, tokens, needs_end=needs_end)
+            lookup.base_use = self._use_of(base, lookup)
 
     def advance(self, lookup: Lookup) -> bool:
         """Take what has come from the disk; whether all of the plan is in RAM now.
@@ -130,34 +165,157 @@ class PrefixCache:
 
     def _gather(self, lookup: Lookup) -> bool:
         """Take hold of every payload of the plan, whatever becomes of it in the index; False when one is not there."""
-        for key in lookup.plan.keys:
-            payload = lookup.fetched.get(key) or self._index.payload(key)
-            if not isinstance(payload, KVBlock | StateCheckpoint):
+        for key in _missing(lookup):
+            payload = lookup.fetched.get(key) or self.payload(key)
+            if payload is None:
                 return False
             lookup.fetched[key] = payload
         return True
 
+    def payload(self, key: BlockKey) -> Payload | None:
+        """A payload that is in RAM, or a copy out of a live state; None when it is on disk only."""
+        payload, holder = self._index.payload(key), self._index.holder_of(key)
+        if isinstance(payload, KVBlock | StateCheckpoint):
+            return payload
+        return None if holder is None else self._copied(holder, key)
+
+    def _copied(self, chain: LiveChain, key: BlockKey) -> KVBlock | None:
+        """A copy of a block that a live chain holds, evaluated; None for what cannot be kept."""
+        start, tokens = self._index.run_of(key)
+        if chain.state is None:
+            return None
+        block = pack(copy_block(chain.state.layers, start=start, tokens=tokens), self._codec)
+        finite = all_finite(block.arrays)
+        mx.eval(block.arrays, finite)
+        return block if finite.item() else None
+
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give the engine; None when there is nothing. Counts as a use."""
+        """What to give the engine; None when there is nothing. Counts as a use. What is moved is the sequence's from now on."""
         plan = lookup.plan
-        if plan.tokens == 0:
+        if lookup.cached_tokens == 0:
             return None
         blocks: list[KVBlock] = []
-        for piece in plan.pieces:
+        for piece in lookup.missing_pieces:
             kept = lookup.fetched[piece.key]
             assert isinstance(kept, KVBlock)
-            blocks.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
+            behind = max(0, lookup.base_tokens - piece.start)
+            cut = kept.cut(piece.tokens - behind, offset=piece.offset + behind)
+            blocks.append(replace(unpack(cut), start=piece.start + behind))
         self._index.accept(plan)
-        checkpoint = None if plan.checkpoint is None else lookup.fetched[plan.checkpoint.key]
+        checkpoint = None if lookup.checkpoint is None else lookup.fetched[lookup.checkpoint.key]
         assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
-        return Prefix(blocks=tuple(blocks), state=checkpoint)
+        kept_tokens = min(plan.tokens, lookup.cached_tokens)
+        return Prefix(base=self._base(lookup), blocks=tuple(blocks), state=checkpoint, kept_tokens=kept_tokens)
+
+    def _base(self, lookup: Lookup) -> LiveBase | None:
+        """The live state to begin from; a parked one that nobody else wants, and of which little is lost, is moved."""
+        base, tokens = lookup.base, lookup.base_tokens
+        if base is None:
+            return None
+        assert base.state is not None, "a live chain to begin from is gone"
+        lookup.base_use = self._use_of(base, lookup)
+        if lookup.base_use == "moved":
+            beyond = [key for key in base.keys if sum(self._index.run_of(key)) > tokens]
+            self._let_go(base, beyond, is_sound=True)
+        self._live.touch(base)
+        return LiveBase(state=base.state, tokens=tokens, use=lookup.base_use)
+
+    def _use_of(self, base: LiveChain, lookup: Lookup) -> BaseUse:
+        assert base.state is not None
+        tokens = lookup.base_tokens
+        others = [other for other in base.wanted_by if other is not lookup]
+        is_free = all(other.base_tokens <= tokens and not other.needs_end for other in others)
+        lost = base.state.tokens - tokens
+        if lookup.needs_end or (lookup.may_move and base.is_parked and is_free and lost <= max(BLOCK_TOKENS, tokens // 8)):
+            return "moved"
+        return "shared" if base.state.can_share and tokens >= LEAST_SHARED_TOKENS else "copied"
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
+        """A sequence is open: its chain is live from now on. Returns it: `live`, or the one that it has taken over.
+
+        lookup: what it began from, if anything.
+        """
+        self._held = None
+        base = None if lookup is None else lookup.base
+        if lookup is not None and base is not None and lookup.base_use == "moved":
+            base.chain, base.cursor, base.is_parked, base.request_id = live.chain, live.cursor, False, live.request_id
+            live = base
+        else:
+            self._live.add(live)
+        live.state = state
+        if lookup is not None:
+            live.held_tokens = lookup.held_tokens
+            self._index.begin_holding(live, self._index.whole(lookup.plan.pieces))
+        return live
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """A sequence has ended that knows `chain`, packed tokens, and has come out right: keep its state as it is, if there is room."""
+        assert live.state is not None
+        known = len(chain) // TOKEN_BYTES
+        if live.state.tokens > known and not live.state.can_rewind(known):  # it has read behind its end
+            self.leave(live)
+            return
+        if live.state.tokens > known:
+            for leaf in live.state.leaves():
+                leaf.rewind(live.state.tokens - known)
+            live.state.tokens = known
+        if live.is_stale or self._most_parked_bytes == 0:
+            self.leave(live, is_sound=not live.is_stale)
+            return
+        live.state.freeze()
+        live.chain, live.is_parked, live.held_tokens = chain, True, 0
+        self._live.touch(live)
+        self._held = None
+        if self._most_parked_bytes is not None:
+            self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
+
+    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
+        """A chain is live no more: what only it has is put into blocks, if it is sound. Who was to begin from it looks again."""
+        self._held = None
+        for lookup in live.wanted_by:
+            lookup.is_base_lost = True
+        self._let_go(live, tuple(live.keys), is_sound=is_sound)
+        self._live.remove(live)
+        live.state = None
+
+    def _let_go(self, live: LiveChain, keys: Sequence[BlockKey], *, is_sound: bool) -> None:
+        """A live chain holds these blocks no more; those that nobody else has come into RAM, as far as there is room."""
+        copies = {key: self._copied(live, key) for key in self._index.held_alone(live, keys)} if is_sound else {}
+        self._index.end_holding(live, keys, copies=copies)
+
+    def reclaim(self, nbytes: int) -> bool:
+        """Let parked states leave until so many bytes are free; whether somebody was to begin from one of them."""
+        wanted = self.held.total_bytes - nbytes
+        is_missed = False
+        for live in self._live.parked:
+            if self.held.total_bytes <= wanted:
+                break
+            is_missed |= bool(live.wanted_by)
+            self.leave(live)
+        return is_missed
+
+    @property
+    def held(self) -> HeldMemory:
+        """Memory of live states that no running sequence has reserved."""
+        if self._held is None:
+            parked = [live.state for live in self._live if live.is_parked and live.state is not None]
+            running = [live for live in self._live if not live.is_parked and live.state is not None]
+            frozen = [live.state for live in running if live.state is not None and live.state.can_share]
+            own = sum(live.held_tokens for live in running if live.state is not None and not live.state.can_share)
+            total = held_bytes(parked, frozen) + own * self._token_bytes
+            self._held = HeldMemory(total, total - held_bytes((), frozen) - own * self._token_bytes, len(parked))
+        return self._held
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
         return self._index.cursor(tenant=tenant)
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
+    ) -> tuple[BlockKey, ...]:
         """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new of it.
+
+        live: the sequence's live chain, which holds all of that.
 
         `cursor` moves along the chain as far as it is stored then. Longer than what the sequence knows is not kept, and nothing
         that holds values which are not finite.
@@ -165,12 +323,14 @@ class PrefixCache:
         if not kept.is_finite:
             logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
             return ()
-        blocks = [self.insert_block(cursor, chain, pack(run, self._codec)) for run in kept.blocks]
+        blocks = [self.insert_block(cursor, chain, pack(run, self._codec), live=live) for run in kept.blocks]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
         return tuple([block.key for block in blocks if block is not None])
 
-    def insert_block(self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock) -> Block | None:
+    def insert_block(
+        self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock, *, live: LiveChain | None = None
+    ) -> Block | None:
         """Take in what is not stored yet of a run that begins at its `start` in the chain; what is new."""
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self._index.advance(cursor, chain, end=end)
@@ -181,7 +341,8 @@ class PrefixCache:
         mx.eval(packed.arrays)
         if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
             return None
-        return self._save(self._index.insert(cursor, bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES]), packed), packed)
+        tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return self._save(self._index.insert(cursor, tokens, packed, holder=live), packed)
 
     def insert_checkpoint(self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint) -> Block | None:
         """Take in a checkpoint that has seen tokens of the chain which are stored; what is new."""
@@ -206,8 +367,8 @@ class PrefixCache:
         return () if first is None else self.forget((first,))
 
     def _is_sound(self, key: BlockKey) -> bool:
-        payload = self._index.payload(key)
-        if not isinstance(payload, KVBlock | StateCheckpoint):
+        payload = self.payload(key)
+        if payload is None:
             return False
         meta, parts = to_bytes(payload)
         try:
@@ -232,15 +393,18 @@ class PrefixCache:
     def _offer_again(self) -> None:
         """Give the store once more what it had no room or no disk for."""
         for block in self._index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
-            payload = self._index.payload(block.key)
-            if isinstance(payload, KVBlock | StateCheckpoint):
+            payload = self.payload(block.key)
+            if payload is not None:
                 self._index.save_again(block)
                 self._save(block, payload)
 
     def figures(self) -> CacheFigures:
         """What is kept."""
         store = None if self._store is None else self._store.statistics()
-        return msgspec.structs.replace(self._index.figures(), store=store)
+        held = self.held
+        return msgspec.structs.replace(
+            self._index.figures(), store=store, parked_sequences=held.parked, parked_bytes=held.parked_bytes
+        )
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""
@@ -255,10 +419,14 @@ class PrefixCache:
         lookup.hold.close()
         lookup.plan = self._plan(lookup.chain, lookup.tenant)
         lookup.hold = self._index.pinned(lookup.plan)
+        if lookup.base is not None:
+            lookup.let_go_of_base()
+            self._find_base(lookup)
         self._fetch(lookup)
 
     def _fetch(self, lookup: Lookup) -> None:
-        wanted = [key for key in lookup.plan.to_read if key not in lookup.fetched]
+        on_disk = set(lookup.plan.to_read)
+        wanted = [key for key in _missing(lookup) if key in on_disk and key not in lookup.fetched]
         lookup.awaited = {key: future for key, future in lookup.awaited.items() if key in wanted}
         if self._store is not None:
             lookup.awaited |= {key: self._store.read(key) for key in wanted if key not in lookup.awaited}
@@ -297,6 +465,12 @@ class PrefixCache:
             meta, parts = to_bytes(payload)
             self._store.put(StoredBlock(block=block, meta=meta, parts=parts))
         return block
+
+
+def _missing(lookup: Lookup) -> list[BlockKey]:
+    """What is needed beside the live state, parents before children."""
+    keys = [piece.key for piece in lookup.missing_pieces]
+    return keys if lookup.checkpoint is None else [*keys, lookup.checkpoint.key]
 
 
 def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:

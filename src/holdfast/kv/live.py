@@ -1,0 +1,100 @@
+"""The live state of one sequence, all layers together: it outlives the request that made it, and goes over to the next one.
+
+A state that nobody runs on is parked. Who goes on from its end takes it over as it is; who goes on from its middle, or beside a
+sequence that still runs on it, shares the frozen beginning, or copies it where a layer cannot be shared. Device thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import mlx.core as mx
+
+from holdfast.kv.composite import Composite
+from holdfast.kv.layer import LayerState
+from holdfast.kv.snapshot import append_block, copy_block
+
+BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
+
+
+@dataclass(slots=True, eq=False)
+class LiveState:
+    """Layers, and how many tokens they have read (in steps under way too)."""
+
+    layers: list[LayerState]
+    tokens: int = 0
+
+    def leaves(self) -> Iterator[LayerState]:
+        """Composites taken apart."""
+        for layer in self.layers:
+            yield from layer.leaves()
+
+    @property
+    def can_share(self) -> bool:
+        """Whether several sequences can hold the beginning of what grows at once."""
+        return all(leaf.can_share for leaf in self.leaves() if leaf.grows)
+
+    def can_rewind(self, tokens: int) -> bool:
+        """Whether it can go back to its first `tokens` tokens without a checkpoint."""
+        return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves())
+
+    @property
+    def frozen_tokens(self) -> int:
+        """Tokens at its beginning that are in buffers which nobody writes any more, in every layer that grows."""
+        return min((leaf.frozen_tokens for leaf in self.leaves() if leaf.grows), default=0)
+
+    def freeze(self) -> None:
+        """Write no more into what it holds, and give back what room is not used. Lazy: `evaluate` before it is waited for."""
+        for leaf in self.leaves():
+            leaf.freeze()
+        mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBase:
+    """A live state to begin from: its first `tokens` tokens.
+
+    use: it is moved, since nobody else wants it any more; what is frozen of it is shared; or it is copied.
+    """
+
+    state: LiveState
+    tokens: int
+    use: BaseUse
+
+
+def begin_from(base: LiveBase, fresh: list[LayerState]) -> LiveState:
+    """A state that holds the base's first tokens; fresh: empty layers of the same model. Lazy.
+
+    What does not grow is right only in a state that was taken and could be rewound; else it is empty, to be restored.
+    """
+    state, tokens = base.state, base.tokens
+    pairs = list(zip(state.leaves(), LiveState(fresh).leaves(), strict=True))
+    if base.use == "moved":
+        back, can_rewind = state.tokens - tokens, state.can_rewind(tokens)
+        leaves = [old if old.grows or can_rewind else new for old, new in pairs]
+        for old, leaf in zip(state.leaves(), leaves, strict=True):
+            if leaf is old:
+                leaf.rewind(back)
+    elif base.use == "shared":
+        if state.frozen_tokens < tokens:
+            state.freeze()
+        leaves = [old.fork(tokens) if old.grows else new for old, new in pairs]
+    else:
+        append_block(fresh, copy_block(state.layers, start=0, tokens=tokens))
+        leaves = [new for _, new in pairs]
+    return LiveState(_with_leaves(fresh, iter(leaves)), tokens)
+
+
+def _with_leaves(layers: Sequence[LayerState], leaves: Iterator[LayerState]) -> list[LayerState]:
+    """The same layers, made of these leaves."""
+    return [Composite(tuple(_with_leaves(layer.parts, leaves))) if isinstance(layer, Composite) else next(leaves) for layer in layers]
+
+
+def held_bytes(parked: Collection[LiveState], running: Collection[LiveState]) -> int:
+    """Bytes of all that parked states hold, and of what is frozen in running ones; what several share counts once."""
+    held = {id(array): array.nbytes for state in parked for leaf in state.leaves() for array in leaf.arrays()}
+    for state in (*parked, *running):
+        held |= {id(array): array.nbytes for leaf in state.leaves() for array in leaf.frozen_arrays()}
+    return sum(held.values())
