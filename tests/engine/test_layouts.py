@@ -13,6 +13,7 @@ from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
 from holdfast.kv.foreign import ForeignState
+from holdfast.kv.live import LiveState
 from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
@@ -36,7 +37,7 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return EngineSequence.begin(request, layers=runner.fresh_layers(), vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE)
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:

@@ -12,6 +12,7 @@ from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.keys import pack_tokens
+from holdfast.prefix.live import HeldMemory, LiveChain
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
@@ -32,6 +33,7 @@ class KeptTokens:
 
     request_id: str
     blocks: tuple[Run, ...]
+    is_finite: bool = True
 
 
 class FakeCache:
@@ -64,7 +66,7 @@ class FakeCache:
         self._called("policy")
         return KeepPolicy(run_tokens=BLOCK)
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
         self._called("lookup")
         end = 0
         while chain[: end + 4 * BLOCK] in self.blocks and end + 4 * BLOCK < len(chain):
@@ -94,7 +96,27 @@ class FakeCache:
     def cursor(self, *, tenant: str = "") -> Cursor:
         return Cursor(b"")
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens) -> tuple[bytes, ...]:
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: object) -> LiveChain:
+        self._called("begin")
+        return live
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        self._called("park")
+
+    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
+        self._called("leave")
+
+    def reclaim(self, nbytes: int) -> bool:
+        self._called("reclaim")
+        return False
+
+    @property
+    def held(self) -> HeldMemory:
+        return HeldMemory()
+
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens, *, live: LiveChain | None = None
+    ) -> tuple[bytes, ...]:
         self._called("insert")
         new = []
         for run in kept.blocks:

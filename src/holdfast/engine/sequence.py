@@ -20,13 +20,13 @@ from holdfast.messages.commands import SequenceRequest
 class Prefix:
     """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it, the state at their end.
 
-    kept_tokens: tokens of it that need not be copied out again.
+    kept_tokens: tokens of it that need not be copied out again; None: all.
     """
 
     base: LiveBase | None = None
     blocks: tuple[KVBlock, ...] = ()
     state: StateCheckpoint | None = None
-    kept_tokens: int
+    kept_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -46,9 +46,7 @@ class EngineSequence:
     pooled: mx.array | None = None  # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
 
     @staticmethod
-    def begin(
-        request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()
-    ) -> EngineSequence:
+    def begin(request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()) -> EngineSequence:
         """One that goes on from a live state, and knows its prompt and what it had generated. As `row_state` raises."""
         known = mx.array(request.prompt_token_ids + generated, dtype=mx.int32)
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
@@ -60,7 +58,7 @@ class EngineSequence:
             self.live = begin_from(prefix.base, self.live.layers)
         if prefix.blocks or prefix.state is not None:
             self.live.tokens = restore(self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens)
-        self.kept = prefix.kept_tokens
+        self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""

@@ -6,15 +6,14 @@ sequence that still runs on it, shares the frozen beginning, or copies it where 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
-from holdfast.kv.composite import Composite
 from holdfast.kv.layer import LayerState
-from holdfast.kv.snapshot import append_block, copy_block
+from holdfast.kv.snapshot import append_block, copy_block, fork
 
 BaseUse: TypeAlias = Literal["moved", "shared", "copied"]
 
@@ -67,29 +66,30 @@ class LiveBase:
 def begin_from(base: LiveBase, fresh: list[LayerState]) -> LiveState:
     """A state that holds the base's first tokens; fresh: empty layers of the same model. Lazy.
 
-    What does not grow is right only in a state that was taken and could be rewound; else it is empty, to be restored.
+    What does not grow is right only in a state that was moved and could be rewound; else it is empty, to be restored.
     """
     state, tokens = base.state, base.tokens
-    pairs = list(zip(state.leaves(), LiveState(fresh).leaves(), strict=True))
-    if base.use == "moved":
-        back, can_rewind = state.tokens - tokens, state.can_rewind(tokens)
-        leaves = [old if old.grows or can_rewind else new for old, new in pairs]
-        for old, leaf in zip(state.leaves(), leaves, strict=True):
-            if leaf is old:
-                leaf.rewind(back)
-    elif base.use == "shared":
-        if state.frozen_tokens < tokens:
-            state.freeze()
-        leaves = [old.fork(tokens) if old.grows else new for old, new in pairs]
-    else:
-        append_block(fresh, copy_block(state.layers, start=0, tokens=tokens))
-        leaves = [new for _, new in pairs]
-    return LiveState(_with_leaves(fresh, iter(leaves)), tokens)
+    match base.use:
+        case "moved":
+            return LiveState(_rewound(state, fresh, tokens=tokens), tokens)
+        case "shared":
+            if state.frozen_tokens < tokens:
+                state.freeze()
+            return LiveState(fork(state.layers, fresh, tokens=tokens), tokens)
+        case "copied":
+            append_block(fresh, copy_block(state.layers, start=0, tokens=tokens))
+            return LiveState(fresh, tokens)
 
 
-def _with_leaves(layers: Sequence[LayerState], leaves: Iterator[LayerState]) -> list[LayerState]:
-    """The same layers, made of these leaves."""
-    return [Composite(tuple(_with_leaves(layer.parts, leaves))) if isinstance(layer, Composite) else next(leaves) for layer in layers]
+def _rewound(state: LiveState, fresh: list[LayerState], *, tokens: int) -> list[LayerState]:
+    """The same layers at an earlier token; where those that do not grow cannot go back, fresh ones in their place."""
+    can_rewind = state.can_rewind(tokens)
+    leaves = [old if old.grows or can_rewind else new for old, new in zip(state.leaves(), LiveState(fresh).leaves(), strict=True)]
+    for old, leaf in zip(state.leaves(), leaves, strict=True):
+        if leaf is old:
+            leaf.rewind(state.tokens - tokens)
+    following = iter(leaves)
+    return [layer.with_leaves(following) for layer in fresh]
 
 
 def held_bytes(parked: Collection[LiveState], running: Collection[LiveState]) -> int:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from holdfast.kv.form import CheckpointLayout, Codec, ModelForm
 from holdfast.kv.layer import LayerState, SnapshotMismatch
 
-__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "form_of", "restore"]
+__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "fork", "form_of", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,20 @@ def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateChec
     fixed = _leaves(layers, grow=False)
     arrays = tuple(array for leaf in fixed for array in leaf.copy_out(0, position))
     return StateCheckpoint(position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays)
+
+
+def fork(layers: Sequence[LayerState], fresh: Sequence[LayerState], *, tokens: int) -> list[LayerState]:
+    """Layers of another sequence: those that grow share the first `tokens` tokens of these, the others are the fresh ones.
+
+    Only where each of those can, and has frozen so many. `restore` takes what follows: blocks, the checkpoint of the others.
+    """
+    pairs = [
+        (old, new)
+        for layer, other in zip(layers, fresh, strict=True)
+        for old, new in zip(layer.leaves(), other.leaves(), strict=True)
+    ]
+    leaves = iter([old.fork(tokens) if old.grows else new for old, new in pairs])
+    return [layer.with_leaves(leaves) for layer in fresh]
 
 
 def append_block(layers: Sequence[LayerState], block: KVBlock) -> None:

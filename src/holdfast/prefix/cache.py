@@ -249,7 +249,7 @@ class PrefixCache:
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended that knows `chain`, packed tokens, and has come out right: keep its state as it is, if there is room."""
+        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
         assert live.state is not None
         known = len(chain) // TOKEN_BYTES
         if live.state.tokens > known and not live.state.can_rewind(known):  # it has read behind its end

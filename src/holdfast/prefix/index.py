@@ -104,7 +104,7 @@ class PrefixIndex:
         """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, that go on where a cursor stands.
 
         The cursor has just been advanced; it moves behind them. If there is a disk, what is returned is to be given to the store,
-        and its fate to be said with `disk_changed`. None: there is no room, and no disk. holder: a live chain that holds them too.
+        and its fate to be said with `disk_changed`. None: there is no room, and no disk. holder: a live chain that has them too.
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
@@ -150,7 +150,7 @@ class PrefixIndex:
         return self._tree.run_of(key)
 
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
-        """A live chain holds every token of these blocks. RAM lets go of payloads that the disk has, and without a disk of all."""
+        """A live chain holds every token of these blocks. RAM lets go of what the disk has, and without a disk of all."""
         for key in keys:
             if self._tree.has_node(key):
                 self._holders.setdefault(key, set()).add(chain)
@@ -314,7 +314,9 @@ class PrefixIndex:
         somewhere = self._book.keys() | self._ram.keys() | self._holders.keys()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
         assert somewhere == in_tree, "the tree has other keys than RAM, disk and live chains together"
-        assert all(holders and all(key in chain.keys for chain in holders) for key, holders in self._holders.items()), "odd holders"
+        assert all(holders and all(key in chain.keys for chain in holders) for key, holders in self._holders.items()), (
+            "odd holders"
+        )
         in_memory = self._ram.keys() | self._holders.keys()
         assert all(block.key in in_memory for block in self._book.unsaved), "something unsaved is not in memory"
 

@@ -87,7 +87,7 @@ class LiveChains:
         self._chains.remove(chain)
 
     def longest(self, packed: bytes, *, tenant: str) -> tuple[LiveChain | None, int]:
-        """Which of them begins with most of these tokens, and how many; of equals a parked one, and the one that has the fewest others."""
+        """Which of them begins with most of these tokens, and how many; of equals a parked one with the fewest others."""
         best, most = None, (0, False, 0)
         for chain in self._chains:
             if chain.tenant == tenant and (own := chain.tokens):

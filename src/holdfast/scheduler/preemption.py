@@ -44,7 +44,7 @@ def make_room(
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = first_to_give_way(running)
             if victim is sequence and len(running) == 1 and sequence.held_tokens:
-                # What it shares takes more than its tokens need, and nobody else is left to free anything: it begins anew in room of its own.
+                # What it shares may take more than its tokens need, and nobody else can free anything: it begins anew.
                 made.preempted.append(victim.request_id)
                 preempt(victim)
                 break

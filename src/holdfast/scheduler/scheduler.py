@@ -128,7 +128,7 @@ class Scheduler:
         sequence.is_ready = True
 
     def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
-        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it is given back when it is wanted."""
+        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it are given back when wanted."""
         self._ledger.held_bytes, self._ledger.parked_bytes = total_bytes, parked_bytes
 
     def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:

@@ -91,9 +91,7 @@ class Lookups:
         is_there = self._cache.advance(sequence.lookup)
         if is_there:
             lookup = sequence.lookup
-            self._scheduler.begin_behind(
-                sequence.request.request_id, lookup.cached_tokens, held_tokens=lookup.held_tokens
-            )
+            self._scheduler.begin_behind(sequence.request.request_id, lookup.cached_tokens, held_tokens=lookup.held_tokens)
         return is_there
 
     def advance(self) -> None:
