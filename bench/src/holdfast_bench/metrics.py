@@ -24,6 +24,10 @@ METRICS = {
     "tokenizing_seconds": Metric(unit="s", better="neither", meaning="processor time of tokenizing its prompt, measured apart"),
     "beyond_tokenizing_seconds": Metric(unit="s", better="lower", meaning="the difference"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
+    "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
+    "beyond_step_seconds": Metric(
+        unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
+    ),
     "tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn by all streams over the whole time"),
     "decode_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn after the last stream began"),
     "prompt_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="prompt tokens over the time to the first text"),

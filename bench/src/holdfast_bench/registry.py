@@ -9,6 +9,7 @@ from holdfast_bench.scenarios import (
     front,
     growth,
     memory,
+    next_turn,
     overhead,
     prefill,
     reuse,
@@ -21,7 +22,7 @@ from holdfast_bench.scenarios import (
 
 SCENARIOS: dict[str, Scenario] = {
     module.SCENARIO.name: module.SCENARIO
-    for module in (overhead, front, prefill, streams, stall, start, memory, reuse, agents, salvage, saving, growth)
+    for module in (overhead, front, prefill, streams, stall, start, next_turn, memory, reuse, agents, salvage, saving, growth)
 }
 
 
