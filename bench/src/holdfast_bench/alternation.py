@@ -48,17 +48,16 @@ async def measure_case(
     await _warm_up(contenders, stage)
     await _prepare(scenario, case, contenders, stage)
     clock.tick(counts=False)
-    for contender, each in zip(contenders, result.contenders, strict=True):
-        first: list[Sample] = []
+    measured = {"nobody": 0, "first": 1, "everybody": len(contenders)}[scenario.against_itself]
+    for contender, each in zip(contenders[:measured], result.contenders, strict=False):
+        itself: list[Sample] = []
         for number in range(2 * min(effort.noise_rounds, rounds)):
-            if clock.is_late(parts=2, first_round=not first):
+            if clock.is_late(parts=2, first_round=not itself):
                 break
             await asyncio.sleep(effort.settling_seconds)
-            first.append(await _measured(scenario, case, contender, stage, seed=f"noise {number}"))
+            itself.append(await _measured(scenario, case, contender, stage, seed=f"noise {number}"))
             clock.tick()
-        each.noise = _noise(first)
-        if not scenario.everybody_against_itself:
-            break
+        each.noise = _noise(itself)
     result.noise = result.contenders[0].noise
     for number in range(rounds):
         if clock.is_late(parts=len(contenders), first_round=number == 0):

@@ -12,6 +12,7 @@ from holdfast_bench.scenarios import (
     next_turn,
     overhead,
     prefill,
+    resident,
     reuse,
     salvage,
     saving,
@@ -22,7 +23,22 @@ from holdfast_bench.scenarios import (
 
 SCENARIOS: dict[str, Scenario] = {
     module.SCENARIO.name: module.SCENARIO
-    for module in (overhead, front, prefill, streams, stall, start, next_turn, memory, reuse, agents, salvage, saving, growth)
+    for module in (
+        overhead,
+        front,
+        prefill,
+        streams,
+        stall,
+        start,
+        next_turn,
+        memory,
+        resident,
+        reuse,
+        agents,
+        salvage,
+        saving,
+        growth,
+    )
 }
 
 

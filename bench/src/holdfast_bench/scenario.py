@@ -116,7 +116,7 @@ class Scenario:
     peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
     prepare: Callable[[Trial], Awaitable[None]] | None = None  # once for each server and case, before anything is measured
     judge: Callable[[CaseResult], list[str]] | None = None  # what the figures say about what is claimed, in lines
-    everybody_against_itself: bool = False  # the noise of all servers is measured, not of the first alone
+    against_itself: Literal["first", "everybody", "nobody"] = "first"  # whose noise is measured before
     as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
     uses_store: bool = False  # what is kept on disk is a part of the subject
     needs_start: bool = False  # of no use against a server that cannot be started from here

@@ -175,5 +175,5 @@ SCENARIO = Scenario(
     prepare=_prepare,
     judge=_judge,
     peers=("mlx_lm", "llama.cpp"),
-    everybody_against_itself=True,
+    against_itself="everybody",
 )
