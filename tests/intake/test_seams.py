@@ -185,7 +185,8 @@ def test_known_patterns_are_cut_between_words(tokenizers: dict[str, Tokenizer], 
     "kind",
     [
         "gemma", "mistral", "metaspace", "a pattern that joins words", "a pattern that looks back", "merged with what is before",
-        "other normalizers", "unigram", "word pieces", "takes spaces on its right", "one of two words", "deepseek", "gpt2 with a space in front",
+        "other normalizers", "unigram", "word pieces", "takes spaces on its right", "one of two words", "deepseek",
+        "gpt2 with a space in front",
     ],
 )  # fmt: skip
 def test_what_is_not_proved_is_not_cut_between_words(tokenizers: dict[str, Tokenizer], kind: str) -> None:
