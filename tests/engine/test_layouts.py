@@ -113,7 +113,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
     runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
     mx.eval(list(sequence.arrays()))
-    windows = [layer for layer in sequence.layers if isinstance(layer, WindowKV)]
+    windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
         assert layer.window is not None

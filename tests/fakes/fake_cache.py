@@ -103,7 +103,7 @@ class FakeCache:
     def park(self, live: LiveChain, chain: bytes) -> None:
         self._called("park")
 
-    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
+    def leave(self, live: LiveChain) -> None:
         self._called("leave")
 
     def reclaim(self, nbytes: int) -> bool:

@@ -216,7 +216,7 @@ class PrefixCache:
         lookup.base_use = self._use_of(base, lookup)
         if lookup.base_use == "moved":
             beyond = [key for key in base.keys if sum(self._index.run_of(key)) > tokens]
-            self._let_go(base, beyond, is_sound=True)
+            self._let_go(base, beyond)
         self._live.touch(base)
         return LiveBase(state=base.state, tokens=tokens, use=lookup.base_use)
 
@@ -260,7 +260,7 @@ class PrefixCache:
                 leaf.rewind(live.state.tokens - known)
             live.state.tokens = known
         if live.is_stale or self._most_parked_bytes == 0:
-            self.leave(live, is_sound=not live.is_stale)
+            self.leave(live)
             return
         live.state.freeze()
         live.chain, live.is_parked, live.held_tokens = chain, True, 0
@@ -269,19 +269,25 @@ class PrefixCache:
         if self._most_parked_bytes is not None:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
 
-    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
-        """A chain is live no more: what only it has is put into blocks, if it is sound. Who was to begin from it looks again."""
+    def leave(self, live: LiveChain) -> None:
+        """A chain is live no more: what only it has is put into blocks. Who was to begin from it looks again."""
         self._held = None
         for lookup in live.wanted_by:
             lookup.is_base_lost = True
-        self._let_go(live, tuple(live.keys), is_sound=is_sound)
-        self._live.remove(live)
-        live.state = None
+        try:
+            self._let_go(live, tuple(live.keys))
+        finally:
+            self._live.remove(live)
+            live.state = None
 
-    def _let_go(self, live: LiveChain, keys: Sequence[BlockKey], *, is_sound: bool) -> None:
+    def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
         """A live chain holds these blocks no more; those that nobody else has come into RAM, as far as there is room."""
-        copies = {key: self._copied(live, key) for key in self._index.held_alone(live, keys)} if is_sound else {}
-        self._index.end_holding(live, keys, copies=copies)
+        copies: dict[BlockKey, Payload | None] = {}
+        try:
+            for key in self._index.held_alone(live, keys):
+                copies[key] = self._copied(live, key)
+        finally:
+            self._index.end_holding(live, keys, copies=copies)
 
     def reclaim(self, nbytes: int) -> bool:
         """Let parked states leave until so many bytes are free; whether somebody was to begin from one of them."""

@@ -56,7 +56,7 @@ class NoCache:
     def park(self, live: LiveChain, chain: bytes) -> None:
         """Nothing is kept."""
 
-    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
+    def leave(self, live: LiveChain) -> None:
         """Nothing is kept."""
 
     def reclaim(self, nbytes: int) -> bool:

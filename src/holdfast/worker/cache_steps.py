@@ -136,7 +136,7 @@ class CacheSteps:
         lookup = sequence.lookup
         if lookup is not None and lookup.base is not None and lookup.base_use == "moved":
             with costing_no_answer("a parked state could not be given up"):
-                self._cache.leave(lookup.base, is_sound=False)
+                self._cache.leave(lookup.base)
 
     def make_room(self, *, live: Iterable[LiveSequence]) -> None:
         """Have parked states give up what the next step needs, and tell the scheduler what they hold."""
@@ -230,7 +230,7 @@ class CacheSteps:
     def give_up(self, sequence: LiveSequence) -> None:
         """A sequence is about to be closed of which nothing is to be kept."""
         with costing_no_answer("the state of request %s could not be given up", sequence.request.request_id):
-            self._commits.leave(sequence, is_sound=False)
+            self._commits.leave(sequence)
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""

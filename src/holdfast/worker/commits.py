@@ -65,15 +65,15 @@ class Commits:
         """Commit nothing more of what was copied out of these."""
         for rest in (*self._computing, *self._computed):
             if rest.sequence in sequences:
-                self.leave(rest.sequence, is_sound=False)
+                self.leave(rest.sequence)
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
 
-    def leave(self, sequence: LiveSequence, *, is_sound: bool = True) -> None:
+    def leave(self, sequence: LiveSequence) -> None:
         """The chain of a sequence is live no more, if it was."""
         live, sequence.live = sequence.live, None
         if live is not None:
-            self._cache.leave(live, is_sound=is_sound)
+            self._cache.leave(live)
 
     def commit_step(self, kept: Sequence[Kept], sequences: tuple[LiveSequence, ...]) -> None:
         """A step was collected: commit what it has made of these sequences, and the rests copied out before its dispatch."""
@@ -97,12 +97,12 @@ class Commits:
             try:
                 self._commit(sequence, rest.kept)
             except BaseException:
-                self.leave(sequence, is_sound=False)
+                self.leave(sequence)
                 raise
             if rest.for_good and sequence.live is not None and rest.kept.is_finite:
                 live, sequence.live = sequence.live, None
                 self._cache.park(live, bytes(sequence.chain))
-            self.leave(sequence, is_sound=rest.kept.is_finite)
+            self.leave(sequence)
             if rest.for_good:
                 self._on_end(sequence)
 

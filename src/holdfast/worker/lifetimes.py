@@ -107,9 +107,7 @@ class Lifetimes:
         is_live = self._ledger.is_live(sequence)
         begins_anew = is_live and sequence.can_begin_anew
         if is_live:
-            logger.warning(
-                "request %s %s: %s", request_id, "is read again from its beginning" if begins_anew else "fails", reason
-            )
+            logger.warning("request %s %s: %s", request_id, sequence.next_attempt if begins_anew else "fails", reason)
         self._cache.distrust(sequence, live=self._ledger.live())
         sequence.give_up_state()
         if begins_anew:

@@ -103,8 +103,8 @@ class Cache(Protocol):
     def park(self, live: LiveChain, chain: bytes) -> None:
         """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
 
-    def leave(self, live: LiveChain, *, is_sound: bool = True) -> None:
-        """A chain is live no more. What only it has is kept otherwise, if it is sound and there is room."""
+    def leave(self, live: LiveChain) -> None:
+        """A chain is live no more. What only it has is kept otherwise, if there is room."""
 
     def reclaim(self, nbytes: int) -> bool:
         """Give up parked states until so many bytes are free; whether somebody was to begin from one of them."""

@@ -66,6 +66,11 @@ class LiveSequence:
         """Whether a live state that it began from may be why."""
         return self.began_live is not None and not self.avoids_live
 
+    @property
+    def next_attempt(self) -> str:
+        """How it begins anew, in words."""
+        return "begins again, from blocks" if self.may_blame_live_state else "is read again from its beginning"
+
     def stop_waiting(self, *, now: float) -> None:
         """It no longer waits for another one, if it did."""
         if self.waits_since is not None:
