@@ -363,11 +363,11 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
     assert text_of(await collect(gateway, asks())) == answer
     said: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": answer}, {"role": "user", "content": answer})
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said))))
-    first, second = (sequence.prompt_token_ids for sequence in engine.submitted)
+    first, second = (tuple(sequence.prompt_token_ids) for sequence in engine.submitted)
     assert second[: len(first) + len(generated)] == first + generated
     assert bundle.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said)), tenant="another"))
-    assert engine.submitted[2].prompt_token_ids[: len(first) + len(generated)] != first + generated
+    assert tuple(engine.submitted[2].prompt_token_ids)[: len(first) + len(generated)] != first + generated
 
 
 async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from tokenizers import Encoding
 
 from holdfast.intake.prompt import PromptText, PromptTokens
+from holdfast.messages.token_ids import TokenIds
 
 
 def splice(prompt: PromptText, encoding: Encoding) -> PromptTokens:
@@ -30,7 +31,7 @@ def splice(prompt: PromptText, encoding: Encoding) -> PromptTokens:
         taken = span[1]
         moves.append((taken, len(parts) - taken))
     return PromptTokens(
-        token_ids=(*parts, *token_ids[taken:]) if taken else tuple(token_ids),
+        token_ids=TokenIds.of(parts + token_ids[taken:] if taken else token_ids),
         branch_points=tuple(_moved(places.tokens_before(at), moves) for at in prompt.branch_points),
         breakpoints=tuple(_moved(places.tokens_before(at), moves) for at in prompt.breakpoints),
         put_back_tokens=put_back,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Tokenizer:
         """Token ids without special tokens in front, and where each stands: (first character, the one behind)."""
         return self._backend.encode_batch([text], add_special_tokens=False)[0]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
