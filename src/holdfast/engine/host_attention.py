@@ -37,8 +37,7 @@ class AttentionSpan:
     """The queries of one sequence's span and all that the last of them may see."""
 
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
-    keys: mx.array  # [1, kv_heads, seen, head_dim]
-    values: mx.array  # [1, kv_heads, seen, value_dim]
+    parts: Sequence[tuple[mx.array, mx.array]]  # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
     window: int | None  # how many positions a query sees, its own included; None: all
 
     @property
@@ -47,22 +46,41 @@ class AttentionSpan:
         return self.queries.shape[2]
 
     @property
+    def seen(self) -> int:
+        """How many positions there are keys of."""
+        return sum(keys.shape[2] for keys, _ in self.parts)
+
+    @property
     def scores(self) -> int:
         """Products of a query with a key, over all heads."""
-        return self.queries.shape[1] * self.tokens * self.keys.shape[2]
+        return self.queries.shape[1] * self.tokens * self.seen
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …], [columns, …], [rows, value_dim].
 
-    Or all heads of a span, with the heads as one dimension more in front.
+    Or all heads of a span, with the heads as one dimension more in front. parts: adjoining columns.
     """
 
     queries: _Array
-    keys: _Array
-    values: _Array
+    parts: Sequence[tuple[_Array, _Array]]
     result: _Array
+
+    @property
+    def columns(self) -> int:
+        """Of all parts."""
+        return sum(keys.shape[-2] for keys, _ in self.parts)
+
+    def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
+        """Those of these columns that belong to one head of keys."""
+        found, first = [], 0
+        for keys, values in self.parts:
+            low, high = max(seen.start - first, 0), min(seen.stop - first, keys.shape[1])
+            if low < high:
+                found.append((keys[head, low:high], values[head, low:high]))
+            first += keys.shape[1]
+        return found
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
@@ -81,15 +99,16 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has no value.
     A query's result depends on its own keys alone, up to the rounding of products of another number of rows.
     """
-    lazy = [[_as_float32(array) for array in (span.queries, span.keys, span.values)] for span in spans]
+    lazy = [[_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))] for span in spans]
     mx.eval(lazy, *([] if sinks is None else [sinks]))
     extra = None if sinks is None else np.array(sinks.astype(mx.float32))
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        queries, keys, values = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
-        results.append(np.empty((*queries.shape[:2], values.shape[2]), np.float32))
-        work.extend(_pieces(_Block(queries, keys, values, results[-1]), window=span.window, sinks=extra))
+        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
+        parts = list(zip(pairs[::2], pairs[1::2], strict=True))
+        results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
+        work.extend(_pieces(_Block(queries, parts, results[-1]), window=span.window, sinks=extra))
     _run_all(work)
     return [mx.array(result[None]).astype(span.queries.dtype) for span, result in zip(spans, results, strict=True)]
 
@@ -100,22 +119,21 @@ def _as_float32(array: mx.array) -> mx.array:
 
 def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
     """Pieces of work that write different parts of the result: a key head with the queries that share it, or rows of one head."""
-    tokens, held = heads.queries.shape[1], heads.keys.shape[1]
-    shared = len(heads.queries) // len(heads.keys)
+    tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
+    shared = len(heads.queries) // kv_heads
     if tokens == 1:
         seen = slice(0 if window is None else max(0, held - window), held)
-        for head in range(len(heads.keys)):
+        for head in range(kv_heads):
             group = slice(head * shared, (head + 1) * shared)
-            block = _Block(heads.queries[group, 0], heads.keys[head, seen], heads.values[head, seen], heads.result[group, 0])
+            block = _Block(heads.queries[group, 0], heads.of_head(head, seen), heads.result[group, 0])
             yield partial(_attend, block, hidden=None, sinks=None if sinks is None else sinks[group, None])
         return
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
     for head, start in itertools.product(range(len(heads.queries)), range(0, tokens, rows)):
         asking = slice(start, min(start + rows, tokens))
         seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
-        keys, values = heads.keys[head // shared, seen], heads.values[head // shared, seen]
-        block = _Block(heads.queries[head, asking], keys, values, heads.result[head, asking])
-        hidden = _hidden(asking.stop - start, len(keys), window)
+        block = _Block(heads.queries[head, asking], heads.of_head(head // shared, seen), heads.result[head, asking])
+        hidden = _hidden(asking.stop - start, block.columns, window)
         yield partial(_attend, block, hidden=hidden, sinks=None if sinks is None else sinks[head, None, None])
 
 
@@ -131,8 +149,10 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
     """Write the result of one block. sinks: [rows or 1, 1]."""
-    scores = _room(len(block.queries), len(block.keys))
-    np.matmul(block.queries, block.keys.T, out=scores)
+    scores = _room(len(block.queries), block.columns)
+    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
+    for end, (keys, _) in zip(ends, block.parts, strict=True):
+        np.matmul(block.queries, keys.T, out=scores[:, end - len(keys) : end])
     if hidden is not None:
         np.copyto(scores[:, scores.shape[1] - hidden.shape[1] :], -np.inf, where=hidden)
     top = scores.max(axis=1, keepdims=True)
@@ -143,7 +163,8 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     total = scores.sum(axis=1, keepdims=True)
     if sinks is not None:
         total += np.exp(sinks - top)
-    np.divide(scores @ block.values, total, out=block.result)
+    attended = [scores[:, end - len(values) : end] @ values for end, (_, values) in zip(ends, block.parts, strict=True)]
+    np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
 
 
 _scratch = threading.local()  # room for the scores of one block, one for each thread
