@@ -28,6 +28,11 @@ class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
         assert ids.itemsize == TOKEN_ID_BYTES
         return TokenIds(_little_endian(ids.tobytes()))
 
+    @staticmethod
+    def joined(parts: Iterable[TokenIds]) -> TokenIds:
+        """Several runs as one."""
+        return TokenIds(b"".join([part.packed for part in parts]))
+
     @property
     def view(self) -> memoryview[int]:
         """The ids as integers, without a copy."""
