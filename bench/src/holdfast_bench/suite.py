@@ -18,13 +18,15 @@ def item_for(
     others: Sequence[Contender] = (),
     peers: Sequence[str] | None = None,
     model: str = "",
+    case: str = "",
 ) -> Item:
     """The scenario with the subject, then the named peers, then `others`.
 
-    peers: None means mlx_lm.server, and as installed too in scenarios that are short enough. Raises HoldfastError.
+    peers: None means the scenario's own, and mlx_lm.server as installed too in scenarios that are short enough. Raises
+    HoldfastError.
     """
-    names = list(peers) if peers is not None else ["mlx_lm", *([AS_INSTALLED] if scenario.as_installed_too else [])]
+    names = list(peers) if peers is not None else [*scenario.peers, *([AS_INSTALLED] if scenario.as_installed_too else [])]
     contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
     if scenario.uses_store:
         contenders = {label: each.storing() for label, each in contenders.items()}
-    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model)
+    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model, only=case)
