@@ -96,14 +96,14 @@ def _tokenizing_seconds(folder: Path, body: Mapping[str, Any], *, tokens: int, r
     """Processor time of cutting a text of as many tokens as the server has counted: the request's own texts, and their like."""
     tokenizer = load_tokenizer(folder)
     text = json.dumps({name: body[name] for name in ("system", "tools", "messages")}, indent=1)
-    found = tokenizer.encode_in_place(text).offsets
+    found = tokenizer.backend.encode(text, add_special_tokens=False).offsets
     if len(found) < tokens:
         text += _text((tokens - len(found)) * 4, "rest")
-        found = tokenizer.encode_in_place(text).offsets
+        found = tokenizer.backend.encode(text, add_special_tokens=False).offsets
     text = text[: found[min(tokens, len(found)) - 1][1]]
     began = time.process_time()
     for _ in range(repeats):
-        tokenizer.encode_in_place(text)  # with places, as where there are cache breakpoints
+        tokenizer.backend.encode_batch([text], add_special_tokens=False)  # with places, as where there are cache breakpoints
     return (time.process_time() - began) / repeats
 
 
