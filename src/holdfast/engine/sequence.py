@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.engine.constraints import SequenceConstraint
 from holdfast.engine.plan import KeepPolicy, Span
@@ -14,6 +15,7 @@ from holdfast.engine.sampling import RowState, row_state
 from holdfast.kv.live import LiveBase, LiveState, begin_from
 from holdfast.kv.snapshot import KVBlock, StateCheckpoint, restore
 from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.token_ids import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class EngineSequence:
     @staticmethod
     def begin(request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()) -> EngineSequence:
         """One that goes on from a live state, and knows its prompt and what it had generated. As `row_state` raises."""
-        known = mx.array(request.prompt_token_ids + generated, dtype=mx.int32)
+        known = mx.array(np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4"))
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, live=live, sampler=sampler)
 
@@ -116,7 +118,7 @@ class SequenceSpan:
     def scored_tokens(self) -> tuple[int, ...]:
         """The tokens of the prompt that follow the scored rows, one each."""
         first, rows = self.span.start + 1, self.scored_rows
-        return self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop]
+        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
 
     @property
     def scored_rows(self) -> range:
