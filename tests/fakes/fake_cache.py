@@ -106,9 +106,8 @@ class FakeCache:
     def leave(self, live: LiveChain) -> None:
         self._called("leave")
 
-    def reclaim(self, nbytes: int) -> bool:
+    def reclaim(self, nbytes: int) -> None:
         self._called("reclaim")
-        return False
 
     @property
     def held(self) -> HeldMemory:

@@ -50,6 +50,12 @@ class LiveState:
             leaf.freeze()
         mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
 
+    def rest(self) -> None:
+        """Nobody runs on it for now: let go of what only a step needed, and freeze the rest. Lazy."""
+        for leaf in self.leaves():
+            leaf.trim()
+        self.freeze()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBase:

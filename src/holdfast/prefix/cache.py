@@ -245,7 +245,8 @@ class PrefixCache:
         live.state = state
         if lookup is not None:
             live.held_tokens = lookup.held_tokens
-            self._index.begin_holding(live, self._index.whole(lookup.plan.pieces))
+            if lookup.may_move:
+                self._index.begin_holding(live, self._index.whole(lookup.plan.pieces))
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:
@@ -262,7 +263,7 @@ class PrefixCache:
         if live.is_stale or self._most_parked_bytes == 0:
             self.leave(live)
             return
-        live.state.freeze()
+        live.state.rest()
         live.chain, live.is_parked, live.held_tokens = chain, True, 0
         self._live.touch(live)
         self._held = None
@@ -289,16 +290,13 @@ class PrefixCache:
         finally:
             self._index.end_holding(live, keys, copies=copies)
 
-    def reclaim(self, nbytes: int) -> bool:
-        """Let parked states leave until so many bytes are free; whether somebody was to begin from one of them."""
+    def reclaim(self, nbytes: int) -> None:
+        """Let parked states leave until so many bytes are free."""
         wanted = self.held.total_bytes - nbytes
-        is_missed = False
         for live in self._live.parked:
             if self.held.total_bytes <= wanted:
                 break
-            is_missed |= bool(live.wanted_by)
             self.leave(live)
-        return is_missed
 
     @property
     def held(self) -> HeldMemory:

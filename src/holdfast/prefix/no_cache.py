@@ -59,9 +59,8 @@ class NoCache:
     def leave(self, live: LiveChain) -> None:
         """Nothing is kept."""
 
-    def reclaim(self, nbytes: int) -> bool:
+    def reclaim(self, nbytes: int) -> None:
         """Nothing is parked."""
-        return False
 
     @property
     def held(self) -> HeldMemory:

@@ -5,7 +5,7 @@ Whatever fails here costs a request its shortcut, never its answer: that promise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -138,15 +138,16 @@ class CacheSteps:
             with costing_no_answer("a parked state could not be given up"):
                 self._cache.leave(lookup.base)
 
-    def make_room(self, *, live: Iterable[LiveSequence]) -> None:
+    def make_room(self, *, live: Collection[LiveSequence]) -> None:
         """Have parked states give up what the next step needs, and tell the scheduler what they hold."""
         self._count_held()
         missing = self._scheduler.missing_bytes()
         if missing:
             with costing_no_answer("parked states could not be given up"):
-                if self._cache.reclaim(missing):
-                    self._lookups.repeat_without((), live)
+                self._cache.reclaim(missing)
                 self._count_held()
+        if any(each.lookup is not None and each.lookup.is_base_lost for each in live):
+            self._lookups.repeat_without((), live)
 
     def _count_held(self) -> None:
         held = self._cache.held

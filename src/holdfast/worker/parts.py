@@ -106,8 +106,8 @@ class Cache(Protocol):
     def leave(self, live: LiveChain) -> None:
         """A chain is live no more. What only it has is kept otherwise, if there is room."""
 
-    def reclaim(self, nbytes: int) -> bool:
-        """Give up parked states until so many bytes are free; whether somebody was to begin from one of them."""
+    def reclaim(self, nbytes: int) -> None:
+        """Give up parked states until so many bytes are free."""
 
     @property
     def held(self) -> HeldMemory:
