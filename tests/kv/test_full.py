@@ -239,7 +239,7 @@ def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> Non
     assert live.can_share
     assert live.frozen_tokens == 40
     forked = fork(layers, fresh(), tokens=40)
-    assert restore(forked, (), checkpoint) == 40
+    assert restore(forked, (), checkpoint, begin=40) == 40
     own = next(forked[0].leaves())
     assert isinstance(own, RecurrentState)
     assert own[0] is not None
