@@ -27,6 +27,7 @@ METRICS = {
     "ids_front_seconds": Metric(unit="s", better="neither", meaning="the same for a prompt of as many token ids"),
     "beyond_ids_seconds": Metric(unit="s", better="lower", meaning="the difference: rendering, tokenizing, history"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
+    "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
     "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
     "beyond_step_seconds": Metric(
         unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
