@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -277,13 +277,13 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
     class NotingTokenizer(Tokenizer):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
             self.threads.append(threading.current_thread())
-            return super().encode(text, add_special_tokens=add_special_tokens)
+            return super().encode_all(texts)
 
     noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
-    for text in ("hello", "hello " * 5000):
+    for text in ("hello", "hello " * 5000, "hello " * 5000):  # the last one is known by then
         await collect(gateway, asks(text))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 

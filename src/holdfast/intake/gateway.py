@@ -13,7 +13,7 @@ from holdfast.intake.embed import embedding_of, embedding_sequences
 from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
 from holdfast.intake.limits import nesting_of
 from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, prompt_tokens, with_defaults
-from holdfast.intake.prompt import EncodedPrompt
+from holdfast.intake.prompt import EncodedPrompt, PromptText
 from holdfast.intake.rank import ranking
 from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
@@ -115,7 +115,7 @@ class Gateway:
             grammar = await asyncio.to_thread(
                 answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
             )
-        if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
+        if _is_soon_tokenized(prompt, bundle, tenant=request.tenant):
             tokens = encode_prompt(request, bundle, prompt, info=info)
         else:
             tokens = await asyncio.to_thread(encode_prompt, request, bundle, prompt, info=info)
@@ -143,6 +143,13 @@ class Gateway:
                 for source in sources:
                     await source.aclose()
         return stream
+
+
+def _is_soon_tokenized(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> bool:
+    if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
+        return True
+    unknown = bundle.token_memory.unknown_characters(prompt.text, bundle.tokenizer, tenant=tenant)
+    return unknown <= _LONG_TEXT_CHARACTERS
 
 
 def _takes_long(prompt: ChatPrompt) -> bool:

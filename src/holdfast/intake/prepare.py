@@ -151,7 +151,7 @@ def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     tokens = PromptTokens(token_ids=prompt.token_ids)
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, tokenizer)
+        tokens = _encoded(prompt, bundle, tenant=request.tenant)
         bos = tokenizer.bos_token_id
         if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
@@ -162,11 +162,13 @@ def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     return tokens
 
 
-def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
+def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    if prompt.branch_points or prompt.answers or prompt.breakpoints:
-        return splice(prompt, tokenizer.encode_in_place(prompt.text))
-    return PromptTokens(token_ids=tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)))
+    places = {*prompt.branch_points, *prompt.breakpoints, *(edge for each in prompt.answers for edge in (each.start, each.end))}
+    text = bundle.token_memory.tokens_of(prompt.text, bundle.tokenizer, tenant=tenant, places=places)
+    if prompt.add_special_tokens:
+        return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
+    return splice(prompt, text)
 
 
 def refuse_by_beginning(tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str) -> None:

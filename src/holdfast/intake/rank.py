@@ -143,11 +143,10 @@ def _likelihood(request: RankRequest, place: int, bundle: TokenizerBundle, info:
     guard, bos = bundle.tokenizer.guard, bundle.tokenizer.bos_token_id
     instruction = f"\nInstruction: {guard(well_formed(request.instruction))}" if request.instruction else ""
     before = f"Document: {guard(well_formed(request.documents[place]))}{instruction}\nQuery:"
-    encoding = bundle.tokenizer.encode_in_place(f"{before} {guard(well_formed(request.query))}")
+    (encoded,) = bundle.tokenizer.encode_in_place([f"{before} {guard(well_formed(request.query))}"])
     opening = (bos,) if bos is not None and bundle.tokenizer.encode("a", add_special_tokens=True)[0] == bos else ()
-    of_document = sum(end <= len(before) for _, end in encoding.offsets)
-    scored_from = max(1, len(opening) + of_document)  # nothing tells how likely the first token of all is
-    token_ids = (*opening, *encoding.ids)
+    scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))  # nothing tells how likely the first token of all is
+    token_ids = (*opening, *encoded.token_ids)
     if scored_from >= len(token_ids):
         raise InvalidRequest("`query`: it has no tokens", field="query")
     return SequenceRequest(

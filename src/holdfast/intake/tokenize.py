@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from holdfast.intake.control_tokens import guard_against, leave_out_breaks
+from holdfast.intake.seams import find_seams
+from holdfast.intake.token_places import EncodedText
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -39,8 +40,11 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
-        plain, complete = (backend.encode("a", add_special_tokens=special).ids[-1:] for special in (False, True))
-        self.ends_texts = plain != complete  # it writes a token behind every text
+        self.seams = find_seams(backend)
+        plain, complete = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+        self.ends_texts = plain[-1:] != complete[-1:]  # it writes a token behind every text
+        before = next((at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0)
+        self._around = complete[:before], complete[before + len(plain) :]
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     @property
@@ -53,9 +57,18 @@ class Tokenizer:
         # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the offsets.
         return list(self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=add_special_tokens)[0].ids)
 
-    def encode_in_place(self, text: str) -> Encoding:
-        """Token ids without special tokens in front, and where each stands: (first character, the one behind)."""
-        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts, without special tokens around them."""
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
+        """The same, with the places where tokens stand."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [EncodedText(each, characters=len(text)) for text, each in zip(texts, encodings, strict=True)]
+
+    def with_special_tokens(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a text with the special ones that this tokenizer puts around every text."""
+        return (*self._around[0], *token_ids, *self._around[1])
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""

@@ -117,14 +117,14 @@ def _chat_body(model: str, *, said: Sequence[str], turns: Sequence[str]) -> dict
 def _tokenizing_seconds(tokenizer: Tokenizer, body: Mapping[str, Any], *, tokens: int, repeats: int) -> float:
     """Processor time of cutting a text of as many tokens as the server has counted: the request's own texts, and their like."""
     text = json.dumps({name: body[name] for name in ("system", "tools", "messages") if name in body}, indent=1)
-    found = tokenizer.encode_in_place(text).offsets
+    found = tokenizer.backend.encode(text, add_special_tokens=False).offsets
     if len(found) < tokens:
         text += _text((tokens - len(found)) * 4, "rest")
-        found = tokenizer.encode_in_place(text).offsets
+        found = tokenizer.backend.encode(text, add_special_tokens=False).offsets
     text = text[: found[min(tokens, len(found)) - 1][1]]
     began = time.process_time()
     for _ in range(repeats):
-        tokenizer.encode_in_place(text)  # with places, as where there are cache breakpoints
+        tokenizer.backend.encode_batch([text], add_special_tokens=False)  # with places, as where there are cache breakpoints
     return (time.process_time() - began) / repeats
 
 
