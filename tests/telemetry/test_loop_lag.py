@@ -8,14 +8,14 @@ import time
 from holdfast.telemetry.loop_lag import TICK_SECONDS, LoopLag
 from holdfast.telemetry.metrics import Metrics
 
-BLOCKED_SECONDS = 5 * TICK_SECONDS
+BLOCKED_SECONDS = 0.01  # in which several ticks are due
 
 
 async def blocked(lag: LoopLag) -> None:
     with lag.watched():
         await asyncio.sleep(0)
-        time.sleep(BLOCKED_SECONDS)  # what must not be done on a loop
-        await asyncio.sleep(TICK_SECONDS)
+        time.sleep(0.01)  # what must not be done on a loop
+        await asyncio.sleep(0.002)
 
 
 async def test_what_holds_the_loop_is_seen_once() -> None:
@@ -28,12 +28,12 @@ async def test_what_holds_the_loop_is_seen_once() -> None:
 async def test_nothing_ticks_when_no_request_is_served() -> None:
     lag = LoopLag()
     with lag.watched(), lag.watched():
-        await asyncio.sleep(TICK_SECONDS)
+        await asyncio.sleep(0.002)
     while lag._tick is not None:
-        await asyncio.sleep(TICK_SECONDS)
+        await asyncio.sleep(0.002)
     lag.take()
-    time.sleep(BLOCKED_SECONDS)
-    await asyncio.sleep(TICK_SECONDS)
+    time.sleep(0.01)
+    await asyncio.sleep(0.002)
     assert lag.take() == 0.0
     await blocked(lag)
     assert lag.take() > 0.0
