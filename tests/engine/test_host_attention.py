@@ -23,6 +23,7 @@ from holdfast.engine.probe import choose_layout
 from holdfast.kv.buffers import joined
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.blas import blas_of_numpy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -45,10 +46,13 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @contextmanager
-def blocks_of(scores: int) -> Iterator[None]:
+def blocks_of(scores: int, small_products: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_attention, "_BLOCK_SCORES", scores)
-        patch.setattr(host_attention, "_MIN_ROWS", 1)
+        patch.setattr(host_attention, "_MIN_ROWS", 1 if scores == 1 else 64)
+        patch.setattr(host_attention, "_has_small_products", lambda: small_products)
+        patch.setattr(host_attention, "_LEAST_STEP", 1)
+        patch.setattr(host_attention, "_SMALL_PRODUCT", scores)
         yield
 
 
@@ -80,14 +84,15 @@ def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 1)]),
     with_sinks=st.booleans(),
     block=st.sampled_from([1, 64, 300, 1 << 18]),
+    small_products=st.booleans(),
     cuts=st.lists(st.integers(1, 60), max_size=4),
 )
 def test_every_span_gets_what_plain_attention_gives_it(
-    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int, cuts: list[int]
+    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int, small_products: bool, cuts: list[int]
 ) -> None:
     spans = [made(shape, heads=heads[0], kv_heads=heads[1], seed=seed, cuts=cuts) for seed, shape in enumerate(wanted)]
     sinks = mx.random.normal((heads[0],), key=mx.random.key(99)) if with_sinks else None
-    with blocks_of(block):
+    with blocks_of(block, small_products):
         attended = host_attention.attend(spans, sinks=sinks)
     for span, got in zip(spans, attended, strict=True):
         expected = plain(span, sinks)
@@ -123,7 +128,7 @@ def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeyp
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
     with monkeypatch.context() as patch:
         patch.setattr(host_attention, "_hidden", lambda rows, columns, window: "no mask")
-        with pytest.raises((AttributeError, TypeError)):
+        with pytest.raises((AttributeError, TypeError, ValueError)):
             host_attention.attend([span], sinks=None)
     (got,) = host_attention.attend([span], sinks=None)
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
@@ -163,7 +168,7 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     request = SequenceRequest(
-        request_id="a", prompt_token_ids=tuple(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id="a", prompt_token_ids=TokenIds.of(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
     )
     engine.open(request, capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)

@@ -26,6 +26,8 @@ from holdfast.models.cores import usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
+_SMALL_PRODUCT = 1_000_000  # multiplications, at most, that OpenBLAS does without packing
+_LEAST_STEP = 400  # columns; with fewer, numpy is called too often
 SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -118,23 +120,26 @@ def _as_float32(array: mx.array) -> mx.array:
 
 
 def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
-    """Pieces of work that write different parts of the result: a key head with the queries that share it, or rows of one head."""
+    """Pieces of work that write different parts of the result: rows of one head, or all few rows of heads that share keys."""
     tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
     shared = len(heads.queries) // kv_heads
-    if tokens == 1:
-        seen = slice(0 if window is None else max(0, held - window), held)
-        for head in range(kv_heads):
-            group = slice(head * shared, (head + 1) * shared)
-            block = _Block(heads.queries[group, 0], heads.of_head(head, seen), heads.result[group, 0])
-            yield partial(_attend, block, hidden=None, sinks=None if sinks is None else sinks[group, None])
-        return
+    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
-    for head, start in itertools.product(range(len(heads.queries)), range(0, tokens, rows)):
+    firsts = itertools.chain(*(range(head, head + shared, together) for head in range(0, len(heads.queries), shared)))
+    for first, start in itertools.product(firsts, range(0, tokens, rows)):
         asking = slice(start, min(start + rows, tokens))
+        group = slice(first, min(first + together, (first // shared + 1) * shared))
         seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
-        block = _Block(heads.queries[head, asking], heads.of_head(head // shared, seen), heads.result[head, asking])
+        queries, result = heads.queries[group, asking], heads.result[group, asking]
+        if together > 1:  # all tokens then, so that this is a view of the result
+            queries, result = queries.reshape(-1, queries.shape[2]), result.reshape(-1, result.shape[2])
+        else:
+            queries, result = queries[0], result[0]
+        block = _Block(queries, heads.of_head(first // shared, seen), result)
         hidden = _hidden(asking.stop - start, block.columns, window)
-        yield partial(_attend, block, hidden=hidden, sinks=None if sinks is None else sinks[head, None, None])
+        yield partial(
+            _attend, block, hidden=hidden, sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None]
+        )
 
 
 @lru_cache(maxsize=8)
@@ -148,13 +153,15 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """Write the result of one block. sinks: [rows or 1, 1]."""
+    """Write the result of one block. hidden: of each head's rows; sinks: [rows, 1]."""
     scores = _room(len(block.queries), block.columns)
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
+    step = _step(block.queries)
     for end, (keys, _) in zip(ends, block.parts, strict=True):
-        np.matmul(block.queries, keys.T, out=scores[:, end - len(keys) : end])
+        _score(block.queries, keys, out=scores[:, end - len(keys) : end], step=step)
     if hidden is not None:
-        np.copyto(scores[:, scores.shape[1] - hidden.shape[1] :], -np.inf, where=hidden)
+        by_head = scores.reshape(-1, len(hidden), block.columns)
+        np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
     top = scores.max(axis=1, keepdims=True)
     if sinks is not None:
         top = np.maximum(top, sinks)
@@ -163,8 +170,37 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     total = scores.sum(axis=1, keepdims=True)
     if sinks is not None:
         total += np.exp(sinks - top)
-    attended = [scores[:, end - len(values) : end] @ values for end, (_, values) in zip(ends, block.parts, strict=True)]
+    runs = zip(ends, (values for _, values in block.parts), strict=True)
+    attended = [_weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs]
     np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
+
+
+def _step(queries: _Array) -> int:
+    """Of so many keys at a time products are fastest; 0: of all at once.
+
+    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is most of the work.
+    """
+    step = min(1024, _SMALL_PRODUCT // queries.size) if _has_small_products() else 0
+    return step if step >= _LEAST_STEP else 0
+
+
+def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
+    """Products of queries and keys, [rows, columns]."""
+    if not step:
+        np.matmul(queries, keys.T, out=out)
+        return
+    upright = np.ascontiguousarray(queries.T)
+    for start in range(0, len(keys), step):
+        out[:, start : start + step] = (keys[start : start + step] @ upright).T
+
+
+def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
+    """Sums of values by their weights, [rows, value_dim]."""
+    cuts = range(0, len(values), step or len(values))
+    total = weights[:, : cuts.step] @ values[: cuts.step]
+    for start in cuts[1:]:
+        total += weights[:, start : start + step] @ values[start : start + step]
+    return total
 
 
 _scratch = threading.local()  # room for the scores of one block, one for each thread
@@ -178,6 +214,13 @@ def _room(rows: int, columns: int) -> _Array:
 
 
 _libraries = cache(blas_of_numpy)
+
+
+@cache
+def _has_small_products() -> bool:
+    return any(library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries())
+
+
 _one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from holdfast.intake.control_tokens import guard_against, leave_out_breaks
 from holdfast.intake.seams import find_seams
 from holdfast.intake.token_places import EncodedText
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -47,7 +48,7 @@ class Tokenizer:
         plain, complete = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
         self.ends_texts = plain[-1:] != complete[-1:]  # it writes a token behind every text
         before = next((at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0)
-        self._around = complete[:before], complete[before + len(plain) :]
+        self._around = TokenIds.of(complete[:before]), TokenIds.of(complete[before + len(plain) :])
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     @property
@@ -69,11 +70,11 @@ class Tokenizer:
         encodings = self._encodings(texts, with_places=True)
         return [EncodedText(each, characters=len(text)) for text, each in zip(texts, encodings, strict=True)]
 
-    def with_special_tokens(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def with_special_tokens(self, token_ids: TokenIds) -> TokenIds:
         """The tokens of a text with the special ones that this tokenizer puts around every text."""
-        return (*self._around[0], *token_ids, *self._around[1])
+        return TokenIds.joined((self._around[0], token_ids, self._around[1]))
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
