@@ -23,6 +23,7 @@ from holdfast.engine.probe import choose_layout
 from holdfast.kv.buffers import joined
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.blas import blas_of_numpy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -167,7 +168,7 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     request = SequenceRequest(
-        request_id="a", prompt_token_ids=tuple(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id="a", prompt_token_ids=TokenIds.of(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
     )
     engine.open(request, capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)

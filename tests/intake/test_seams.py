@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from holdfast.intake import seams as seams_module
 from holdfast.intake.seams import Seams, find_seams
 from holdfast.intake.tokenize import Tokenizer
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -166,7 +167,7 @@ def test_pieces_come_to_the_tokens_of_the_whole_for_all_kinds(tokenizers: dict[s
         assert "".join(pieces) == text
         alone = [token_id for token_ids in tokenizer.encode_all(pieces) for token_id in token_ids]
         assert alone == tokenizer.encode(text, add_special_tokens=False), kind
-        assert list(tokenizer.with_special_tokens(alone)) == tokenizer.encode(text, add_special_tokens=True), kind
+        assert list(tokenizer.with_special_tokens(TokenIds.of(alone))) == tokenizer.encode(text, add_special_tokens=True), kind
 
 
 @given(text=TEXTS)

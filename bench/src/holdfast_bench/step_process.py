@@ -55,10 +55,11 @@ class _LiveSequence:
 
 
 def _request(tokens: list[int]) -> Any:
-    commands, requests = (importlib.import_module(f"holdfast.messages.{name}") for name in ("commands", "requests"))
+    names = ("commands", "requests", "token_ids")
+    commands, requests, token_ids = (importlib.import_module(f"holdfast.messages.{name}") for name in names)
     return commands.SequenceRequest(
         request_id="live",
-        prompt_token_ids=tuple(tokens),
+        prompt_token_ids=token_ids.TokenIds.of(tokens),
         max_tokens=1,
         sampling=requests.SamplingParams(temperature=0.0, seed=0),
     )

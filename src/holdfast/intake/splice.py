@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.intake.prompt import PromptText, PromptTokens
 from holdfast.intake.token_places import TokenizedText
+from holdfast.messages.token_ids import TokenIds
 
 
 def splice(prompt: PromptText, text: TokenizedText) -> PromptTokens:
@@ -15,20 +16,21 @@ def splice(prompt: PromptText, text: TokenizedText) -> PromptTokens:
     An answer is put back only where its edges are edges of tokens; elsewhere the tokenizer's tokens stay.
     """
     token_ids = text.token_ids
-    parts: list[int] = []
+    parts: list[TokenIds] = []
+    behind = 0  # tokens in `parts`
     moves: list[tuple[int, int]] = []  # tokens behind this one are so much further on
     taken = put_back = 0  # tokens of the whole that are in `parts` or replaced
     for answer in prompt.answers:
         span = text.span(answer.start, answer.end)
         if span is None:
             continue
-        parts += token_ids[taken : span[0]]
-        parts += answer.token_ids
+        parts += (token_ids[taken : span[0]], TokenIds.of(answer.token_ids))
+        behind += span[0] - taken + len(answer.token_ids)
         put_back += len(answer.token_ids)
         taken = span[1]
-        moves.append((taken, len(parts) - taken))
+        moves.append((taken, behind - taken))
     return PromptTokens(
-        token_ids=(*parts, *token_ids[taken:]) if taken else tuple(token_ids),
+        token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
         branch_points=tuple(_moved(text.tokens_before(at), moves) for at in prompt.branch_points),
         breakpoints=tuple(_moved(text.tokens_before(at), moves) for at in prompt.breakpoints),
         put_back_tokens=put_back,

@@ -16,14 +16,15 @@ from itertools import accumulate
 from holdfast.config import DEFAULT_MODEL
 from holdfast.intake.token_places import TokenPlace
 from holdfast.intake.tokenize import Tokenizer
+from holdfast.messages.token_ids import TokenIds
 
 _ENTRY_BYTES = 400  # of a piece, however short: its key, its record, their places in the table
-_TOKEN_BYTES, _PLACE_BYTES = 8, 200
+_PLACE_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     places: Mapping[int, TokenPlace]  # that have been asked for, by character
 
 
@@ -34,9 +35,7 @@ class RememberedText:
         self._pieces = [pieces[text] for text in texts]
         self._starts = [0, *accumulate(map(len, texts))]  # of each piece, and the end
         self._tokens = [0, *accumulate(len(piece.token_ids) for piece in self._pieces)]
-        self.token_ids: list[int] = []
-        for piece in self._pieces:
-            self.token_ids += piece.token_ids
+        self.token_ids = TokenIds.joined(piece.token_ids for piece in self._pieces)
 
     def tokens_before(self, character: int) -> int:
         """Tokens that end at or before a character."""
@@ -65,12 +64,7 @@ class TokenMemory:
         """most_bytes: of texts and tokens together; 0: nothing is kept."""
         self._most_bytes, self._bytes = most_bytes, 0
         self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()  # by tenant and text
-        self._shared: dict[int, int] = {}  # one object for each token id that occurs
         self._lock = threading.Lock()
-
-    def unknown_characters(self, text: str, tokenizer: Tokenizer, *, tenant: str = "") -> int:
-        """How much of a text would have to be tokenized."""
-        return sum(len(piece) for piece in tokenizer.seams.pieces(text) if (tenant, piece) not in self._pieces)
 
     def tokens_of(self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()) -> RememberedText:
         """A text's tokens, without special ones around it. places: the characters that will be asked for."""
@@ -104,13 +98,10 @@ class TokenMemory:
     ) -> Iterator[tuple[str, _Piece]]:
         plain = [text for text in texts if text not in wanted]
         for text, token_ids in zip(plain, tokenizer.encode_all(plain), strict=True):
-            yield text, _Piece(self._as_shared(token_ids), {})
+            yield text, _Piece(TokenIds.of(token_ids), {})
         placed = [text for text in texts if text in wanted]
         for text, encoded in zip(placed, tokenizer.encode_in_place(placed), strict=True):
-            yield text, _Piece(self._as_shared(encoded.token_ids), {place: encoded.place(place) for place in wanted[text]})
-
-    def _as_shared(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        return tuple(map(self._shared.setdefault, token_ids, token_ids))
+            yield text, _Piece(encoded.token_ids, {place: encoded.place(place) for place in wanted[text]})
 
     def _known(self, key: tuple[str, str]) -> _Piece | None:
         if (piece := self._pieces.get(key)) is not None:
@@ -140,4 +131,4 @@ def _by_piece(places: Iterable[int], texts: Sequence[str]) -> dict[str, frozense
 
 
 def _size(key: tuple[str, str], piece: _Piece) -> int:
-    return _ENTRY_BYTES + sys.getsizeof(key[1]) + _TOKEN_BYTES * len(piece.token_ids) + _PLACE_BYTES * len(piece.places)
+    return _ENTRY_BYTES + sys.getsizeof(key[1]) + len(piece.token_ids.packed) + _PLACE_BYTES * len(piece.places)

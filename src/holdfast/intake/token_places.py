@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from tokenizers import Encoding
+
+from holdfast.messages.token_ids import TokenIds
 
 
 class TokenPlace(NamedTuple):
@@ -22,7 +23,7 @@ class TokenizedText(Protocol):
     """A text's tokens, and where they are in it."""
 
     @property
-    def token_ids(self) -> Sequence[int]:
+    def token_ids(self) -> TokenIds:
         """All of them."""
         ...
 
@@ -44,7 +45,7 @@ class EncodedText:
     def __init__(self, encoding: Encoding, *, characters: int) -> None:
         """characters: of the text."""
         self._encoding, self._characters = encoding, characters
-        self.token_ids: list[int] = encoding.ids  # the library makes the list anew whenever it is asked
+        self.token_ids = TokenIds.of(encoding.ids)  # the library makes the list anew whenever it is asked
 
     def place(self, character: int) -> TokenPlace:
         """A character's place, which may be the one behind the last."""
