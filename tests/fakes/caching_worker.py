@@ -65,8 +65,10 @@ class CachingWorker:
         constraints: Constraints | None = None,
         clock: Callable[[], float] = time.time,
         limits: StoreLimits | None = None,
+        has_measured_costs: bool = False,
         **settings: Any,
     ) -> None:
+        """has_measured_costs: memory is counted as the model takes it, and the budget is of so many tokens; else a token is a byte."""
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None
@@ -82,10 +84,12 @@ class CachingWorker:
             context_tokens=CONTEXT_TOKENS,
         )
         weights = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=8)
+        if has_measured_costs:
+            weights = replace(weights, kv_bytes_per_token=costs.bytes_per_token, fixed_bytes_per_sequence=costs.fixed_bytes)
         self.scheduler = Scheduler(
             replace(SETTINGS, **settings),
             weights,
-            budget_bytes=budget_tokens or 1 << 20,
+            budget_bytes=(budget_tokens or 1 << 20) * weights.kv_bytes_per_token + 4 * weights.fixed_bytes_per_sequence,
             context_tokens=CONTEXT_TOKENS,
             mixes_chunks=runner.mixes_chunks,
         )

@@ -57,7 +57,7 @@ class EngineSequence:
     def begin_behind(self, prefix: Prefix) -> None:
         """Hold what need not be read. Lazy. Raises SnapshotMismatch when it does not fit the model."""
         if prefix.base is not None:
-            self.live = begin_from(prefix.base, self.live.layers)
+            self.live = begin_from(prefix.base, self.live.layers, is_restored=prefix.state is not None)
         if prefix.blocks or prefix.state is not None:
             self.live.tokens = restore(self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens)
         self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens

@@ -69,15 +69,16 @@ class LiveBase:
     use: BaseUse
 
 
-def begin_from(base: LiveBase, fresh: list[LayerState]) -> LiveState:
+def begin_from(base: LiveBase, fresh: list[LayerState], *, is_restored: bool) -> LiveState:
     """A state that holds the base's first tokens; fresh: empty layers of the same model. Lazy.
 
-    What does not grow is right only in a state that was moved and could be rewound; else it is empty, to be restored.
+    What does not grow is right only in a state that was moved and could be rewound; else it is empty, to be restored, as it is
+    also where it will be anyway (is_restored).
     """
     state, tokens = base.state, base.tokens
     match base.use:
         case "moved":
-            return LiveState(_rewound(state, fresh, tokens=tokens), tokens)
+            return LiveState(_rewound(state, fresh, tokens=tokens, is_restored=is_restored), tokens)
         case "shared":
             if state.frozen_tokens < tokens:
                 state.freeze()
@@ -87,10 +88,10 @@ def begin_from(base: LiveBase, fresh: list[LayerState]) -> LiveState:
             return LiveState(fresh, tokens)
 
 
-def _rewound(state: LiveState, fresh: list[LayerState], *, tokens: int) -> list[LayerState]:
-    """The same layers at an earlier token; where those that do not grow cannot go back, fresh ones in their place."""
-    can_rewind = state.can_rewind(tokens)
-    leaves = [old if old.grows or can_rewind else new for old, new in zip(state.leaves(), LiveState(fresh).leaves(), strict=True)]
+def _rewound(state: LiveState, fresh: list[LayerState], *, tokens: int, is_restored: bool) -> list[LayerState]:
+    """The same layers at an earlier token; fresh ones in the place of those that do not grow and cannot go back, or need not."""
+    keeps_all = state.can_rewind(tokens) and not is_restored
+    leaves = [old if old.grows or keeps_all else new for old, new in zip(state.leaves(), LiveState(fresh).leaves(), strict=True)]
     for old, leaf in zip(state.leaves(), leaves, strict=True):
         if leaf is old:
             leaf.rewind(state.tokens - tokens)

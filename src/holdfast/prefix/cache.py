@@ -37,6 +37,7 @@ from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.live import HeldMemory, LiveChain, LiveChains
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
+from holdfast.prefix.ram import Residence
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
@@ -125,6 +126,9 @@ class PrefixCache:
         base, tokens = self._live.longest(lookup.chain[:limit], tenant=lookup.tenant)
         if base is None or base.state is None:
             return
+        taker = next((other for other in base.wanted_by if other.base_use == "moved"), None)
+        if taker is not None:  # what is behind its tokens will be gone
+            tokens = min(tokens, taker.base_tokens)
         needs_end = not self._form.resumes_anywhere
         if needs_end and not (lookup.may_move and base.is_parked and not base.wanted_by and base.state.can_rewind(tokens)):
             needs_end, tokens = False, min(tokens, lookup.plan.tokens) if self._form.block else 0
@@ -168,6 +172,8 @@ class PrefixCache:
         for key in _missing(lookup):
             payload = lookup.fetched.get(key) or self.payload(key)
             if payload is None:
+                if self._index.residence(key) is Residence.RAM:  # a live state has it, and it is not sound
+                    self.forget((key,))
                 return False
             lookup.fetched[key] = payload
         return True
@@ -224,7 +230,7 @@ class PrefixCache:
         assert base.state is not None
         tokens = lookup.base_tokens
         others = [other for other in base.wanted_by if other is not lookup]
-        is_free = all(other.base_tokens <= tokens and not other.needs_end for other in others)
+        is_free = all(other.base_tokens <= tokens and other.base_use != "moved" for other in others)
         lost = base.state.tokens - tokens
         if lookup.needs_end or (lookup.may_move and base.is_parked and is_free and lost <= max(BLOCK_TOKENS, tokens // 8)):
             return "moved"
@@ -273,8 +279,6 @@ class PrefixCache:
     def leave(self, live: LiveChain) -> None:
         """A chain is live no more: what only it has is put into blocks. Who was to begin from it looks again."""
         self._held = None
-        for lookup in live.wanted_by:
-            lookup.is_base_lost = True
         try:
             self._let_go(live, tuple(live.keys))
         finally:
@@ -382,7 +386,9 @@ class PrefixCache:
         return True
 
     def tend(self) -> None:
-        """Now and then: learn from the store what became durable and what was lost."""
+        """Drop what is not to be trusted; now and then learn from the store what became durable and what was lost."""
+        for live in [live for live in self._live if live.is_parked and live.is_stale]:
+            self.leave(live)
         now = time.perf_counter()
         if self._store is None or now - self._tended_at < TEND_SECONDS:
             return

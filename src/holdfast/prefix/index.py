@@ -365,8 +365,7 @@ class PrefixIndex:
         with self._ram.pinned((before,)) as hold:
             while (victim := self._ram.next_to_leave()) is not None:
                 is_lost = victim not in self._book and victim not in self._holders
-                if is_lost and self._disk is not None and self._tree.stands_before(victim, before):
-                    # Without a disk all of a chain is in RAM, and nothing leaves before what follows it.
+                if is_lost and self._tree.stands_before(victim, before):
                     hold.enter_context(self._ram.pinned((victim,)))
                     continue
                 self._ram.evict(victim)

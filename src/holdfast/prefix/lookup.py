@@ -32,7 +32,11 @@ class Lookup:
     base_tokens: int = 0  # its first tokens that are wanted
     needs_end: bool = False  # only with all layers of the base, as they are at its end, which one alone can have
     base_use: Literal["moved", "shared", "copied"] = "copied"  # as it was to be when it was found, and as it was then
-    is_base_lost: bool = False  # it has to be looked up again
+
+    @property
+    def is_base_lost(self) -> bool:
+        """Whether it has to be looked up again: the live chain that it was to begin from is gone, or not to be trusted."""
+        return self.base is not None and (self.base.state is None or self.base.is_stale)
 
     @property
     def cached_tokens(self) -> int:
@@ -63,7 +67,7 @@ class Lookup:
         """Do without a live chain."""
         if self.base is not None:
             self.base.wanted_by.remove(self)
-        self.base, self.base_tokens, self.needs_end, self.is_base_lost = None, 0, False, False
+        self.base, self.base_tokens, self.needs_end = None, 0, False
         self.base_use = "copied"
 
     @property

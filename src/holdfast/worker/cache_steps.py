@@ -90,6 +90,7 @@ class CacheSteps:
     def opening(self, sequence: LiveSequence) -> tuple[Prefix | None, KeepPolicy | None]:
         """What to open a sequence from, and what to keep of it while it runs. May raise, as opening may."""
         request = sequence.request
+        sequence.began_live = None
         if not sequence.is_cold:
             sequence.began_from = ()
         if not self._serves(request):
@@ -101,7 +102,7 @@ class CacheSteps:
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
-            sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
+            sequence.began_from, sequence.began_live, sequence.cursor = lookup.plan.keys, lookup.base, lookup.plan.cursor
             prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         with costing_no_answer("what request %s reads is not kept", request.request_id):
@@ -119,7 +120,6 @@ class CacheSteps:
             self._scheduler.hold_apart(request.request_id, sequence.live.held_tokens)
         if lookup is None:
             return
-        sequence.began_live = base
         if base is not None and base.state is not None and not base.is_parked and base is not sequence.live:
             base.held_tokens = base.state.frozen_tokens  # it was frozen, to be shared
             self._scheduler.hold_apart(base.request_id, base.held_tokens)
@@ -235,7 +235,8 @@ class CacheSteps:
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""
-        self._commits.discard(sequences)
+        with costing_no_answer("what a step has read could not be given up"):
+            self._commits.discard(sequences)
 
     def commit_step(self, take_kept: Callable[[], Sequence[Kept]], sequences: tuple[LiveSequence, ...]) -> None:
         """A step was collected: commit what it has made of these sequences, and what was copied out before its dispatch."""

@@ -6,6 +6,7 @@ The rest is copied out when a sequence is closed and computed with the next step
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,12 @@ class Commits:
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""
-        for rest in (*self._computing, *self._computed):
-            if rest.sequence in sequences:
-                self.leave(rest.sequence)
+        discarded = [rest.sequence for rest in (*self._computing, *self._computed) if rest.sequence in sequences]
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
+        with ExitStack() as leaving:  # all of them do, whatever one of them raises
+            for sequence in discarded:
+                leaving.callback(self.leave, sequence)
 
     def leave(self, sequence: LiveSequence) -> None:
         """The chain of a sequence is live no more, if it was."""

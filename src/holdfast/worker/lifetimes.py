@@ -100,6 +100,7 @@ class Lifetimes:
         generated = tuple(sequence.generated)
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
+        self._scheduler.hold_apart(sequence.request.request_id, 0)
 
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
         """Keep nothing of what a sequence has computed. If what it began from may be to blame, have it read again without."""

@@ -1,0 +1,144 @@
+"""A real worker's loop that is driven step by step, with all books checked against the arrays after each."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.kv import full
+from holdfast.kv.live import LiveState
+from holdfast.messages.commands import Command, SequenceRequest
+from holdfast.messages.events import Finished
+from holdfast.prefix import cache
+from holdfast.worker import lookups
+from holdfast.worker.loop import WorkerLoop
+from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
+from tests.fakes.script_inbox import ScriptInbox
+
+SMALL_BLOCK = 16
+MOST_STEPS = 3000
+
+
+def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few tokens, so that short prompts have several, are shared, and frozen parts are merged."""
+    monkeypatch.setattr(cache, "BLOCK_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(cache, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(cache, "BOUNDARY_TOKENS", 2 * SMALL_BLOCK)
+    monkeypatch.setattr(cache, "TEND_SECONDS", 0.0)
+    monkeypatch.setattr(lookups, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(full, "_SHORT_PART", SMALL_BLOCK // 2)
+
+
+@functools.cache
+def answer_alone(name: str, prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    """What a request is answered that nobody has come before."""
+    return tuple(tiny_worker(name=name).serve([[greedy("alone", prompt, max_tokens=max_tokens)]]).tokens("alone"))
+
+
+class SteppedWorker:
+    """One life of a worker, or several on one folder."""
+
+    def __init__(self, name: str, *, folder: Path | None = None, **more: Any) -> None:
+        self.name, self._folder, self._more = name, folder, more
+        self.sent: dict[str, SequenceRequest] = {}
+        self.inbox = ScriptInbox([])
+        self._nothing_comes = threading.Event()
+        self.begin()
+
+    def begin(self) -> None:
+        """A worker starts, on what is on disk."""
+        self.worker: CachingWorker = tiny_worker(self._folder, name=self.name, **self._more)
+        worker = self.worker
+        self.loop = WorkerLoop(
+            engine=worker.engine, scheduler=worker.scheduler, inbox=self.inbox, cache=worker.cache, sessions=worker.sessions
+        )
+
+    def end(self) -> None:
+        """It is told to shut down, and all requests end."""
+        self.loop._lifetimes.cancel_all(unhealthy=self.loop._end_flight())
+        self.loop._send()
+        self.loop._cache.flush()
+        self.loop._sessions.close()
+        self.loop._cache.close()
+        self.check()
+
+    def send(self, *commands: Command) -> None:
+        """Commands arrive together."""
+        self.sent |= {command.request_id: command for command in commands if isinstance(command, SequenceRequest)}
+        self.loop._obey(list(commands))
+        self.loop._send()
+        self.check()
+
+    def step(self) -> bool:
+        """One turn of the loop; whether there was something to do."""
+        is_busy = self.loop._advance()
+        self.loop._send()
+        if not is_busy:
+            self.loop._flush_if_idle()
+        self.check()
+        return is_busy
+
+    def run_to_end(self, *, but: Sequence[str] = ()) -> None:
+        """Until all have ended that are not expected to wait for ever."""
+        for _ in range(MOST_STEPS):
+            if not set(self.open()) - set(but):
+                return
+            if not self.step():
+                self._nothing_comes.wait(0.0005)  # for the disk
+        raise AssertionError(f"these never end: {self.open()}")
+
+    def open(self) -> list[str]:
+        """Requests without an end."""
+        return list(self.inbox.open_requests())
+
+    def ended(self) -> list[str]:
+        """Requests that were answered."""
+        return [event.request_id for event in self.inbox.events if isinstance(event, Finished)]
+
+    def check_answer(self, request_id: str) -> None:
+        """It is the one that it gets alone; one that was cancelled has the beginning of that."""
+        request, tokens = self.sent[request_id], tuple(self.inbox.tokens(request_id))
+        alone = answer_alone(self.name, tuple(request.prompt_token_ids), request.max_tokens)
+        reason = self.inbox.finished(request_id).reason.value
+        assert reason in ("length", "cancelled"), (request_id, reason, self.inbox.finished(request_id).error)
+        assert tokens == (alone if reason == "length" else alone[: len(tokens)]), request_id
+
+    def check(self) -> None:
+        """All books agree, with each other and with the arrays."""
+        worker = self.worker
+        self.loop.check_invariants()
+        worker.index.check_invariants()
+        chains = list(worker.cache._live)
+        assert all(chain.state is not None for chain in chains), "a live chain without a state"
+        for chain in chains:
+            for key in chain.keys:
+                assert chain in worker.index._holders[key], "a key that does not know its holder"
+                start, tokens = worker.index.run_of(key)
+                assert start + tokens <= chain.state.tokens, "a holder that has not all of a block"
+        for key, holders in worker.index._holders.items():
+            assert holders <= set(chains), "a holder that is not live"
+        held, parked = held_and_parked([c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked])
+        own = sum(
+            chain.held_tokens for chain in chains if not chain.is_parked and not chain.state.can_share
+        ) * worker.cache._token_bytes
+        assert worker.cache.held.total_bytes == held + parked + own, "held memory is miscounted"
+        assert worker.cache.held.parked_bytes == parked, "parked memory is miscounted"
+        assert worker.cache.held.parked == sum(chain.is_parked for chain in chains)
+
+
+def held_and_parked(running: Sequence[LiveState | None], parked: Sequence[LiveState | None]) -> tuple[int, int]:
+    """Bytes that running states have frozen, and what parked ones have beside that."""
+    frozen = {id(a): a for each in running if each for leaf in each.leaves() for a in leaf.frozen_arrays()}
+    all_parked = {id(a): a for each in parked if each for leaf in each.leaves() for a in leaf.arrays()}
+    beside = [array for key, array in all_parked.items() if key not in frozen]
+    return sum(map(_nbytes, frozen.values())), sum(map(_nbytes, beside))
+
+
+def _nbytes(array: mx.array) -> int:
+    return array.nbytes

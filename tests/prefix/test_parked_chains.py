@@ -1,0 +1,199 @@
+"""Parked and running states that others begin from: who takes what, who loses what, and what is gone by that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from holdfast.engine.sequence import Prefix
+from holdfast.kv.live import LiveState
+from holdfast.kv.snapshot import SnapshotMismatch
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import CacheOutcome, CacheReport
+from holdfast.messages.sessions import SessionCommand
+from holdfast.prefix.live import LiveChain
+from tests.fakes.caching_worker import greedy, random_prompt
+from tests.fakes.failing_engine import FailingOnce
+from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.script_inbox import cancel
+from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_blocks_small(patch)
+        yield
+
+
+def serve(subject: SteppedWorker, *requests: SequenceRequest) -> None:
+    """Together, to their ends, each with the answer that it gets alone."""
+    subject.send(*requests)
+    subject.run_to_end()
+    for request in requests:
+        subject.check_answer(request.request_id)
+
+
+def known(subject: SteppedWorker, request_id: str) -> tuple[int, ...]:
+    return tuple(subject.sent[request_id].prompt_token_ids) + tuple(subject.inbox.tokens(request_id))
+
+
+def parked(subject: SteppedWorker) -> list[LiveChain]:
+    return subject.worker.cache._live.parked
+
+
+def rest(subject: SteppedWorker) -> None:
+    """What has ended is parked."""
+    while subject.step():
+        pass
+
+
+def spoil(chain: LiveChain) -> None:
+    assert chain.state is not None
+    for leaf in chain.state.leaves():
+        for array in leaf.arrays():
+            if mx.issubdtype(array.dtype, mx.floating):
+                array[...] = math.nan
+
+
+def report(subject: SteppedWorker, request_id: str) -> CacheReport:
+    return subject.inbox.finished(request_id).memory
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_of_two_that_want_one_state_one_takes_it_and_both_are_answered_right(name: str) -> None:
+    for cuts in ((0, 0), (2, 0), (0, 2), (3, 1), (1, 3)):
+        subject = SteppedWorker(name)
+        serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+        rest(subject)
+        before = known(subject, "first")
+        forks = [before[: len(before) - cut] + random_prompt(4, str(index)) for index, cut in enumerate(cuts)]
+        serve(subject, *(greedy(f"fork {index}", fork) for index, fork in enumerate(forks)))
+        moved = [report(subject, f"fork {index}").moved_tokens for index in range(2)]
+        assert sum(tokens > 0 for tokens in moved) == 1
+
+
+def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_from_what_is_left() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    serve(subject, greedy("turn", known(subject, "first") + (3, 4)))
+
+
+def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    serve(subject, greedy("fork", random_prompt(100)[:40] + (3, 4, 5)))
+    rest(subject)
+    assert chain not in parked(subject)
+
+
+def test_who_is_to_begin_from_a_state_that_turns_out_spoilt_begins_from_something_else() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    (chain,) = parked(subject)
+    spoil(chain)
+    before = known(subject, "first")
+    serve(subject, *(greedy(f"turn {index}", before + random_prompt(5, str(index))) for index in range(3)))
+    assert all(report(subject, f"turn {index}").moved_tokens == 0 for index in (1, 2))
+
+
+def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_nothing_durable_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = SteppedWorker("llama", folder=tmp_path)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    store = subject.worker.store
+    assert store is not None and store.flush()
+    rest(subject)
+    kept = subject.worker.index.figures().kept_tokens
+    assert kept == 111
+    whole_open, opened = subject.worker.engine.open, []
+
+    def unfit(*args: Any, prefix: Prefix | None = None, **more: Any) -> LiveState:
+        opened.append(prefix)
+        state = whole_open(*args, prefix=prefix, **more)
+        if prefix is not None and prefix.base is not None:
+            subject.worker.engine.close(args[0].request_id)
+            raise SnapshotMismatch("it does not fit")
+        return state
+
+    monkeypatch.setattr(subject.worker.engine, "open", unfit)
+    serve(subject, greedy("turn", known(subject, "first") + (3, 4)))
+    assert len(opened) == 2
+    assert report(subject, "turn").disk_tokens == kept
+    assert subject.worker.index.figures().kept_tokens >= kept
+
+
+def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsOnce(FailingOnce, RunningAhead):
+        fails_at = 3
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("it cannot be copied")
+
+    subject = SteppedWorker("llama", engine=FailsOnce)
+    monkeypatch.setattr(subject.worker.cache, "_copied", broken)
+    serve(subject, greedy("short", random_prompt(20), max_tokens=1), greedy("long", random_prompt(40, "b"), max_tokens=9))
+
+
+def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> None:
+    subject = SteppedWorker("llama")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
+    rest(subject)
+    turn = known(subject, "first") + (3, 4)
+    subject.send(greedy("waits", turn), SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    subject.run_to_end()
+    subject.check_answer("waits")
+    assert report(subject, "waits").cached_tokens == 0
+    rest(subject)
+    assert len(parked(subject)) == 1
+
+
+def test_a_session_is_forgotten_though_the_tree_has_lost_it_before_its_parked_state() -> None:
+    """Its blocks stood on the middle of one that nobody holds any more."""
+    subject = SteppedWorker("llama", ram_bytes=1 << 28)
+    serve(subject, greedy("first", random_prompt(30), max_tokens=0))
+    rest(subject)
+    fork = random_prompt(20) + random_prompt(60, "b")
+    serve(subject, greedy("fork", fork, max_tokens=3, session_id="s"))
+    rest(subject)
+    first = next(chain for chain in parked(subject) if chain.request_id == "first")
+    subject.worker.cache.leave(first)
+    for key in first.keys:
+        assert key
+    index = subject.worker.index
+    while (victim := index._ram.next_to_leave()) is not None:
+        index._ram.evict(victim)
+        if victim not in index._holders:
+            index._lose(victim, CacheOutcome.EVICTED)
+    index.check_invariants()
+    subject.send(SessionCommand(operation="close", tenant="", session_id="s", forget=True))
+    rest(subject)
+    serve(subject, greedy("again", fork + (1, 2)))
+    assert report(subject, "again").cached_tokens == 0
+
+
+def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -> None:
+    """A second one wants the same state, which is handed over to it when the first has gone without it."""
+    subject = SteppedWorker("gemma3_text")
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    before = known(subject, "first")
+    subject.send(greedy("gone", before + (1, 2)), greedy("turn", before + random_prompt(30, "b"), max_tokens=9))
+    subject.send(cancel("gone"))
+    subject.run_to_end()
+    subject.check_answer("turn")
+    assert report(subject, "turn").moved_tokens > 0
