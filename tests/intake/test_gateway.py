@@ -22,7 +22,7 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
-from holdfast.intake import gateway as gateway_module
+from holdfast.intake import prepare as prepare_module
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import KnownAnswers
@@ -284,7 +284,7 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
 
     noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}), token_memory=TokenMemory())
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
-    for text in ("hello", "hello " * 5000, "hello " * 5000):  # the last one is known by then
+    for text in ("hello", "hello " * 5000):
         await collect(gateway, asks(text))
     assert [thread is threading.main_thread() for thread in NotingTokenizer.threads] == [True, False]
 
@@ -315,12 +315,12 @@ async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
         threads.append(threading.current_thread())
         return answer_grammar(*arguments, **more)
 
-    monkeypatch.setattr(gateway_module, "answer_grammar", noting)
+    monkeypatch.setattr(prepare_module, "answer_grammar", noting)
     gateway, engine = serve(bundle, answers(2))
     form = OutputFormat(kind="json_schema", schema={"type": "integer"})
     for fields in ({}, {"output_format": form, "choices": 2}):
         await collect(gateway, asks(**fields))
-    assert [thread is threading.main_thread() for thread in threads] == [False]
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
     assert [bool(sequence.grammar) for sequence in engine.submitted] == [False, True, True]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,23 +45,35 @@ def test_tokens_and_places_are_those_of_the_whole_over_turns_and_edits(
             memory.check_invariants()
 
 
-def test_only_what_is_new_is_unknown() -> None:
-    memory, tokenizer = TokenMemory(), Tokenizer(toy_tokenizers.byte_level(), config={})
-    memory.tokens_of("<|im_start|>hello<|im_end|>", tokenizer)
-    assert memory.unknown_characters("<|im_start|>hello<|im_end|>", tokenizer) == 0
-    assert memory.unknown_characters("<|im_start|>hello<|im_end|><|im_start|>world", tokenizer) == len("<|im_start|>world")
+class NotingTokenizer(Tokenizer):
+    """Knows which texts it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(toy_tokenizers.byte_level(), config={})
+        self.asked: list[str] = []
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        self.asked += texts
+        return super().encode_all(texts)
+
+
+def test_only_what_is_new_is_tokenized() -> None:
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    for text in ("<|im_start|>hello<|im_end|>", "<|im_start|>hello<|im_end|><|im_start|>world"):
+        memory.tokens_of(text, tokenizer)
+    assert tokenizer.asked == ["<|im_start|>hello", "<|im_end|>", "<|im_start|>world"]
 
 
 def test_no_tenant_finds_the_texts_of_another() -> None:
-    memory, tokenizer = TokenMemory(), Tokenizer(toy_tokenizers.byte_level(), config={})
-    memory.tokens_of("hello world", tokenizer, tenant="a")
-    assert memory.unknown_characters("hello world", tokenizer, tenant="b") == 11
-    assert memory.unknown_characters("hello world", tokenizer) == 11
+    memory, tokenizer = TokenMemory(), NotingTokenizer()
+    for tenant in ("a", "b", "", "a"):
+        memory.tokens_of("hello world", tokenizer, tenant=tenant)
+    assert tokenizer.asked == ["hello world"] * 3
 
 
 def test_the_longest_unused_is_forgotten_first() -> None:
-    memory, tokenizer = TokenMemory(most_bytes=1200), Tokenizer(toy_tokenizers.byte_level(), config={})
-    for text in ("hello", "world", "hello", "the"):
+    memory, tokenizer = TokenMemory(most_bytes=1200), NotingTokenizer()
+    for text in ("hello", "world", "hello", "the", "hello", "the", "world"):
         memory.tokens_of(text, tokenizer)
-    assert [memory.unknown_characters(text, tokenizer) for text in ("hello", "world", "the")] == [0, 5, 0]
+    assert tokenizer.asked == ["hello", "world", "the", "world"]
     memory.check_invariants()

@@ -82,7 +82,7 @@ def prepare(
     limits: LimitsSettings,
     tools: ToolsSettings = DEFAULT_TOOLS,
 ) -> Prepared:
-    """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
+    """Everything in one go. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)

@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
-_IN_BRACKETS: Final = (re.compile(r"<[^<>\s]{1,64}>"), re.compile(r"\[[^\[\]\s]{1,64}\]"))
-_MARKS = re.compile("|".join(pattern.pattern for pattern in _IN_BRACKETS))
+_IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[[^\[\]\s]{1,64}\]")}
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _LONG_CHARACTERS = 2048  # a piece is cut between words behind so many
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})  # no space joins what stands before it
@@ -58,13 +58,11 @@ class Seams:
 
     def pieces(self, text: str) -> Iterator[str]:
         """The text in pieces. How a beginning is cut does not depend on what comes behind it, but for its last piece."""
-        start = 0
-        for mark in _MARKS.finditer(text) if self.marks else ():
-            if mark.start() > start and mark.group() in self.marks:
-                yield from self._short(text[start : mark.start()])
-                start = mark.start()
-        if start < len(text):
-            yield from self._short(text[start:])
+        starts = [0]
+        for kind in {mark[0] for mark in self.marks}:  # a search for one character is fast, one for several is not
+            starts += [found.start() for found in _IN_BRACKETS[kind].finditer(text) if found.group() in self.marks]
+        for start, end in pairwise((*sorted({*starts, len(text)}),)):
+            yield from self._short(text[start:end])
 
     def _short(self, piece: str) -> Iterator[str]:
         start = 0
@@ -104,10 +102,10 @@ def _independent(tokens: Iterable[AddedToken]) -> set[str]:
     found = {
         content
         for content, token in contents.items()
-        if not token.lstrip and not token.rstrip and any(pattern.fullmatch(content) for pattern in _IN_BRACKETS)
+        if not token.lstrip and not token.rstrip and any(pattern.fullmatch(content) for pattern in _IN_BRACKETS.values())
     }
     for other in contents:
-        for pattern, opening in zip(_IN_BRACKETS, "<[", strict=True):
+        for opening, pattern in _IN_BRACKETS.items():
             found -= {mark for mark in pattern.findall(other) if mark != other}
             if (begun := other[other.rfind(opening) :]) != other and other.rfind(opening) > 0:
                 found = {mark for mark in found if not mark.startswith(begun)}

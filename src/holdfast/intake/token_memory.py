@@ -66,10 +66,6 @@ class TokenMemory:
         self._pieces: OrderedDict[tuple[str, str], _Piece] = OrderedDict()  # by tenant and text
         self._lock = threading.Lock()
 
-    def unknown_characters(self, text: str, tokenizer: Tokenizer, *, tenant: str = "") -> int:
-        """How much of a text would have to be tokenized."""
-        return sum(len(piece) for piece in tokenizer.seams.pieces(text) if (tenant, piece) not in self._pieces)
-
     def tokens_of(self, text: str, tokenizer: Tokenizer, *, tenant: str = "", places: Iterable[int] = ()) -> RememberedText:
         """A text's tokens, without special ones around it. places: the characters that will be asked for."""
         texts = list(tokenizer.seams.pieces(text))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from holdfast.intake.control_tokens import guard_against, leave_out_breaks
@@ -22,6 +23,8 @@ from holdfast.models.tokenizer_files import (
     vocabulary_size,
 )
 from holdfast.parsing.pieces import TokenPieces
+
+_SHORT_CHARACTERS = 4096  # about 1 ms
 
 
 class Tokenizer:
@@ -55,16 +58,16 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Long texts belong on another thread than the loop's: 10,000 tokens take about 10 ms."""
-        # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the offsets.
-        return list(self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=add_special_tokens)[0].ids)
+        (encoding,) = self._encodings([well_formed(text)], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts, without special tokens around them."""
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encodings(texts)]
 
     def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
         """The same, with the places where tokens stand."""
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._encodings(texts, with_places=True)
         return [EncodedText(each, characters=len(text)) for text, each in zip(texts, encodings, strict=True)]
 
     def with_special_tokens(self, token_ids: TokenIds) -> TokenIds:
@@ -78,6 +81,16 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; a part of a character where the token is one."""
         return self.pieces.all_bytes(token_id)
+
+    def _encodings(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False, with_places: bool = False
+    ) -> Sequence[Encoding]:
+        # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the places. They
+        # wake threads for it, which takes longer than a short text does.
+        if sum(map(len, texts)) <= _SHORT_CHARACTERS:
+            return [self._backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        encode = self._backend.encode_batch if with_places else self._backend.encode_batch_fast
+        return encode(list(texts), add_special_tokens=add_special_tokens)
 
     def _id_of(self, name: str) -> int | None:
         content = self.special_tokens.get(name)

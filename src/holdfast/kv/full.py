@@ -12,6 +12,7 @@ from holdfast.kv.form import CheckpointLayout, HeadsForm
 from holdfast.kv.frozen import FrozenPart
 from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
+_SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what is held
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
@@ -142,7 +143,8 @@ class FullKV(LayerKV):
             low, high = max(start - first, 0), min(end - first, tokens)
             if low < high:
                 keys, values = arrays
-                yield keys[:, :, low:high], values[:, :, low:high]
+                is_whole = (low, high) == (0, keys.shape[2])  # cutting it is work in every step, whatever it cuts
+                yield (keys, values) if is_whole else (keys[:, :, low:high], values[:, :, low:high])
             first += tokens
 
     def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
@@ -153,13 +155,11 @@ class FullKV(LayerKV):
         self._frozen, self._frozen_tokens = parts, sum(tokens for _, tokens in parts)
 
     def _merge(self) -> None:
-        """Neighbours that nobody else holds become one where the later is at least half as long as the earlier."""
+        """Neighbours that nobody else holds become one where the earlier is short, or the later at least half as long."""
         groups: list[list[tuple[FrozenPart, int]]] = []
         for each in self._frozen:
             groups.append([each])
-            while (
-                len(groups) > 1 and _length(groups[-1]) * 2 >= _length(groups[-2]) and _is_own(groups[-1]) and _is_own(groups[-2])
-            ):
+            while len(groups) > 1 and _are_merged(*groups[-2:]):
                 groups[-2:] = [groups[-2] + groups[-1]]
         if len(groups) < len(self._frozen):
             self._hold([group[0] if len(group) == 1 else (_joined(group), _length(group)) for group in groups])
@@ -174,12 +174,13 @@ def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[Froze
     return taken
 
 
+def _are_merged(earlier: list[tuple[FrozenPart, int]], later: list[tuple[FrozenPart, int]]) -> bool:
+    fits = _length(earlier) <= max(_SHORT_PART, _length(later) * 2)
+    return fits and all(len(part.holders) == 1 for part, _ in (*earlier, *later))
+
+
 def _length(parts: list[tuple[FrozenPart, int]]) -> int:
     return sum(tokens for _, tokens in parts)
-
-
-def _is_own(parts: list[tuple[FrozenPart, int]]) -> bool:
-    return all(len(part.holders) == 1 for part, _ in parts)
 
 
 def _joined(parts: list[tuple[FrozenPart, int]]) -> FrozenPart:
