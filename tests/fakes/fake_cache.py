@@ -12,8 +12,9 @@ from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.keys import pack_tokens
-from holdfast.prefix.live import HeldMemory, LiveChain
+from holdfast.prefix.live import LiveChain
 from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.no_cache import NothingLive
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
 from tests.fakes.fake_engine import FakeEngine
@@ -54,6 +55,7 @@ class FakeCache:
         self.inserted: list[tuple[str, int]] = []  # request and how far it is stored
         self.tended = 0
         self.is_closed = False
+        self.live = NothingLive()
 
     def _called(self, name: str) -> None:
         if name in self.raises:
@@ -95,23 +97,6 @@ class FakeCache:
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         return Cursor(b"")
-
-    def begin(self, lookup: Lookup | None, live: LiveChain, state: object) -> LiveChain:
-        self._called("begin")
-        return live
-
-    def park(self, live: LiveChain, chain: bytes) -> None:
-        self._called("park")
-
-    def leave(self, live: LiveChain) -> None:
-        self._called("leave")
-
-    def reclaim(self, nbytes: int) -> None:
-        self._called("reclaim")
-
-    @property
-    def held(self) -> HeldMemory:
-        return HeldMemory()
 
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens, *, live: LiveChain | None = None

@@ -15,7 +15,7 @@ from holdfast.kv import full
 from holdfast.kv.live import LiveState
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.events import Finished
-from holdfast.prefix import cache
+from holdfast.prefix import cache, live_tier
 from holdfast.worker import lookups
 from holdfast.worker.loop import WorkerLoop
 from tests.fakes.caching_worker import CachingWorker, greedy, tiny_worker
@@ -28,7 +28,8 @@ MOST_STEPS = 3000
 def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few tokens, so that short prompts have several, are shared, and frozen parts are merged."""
     monkeypatch.setattr(cache, "BLOCK_TOKENS", SMALL_BLOCK)
-    monkeypatch.setattr(cache, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(live_tier, "BLOCK_TOKENS", SMALL_BLOCK)
+    monkeypatch.setattr(live_tier, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
     monkeypatch.setattr(cache, "BOUNDARY_TOKENS", 2 * SMALL_BLOCK)
     monkeypatch.setattr(cache, "TEND_SECONDS", 0.0)
     monkeypatch.setattr(lookups, "LEAST_SHARED_TOKENS", SMALL_BLOCK)
@@ -114,7 +115,7 @@ class SteppedWorker:
         worker = self.worker
         self.loop.check_invariants()
         worker.index.check_invariants()
-        chains = list(worker.cache._live)
+        chains = list(worker.cache.live._chains)
         assert all(chain.state is not None for chain in chains), "a live chain without a state"
         for chain in chains:
             for key in chain.keys:
@@ -124,12 +125,13 @@ class SteppedWorker:
         for key, holders in worker.index._holders.items():
             assert holders <= set(chains), "a holder that is not live"
         held, parked = held_and_parked([c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked])
-        own = sum(
-            chain.held_tokens for chain in chains if not chain.is_parked and not chain.state.can_share
-        ) * worker.cache._token_bytes
-        assert worker.cache.held.total_bytes == held + parked + own, "held memory is miscounted"
-        assert worker.cache.held.parked_bytes == parked, "parked memory is miscounted"
-        assert worker.cache.held.parked == sum(chain.is_parked for chain in chains)
+        own = (
+            sum(chain.held_tokens for chain in chains if not chain.is_parked and not chain.state.can_share)
+            * worker.cache.live._token_bytes
+        )
+        assert worker.cache.live.held.total_bytes == held + parked + own, "held memory is miscounted"
+        assert worker.cache.live.held.parked_bytes == parked, "parked memory is miscounted"
+        assert worker.cache.live.held.parked == sum(chain.is_parked for chain in chains)
 
 
 def held_and_parked(running: Sequence[LiveState | None], parked: Sequence[LiveState | None]) -> tuple[int, int]:

@@ -180,6 +180,22 @@ def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
     assert [array.shape[2] for array in layer.arrays()][-1] == 95 - 91
 
 
+def test_a_long_tail_that_must_grow_is_frozen_instead_of_copied() -> None:
+    layer = FullKV()
+    layer.reserve(1000)
+    layer.append(*of(list(range(1000))))
+    before = [id(array) for array in layer.arrays()]
+    layer.reserve(1100)
+    layer.append(*of([1000]))
+    assert [id(array) for array in layer.arrays()][:2] == before
+    assert [array.shape[2] for array in layer.arrays()] == [1000, 1000, 100, 100]
+    assert all_numbers(layer) == list(range(1001))
+    layer.can_share = False
+    layer.reserve(1200)
+    layer.append(*of([1001]))
+    assert all_numbers(layer) == list(range(1002))
+
+
 def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_back() -> None:
     first = FullKV()
     first.append(*of(list(range(1000))))

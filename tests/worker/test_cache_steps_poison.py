@@ -334,7 +334,7 @@ def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(
     asked = [greedy("a", random_prompt(100), max_tokens=60), greedy("b", random_prompt(100, "b"), max_tokens=60)]
     right = {each.request_id: fresh_answer(each) for each in asked}
     subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0), [0]
-    leave = subject.cache.leave
+    leave = subject.cache.live.leave
 
     def leave_and_spoil(live: LiveChain) -> None:
         leave(live)
@@ -342,7 +342,7 @@ def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(
             spoiled[0] = 1
             of_another_form(subject)
 
-    monkeypatch.setattr(subject.cache, "leave", leave_and_spoil)
+    monkeypatch.setattr(subject.cache.live, "leave", leave_and_spoil)
     inbox = subject.serve([asked])
     assert subject.scheduler.statistics().preemptions
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right

@@ -139,9 +139,7 @@ class ParkingStates(RuleBasedStateMachine):
     @rule(session=st.sampled_from(["s", "t"]))
     def forget_session(self, session: str) -> None:
         self.count += 1
-        self.subject.send(
-            SessionCommand(call_id=f"c{self.count}", operation="close", tenant="", session_id=session, forget=True)
-        )
+        self.subject.send(SessionCommand(call_id=f"c{self.count}", operation="close", tenant="", session_id=session, forget=True))
 
     @precondition(lambda self: self.folder is not None)
     @rule()

@@ -13,6 +13,7 @@ from holdfast.kv.frozen import FrozenPart
 from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
+_MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
 _UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what is held
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
@@ -45,20 +46,23 @@ class FullKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens, to the tail."""
-        capacity = max(self._reserved, self.tokens + keys.shape[2]) - self._frozen_tokens
-        if not self._buffers or self._buffers[0].shape[2] < capacity:
+        capacity = max(self._reserved, self.tokens + keys.shape[2])
+        if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
+            if self.can_share and self._end > _SHORT_PART and self._unused * _UNUSED_SHARE <= self._end:
+                self._freeze_tail()  # instead of copying it to a longer buffer
+                if len(self._frozen) > _MANY_PARTS:
+                    self._merge()
+            capacity -= self._frozen_tokens
             self._buffers = buffers.moved(self._buffers, (keys, values), capacity=capacity, start=0, end=self._end)
         self._write(keys, values)
 
     def freeze(self) -> None:
         """Where nothing is to be shared, only much unused room is given back."""
         if not self.can_share:
-            if self._buffers and (self._buffers[0].shape[2] - self._end) * _UNUSED_SHARE_WHOLE > self._end:
+            if self._unused * _UNUSED_SHARE_WHOLE > self._end:
                 self._buffers = buffers.moved(self._buffers, self._buffers, capacity=self._end, start=0, end=self._end)
             return
-        if self._end:
-            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
-        self._buffers, self._end = (), 0
+        self._freeze_tail()
         self._merge()
         unused = {part: part.unused for part, _ in self._frozen}
         for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
@@ -150,6 +154,16 @@ class FullKV(LayerKV):
                 is_whole = (low, high) == (0, keys.shape[2])  # cutting it is work in every step, whatever it cuts
                 yield (keys, values) if is_whole else (keys[:, :, low:high], values[:, :, low:high])
             first += tokens
+
+    @property
+    def _unused(self) -> int:
+        """Room in the tail."""
+        return self._buffers[0].shape[2] - self._end if self._buffers else 0
+
+    def _freeze_tail(self) -> None:
+        if self._end:
+            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
+        self._buffers, self._end = (), 0
 
     def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
         for part, _ in self._frozen:

@@ -39,6 +39,12 @@ class LiveState:
         """Whether it can go back to its first `tokens` tokens without a checkpoint."""
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves())
 
+    def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens. Only where it can go back so far."""
+        for leaf in self.leaves():
+            leaf.rewind(tokens)
+        self.tokens -= tokens
+
     @property
     def frozen_tokens(self) -> int:
         """Tokens at its beginning that are in buffers which nobody writes any more, in every layer that grows."""

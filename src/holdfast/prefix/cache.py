@@ -29,12 +29,12 @@ from holdfast.kv.codec import (
     unpack,
 )
 from holdfast.kv.form import Codec, ModelForm
-from holdfast.kv.live import BaseUse, LiveBase, LiveState, held_bytes
-from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite, copy_block
+from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all_finite
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.index import PrefixIndex
-from holdfast.prefix.live import HeldMemory, LiveChain, LiveChains
+from holdfast.prefix.live import LiveChain
+from holdfast.prefix.live_tier import LiveTier
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.ram import Residence
@@ -43,7 +43,6 @@ from holdfast.store.block import TOKEN_BYTES, Block, BlockKey, BlockKind, ReadFa
 from holdfast.store.store import BlockStore
 
 MOST_BRANCH_POINTS = 8
-LEAST_SHARED_TOKENS = BLOCK_TOKENS  # of a live state; fewer are copied
 BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resume only there
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
@@ -68,9 +67,7 @@ class PrefixCache:
         """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is parked, None: as many as fit."""
         self._index, self._store = index, store
         self._form, self._codec = form, codec
-        self._live = LiveChains()
-        self._most_parked_bytes, self._token_bytes = most_parked_bytes, sum(each.of(1).nbytes for each in form.block)
-        self._held: HeldMemory | None = HeldMemory()  # None: something has changed
+        self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
@@ -116,25 +113,9 @@ class PrefixCache:
         lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
         lookup.may_move = may_move
         if not in_blocks_only:
-            self._find_base(lookup)
+            lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
         return lookup
-
-    def _find_base(self, lookup: Lookup) -> None:
-        """Let a sequence begin from a live state, if one has something of its chain."""
-        limit = len(lookup.chain) - TOKEN_BYTES  # the last token is always read
-        base, tokens = self._live.longest(lookup.chain[:limit], tenant=lookup.tenant)
-        if base is None or base.state is None:
-            return
-        taker = next((other for other in base.wanted_by if other.base_use == "moved"), None)
-        if taker is not None:  # what is behind its tokens will be gone
-            tokens = min(tokens, taker.base_tokens)
-        needs_end = not self._form.resumes_anywhere
-        if needs_end and not (lookup.may_move and base.is_parked and not base.wanted_by and base.state.can_rewind(tokens)):
-            needs_end, tokens = False, min(tokens, lookup.plan.tokens) if self._form.block else 0
-        if tokens >= lookup.plan.tokens if needs_end else tokens:
-            lookup.begin_from(base, tokens, needs_end=needs_end)
-            lookup.base_use = self._use_of(base, lookup)
 
     def advance(self, lookup: Lookup) -> bool:
         """Take what has come from the disk; whether all of the plan is in RAM now.
@@ -180,20 +161,8 @@ class PrefixCache:
 
     def payload(self, key: BlockKey) -> Payload | None:
         """A payload that is in RAM, or a copy out of a live state; None when it is on disk only."""
-        payload, holder = self._index.payload(key), self._index.holder_of(key)
-        if isinstance(payload, KVBlock | StateCheckpoint):
-            return payload
-        return None if holder is None else self._copied(holder, key)
-
-    def _copied(self, chain: LiveChain, key: BlockKey) -> KVBlock | None:
-        """A copy of a block that a live chain holds, evaluated; None for what cannot be kept."""
-        start, tokens = self._index.run_of(key)
-        if chain.state is None:
-            return None
-        block = pack(copy_block(chain.state.layers, start=start, tokens=tokens), self._codec)
-        finite = all_finite(block.arrays)
-        mx.eval(block.arrays, finite)
-        return block if finite.item() else None
+        payload = self._index.payload(key)
+        return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
 
     def prefix(self, lookup: Lookup) -> Prefix | None:
         """What to give the engine; None when there is nothing. Counts as a use. What is moved is the sequence's from now on."""
@@ -211,108 +180,7 @@ class PrefixCache:
         checkpoint = None if lookup.checkpoint is None else lookup.fetched[lookup.checkpoint.key]
         assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
         kept_tokens = min(plan.tokens, lookup.cached_tokens)
-        return Prefix(base=self._base(lookup), blocks=tuple(blocks), state=checkpoint, kept_tokens=kept_tokens)
-
-    def _base(self, lookup: Lookup) -> LiveBase | None:
-        """The live state to begin from; a parked one that nobody else wants, and of which little is lost, is moved."""
-        base, tokens = lookup.base, lookup.base_tokens
-        if base is None:
-            return None
-        assert base.state is not None, "a live chain to begin from is gone"
-        lookup.base_use = self._use_of(base, lookup)
-        if lookup.base_use == "moved":
-            beyond = [key for key in base.keys if sum(self._index.run_of(key)) > tokens]
-            self._let_go(base, beyond)
-        self._live.touch(base)
-        return LiveBase(state=base.state, tokens=tokens, use=lookup.base_use)
-
-    def _use_of(self, base: LiveChain, lookup: Lookup) -> BaseUse:
-        assert base.state is not None
-        tokens = lookup.base_tokens
-        others = [other for other in base.wanted_by if other is not lookup]
-        is_free = all(other.base_tokens <= tokens and other.base_use != "moved" for other in others)
-        lost = base.state.tokens - tokens
-        if lookup.needs_end or (lookup.may_move and base.is_parked and is_free and lost <= max(BLOCK_TOKENS, tokens // 8)):
-            return "moved"
-        return "shared" if base.state.can_share and tokens >= LEAST_SHARED_TOKENS else "copied"
-
-    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """A sequence is open: its chain is live from now on. Returns it: `live`, or the one that it has taken over.
-
-        lookup: what it began from, if anything.
-        """
-        self._held = None
-        base = None if lookup is None else lookup.base
-        if lookup is not None and base is not None and lookup.base_use == "moved":
-            base.chain, base.cursor, base.is_parked, base.request_id = live.chain, live.cursor, False, live.request_id
-            live = base
-        else:
-            self._live.add(live)
-        live.state = state
-        if lookup is not None:
-            live.held_tokens = lookup.held_tokens
-            if lookup.may_move:
-                self._index.begin_holding(live, self._index.whole(lookup.plan.pieces))
-        return live
-
-    def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
-        assert live.state is not None
-        known = len(chain) // TOKEN_BYTES
-        if live.state.tokens > known and not live.state.can_rewind(known):  # it has read behind its end
-            self.leave(live)
-            return
-        if live.state.tokens > known:
-            for leaf in live.state.leaves():
-                leaf.rewind(live.state.tokens - known)
-            live.state.tokens = known
-        if live.is_stale or self._most_parked_bytes == 0:
-            self.leave(live)
-            return
-        live.state.rest()
-        live.chain, live.is_parked, live.held_tokens = chain, True, 0
-        self._live.touch(live)
-        self._held = None
-        if self._most_parked_bytes is not None:
-            self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
-
-    def leave(self, live: LiveChain) -> None:
-        """A chain is live no more: what only it has is put into blocks. Who was to begin from it looks again."""
-        self._held = None
-        try:
-            self._let_go(live, tuple(live.keys))
-        finally:
-            self._live.remove(live)
-            live.state = None
-
-    def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
-        """A live chain holds these blocks no more; those that nobody else has come into RAM, as far as there is room."""
-        copies: dict[BlockKey, Payload | None] = {}
-        try:
-            for key in self._index.held_alone(live, keys):
-                copies[key] = self._copied(live, key)
-        finally:
-            self._index.end_holding(live, keys, copies=copies)
-
-    def reclaim(self, nbytes: int) -> None:
-        """Let parked states leave until so many bytes are free."""
-        wanted = self.held.total_bytes - nbytes
-        for live in self._live.parked:
-            if self.held.total_bytes <= wanted:
-                break
-            self.leave(live)
-
-    @property
-    def held(self) -> HeldMemory:
-        """Memory of live states that no running sequence has reserved."""
-        if self._held is None:
-            parked = [live.state for live in self._live if live.is_parked and live.state is not None]
-            running = [live for live in self._live if not live.is_parked and live.state is not None]
-            frozen = [live.state for live in running if live.state is not None and live.state.can_share]
-            own = sum(live.held_tokens for live in running if live.state is not None and not live.state.can_share)
-            total = held_bytes(parked, frozen) + own * self._token_bytes
-            self._held = HeldMemory(total, total - held_bytes((), frozen) - own * self._token_bytes, len(parked))
-        return self._held
+        return Prefix(base=self.live.base(lookup), blocks=tuple(blocks), state=checkpoint, kept_tokens=kept_tokens)
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
@@ -387,8 +255,7 @@ class PrefixCache:
 
     def tend(self) -> None:
         """Drop what is not to be trusted; now and then learn from the store what became durable and what was lost."""
-        for live in [live for live in self._live if live.is_parked and live.is_stale]:
-            self.leave(live)
+        self.live.drop_stale()
         now = time.perf_counter()
         if self._store is None or now - self._tended_at < TEND_SECONDS:
             return
@@ -411,7 +278,7 @@ class PrefixCache:
     def figures(self) -> CacheFigures:
         """What is kept."""
         store = None if self._store is None else self._store.statistics()
-        held = self.held
+        held = self.live.held
         return msgspec.structs.replace(
             self._index.figures(), store=store, parked_sequences=held.parked, parked_bytes=held.parked_bytes
         )
@@ -431,7 +298,7 @@ class PrefixCache:
         lookup.hold = self._index.pinned(lookup.plan)
         if lookup.base is not None:
             lookup.let_go_of_base()
-            self._find_base(lookup)
+            lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
 
     def _fetch(self, lookup: Lookup) -> None:

@@ -16,8 +16,31 @@ from holdfast.prefix.piece import Cursor
 from holdfast.store.block import BlockKey
 
 if TYPE_CHECKING:
-    from holdfast.kv.live import LiveState
-    from holdfast.prefix.lookup import Lookup
+    from holdfast.kv.live import BaseUse, LiveState
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveClaim:
+    """That a sequence is to begin from the first tokens of a live chain.
+
+    needs_end: with all layers as they are at its end, or can be rewound from there; one alone can have that.
+    use: as it is to be when it is found, and as it was when the engine was given it.
+    """
+
+    chain: LiveChain
+    tokens: int
+    needs_end: bool = False
+    use: BaseUse = "copied"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the chain is live no more, or not to be trusted: it has to be looked up again."""
+        return self.chain.state is None or self.chain.is_stale
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens for which no memory has to be reserved."""
+        return 0 if self.use == "copied" else self.tokens
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,6 +52,7 @@ class LiveChain:
 
     request_id: RequestId  # of who runs on it, or did last
     tenant: str
+    session_id: str = ""  # the session that its last request was of, if any
     chain: bytes | bytearray  # packed
     cursor: Cursor
     state: LiveState | None = None  # None: it is not open yet
@@ -37,7 +61,7 @@ class LiveChain:
     is_parked: bool = False
     is_stale: bool = False  # something that it holds was forgotten: nobody is to begin from it
     used: int = 0
-    wanted_by: list[Lookup] = field(default_factory=list)  # who is to begin from it
+    claims: list[LiveClaim] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -70,7 +94,7 @@ class LiveChains:
     def parked(self) -> list[LiveChain]:
         """Those that have ended, the first to leave first."""
         parked = [chain for chain in self._chains if chain.is_parked]
-        return sorted(parked, key=lambda chain: (not chain.is_stale, bool(chain.wanted_by), chain.used))
+        return sorted(parked, key=lambda chain: (not chain.is_stale, bool(chain.claims), chain.used))
 
     def add(self, chain: LiveChain) -> None:
         """One begins."""

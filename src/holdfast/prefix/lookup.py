@@ -5,10 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal
 
 from holdfast.messages.events import CacheReport
-from holdfast.prefix.live import LiveChain
+from holdfast.prefix.live import LiveClaim
 from holdfast.prefix.piece import Piece
 from holdfast.prefix.ram import Payload
 from holdfast.prefix.reuse import ReusePlan
@@ -28,15 +27,12 @@ class Lookup:
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None: not all of it is there yet
     may_move: bool = True  # whether a parked state may be handed over
-    base: LiveChain | None = None  # a live chain to begin from
-    base_tokens: int = 0  # its first tokens that are wanted
-    needs_end: bool = False  # only with all layers of the base, as they are at its end, which one alone can have
-    base_use: Literal["moved", "shared", "copied"] = "copied"  # as it was to be when it was found, and as it was then
+    base: LiveClaim | None = None  # on a live chain to begin from
 
     @property
-    def is_base_lost(self) -> bool:
-        """Whether it has to be looked up again: the live chain that it was to begin from is gone, or not to be trusted."""
-        return self.base is not None and (self.base.state is None or self.base.is_stale)
+    def base_tokens(self) -> int:
+        """Tokens that a live chain has."""
+        return 0 if self.base is None else self.base.tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -46,7 +42,12 @@ class Lookup:
     @property
     def held_tokens(self) -> int:
         """Tokens for which no memory has to be reserved: live states have it."""
-        return 0 if self.base_use == "copied" else self.base_tokens
+        return 0 if self.base is None else self.base.held_tokens
+
+    @property
+    def has_lost_its_base(self) -> bool:
+        """Whether it has to be looked up again."""
+        return self.base is not None and self.base.is_lost
 
     @property
     def missing_pieces(self) -> tuple[Piece, ...]:
@@ -56,19 +57,13 @@ class Lookup:
     @property
     def checkpoint(self) -> Piece | None:
         """To resume from, unless the base has all layers as they are wanted."""
-        return None if self.needs_end else self.plan.checkpoint
-
-    def begin_from(self, base: LiveChain, tokens: int, *, needs_end: bool) -> None:
-        """Use the first tokens of a live chain."""
-        self.base, self.base_tokens, self.needs_end = base, tokens, needs_end
-        base.wanted_by.append(self)
+        return None if self.base is not None and self.base.needs_end else self.plan.checkpoint
 
     def let_go_of_base(self) -> None:
         """Do without a live chain."""
         if self.base is not None:
-            self.base.wanted_by.remove(self)
-        self.base, self.base_tokens, self.needs_end = None, 0, False
-        self.base_use = "copied"
+            self.base.chain.claims.remove(self.base)
+            self.base = None
 
     @property
     def fetch_seconds(self) -> float:
@@ -82,8 +77,8 @@ class Lookup:
         return CacheReport(
             outcome=shortfall.outcome,
             ram_tokens=self.cached_tokens - disk_tokens,
-            moved_tokens=self.base_tokens if self.base_use == "moved" else 0,
-            shared_tokens=self.base_tokens if self.base_use == "shared" else 0,
+            moved_tokens=self.base.tokens if self.base is not None and self.base.use == "moved" else 0,
+            shared_tokens=self.base.tokens if self.base is not None and self.base.use == "shared" else 0,
             disk_tokens=disk_tokens,
             unused_tokens=max(0, shortfall.unused_tokens - (self.cached_tokens - self.plan.tokens)),
             divergence=shortfall.divergence,

@@ -18,8 +18,33 @@ if TYPE_CHECKING:
     from holdfast.kv.live import LiveState
 
 
+class NothingLive:
+    """Keeps no state longer than its sequence."""
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
+        """It is live for as long as it runs."""
+        return live
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """Nothing is kept."""
+
+    def leave(self, live: LiveChain) -> None:
+        """Nothing is kept."""
+
+    def reclaim(self, nbytes: int) -> None:
+        """Nothing is parked."""
+
+    @property
+    def held(self) -> HeldMemory:
+        """Nothing is parked."""
+        return HeldMemory()
+
+
 class NoCache:
     """Has nothing of any prompt, and wants nothing of any sequence."""
+
+    def __init__(self) -> None:
+        self.live = NothingLive()
 
     @property
     def keeps_anything(self) -> bool:
@@ -48,24 +73,6 @@ class NoCache:
     def cursor(self, *, tenant: str = "") -> Cursor:
         """Before the first token of a chain that will never be stored."""
         return Cursor(b"")
-
-    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """It is live for as long as it runs."""
-        return live
-
-    def park(self, live: LiveChain, chain: bytes) -> None:
-        """Nothing is kept."""
-
-    def leave(self, live: LiveChain) -> None:
-        """Nothing is kept."""
-
-    def reclaim(self, nbytes: int) -> None:
-        """Nothing is parked."""
-
-    @property
-    def held(self) -> HeldMemory:
-        """Nothing is parked."""
-        return HeldMemory()
 
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: object, *, live: LiveChain | None = None

@@ -213,6 +213,7 @@ class SessionService:
         needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
         for branch in session.branches:
             self._cache.index.forget_branch(branch, needed=needed)
+        self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _check_room(self, command: SessionCommand, file: SessionFile) -> None:
         """Refuse a file that cannot come in, before any of it does and anything has to leave for it. Raises SessionRefused."""

@@ -102,7 +102,8 @@ class CacheSteps:
             self._report(sequence, CacheOutcome.FAILED)
         else:
             began_at = self._clock()
-            sequence.began_from, sequence.began_live, sequence.cursor = lookup.plan.keys, lookup.base, lookup.plan.cursor
+            sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
+            sequence.began_live = None if lookup.base is None else lookup.base.chain
             prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         with costing_no_answer("what request %s reads is not kept", request.request_id):
@@ -113,10 +114,16 @@ class CacheSteps:
     def begin(self, sequence: LiveSequence, state: LiveState) -> None:
         """A sequence is open, on what `opening` gave."""
         request, lookup = sequence.request, sequence.lookup
-        base = None if lookup is None else lookup.base
+        base = None if lookup is None or lookup.base is None else lookup.base.chain
         if sequence.cursor is not None and self._serves(request):
-            live = LiveChain(request_id=request.request_id, tenant=request.tenant, chain=sequence.chain, cursor=sequence.cursor)
-            sequence.live = self._cache.begin(lookup, live, state)
+            live = LiveChain(
+                request_id=request.request_id,
+                tenant=request.tenant,
+                session_id=request.session_id,
+                chain=sequence.chain,
+                cursor=sequence.cursor,
+            )
+            sequence.live = self._cache.live.begin(lookup, live, state)
             self._scheduler.hold_apart(request.request_id, sequence.live.held_tokens)
         if lookup is None:
             return
@@ -134,9 +141,9 @@ class CacheSteps:
     def could_not_begin(self, sequence: LiveSequence) -> None:
         """The engine could not open a sequence: a state that was to be moved to it is spoilt."""
         lookup = sequence.lookup
-        if lookup is not None and lookup.base is not None and lookup.base_use == "moved":
+        if lookup is not None and lookup.base is not None and lookup.base.use == "moved":
             with costing_no_answer("a parked state could not be given up"):
-                self._cache.leave(lookup.base)
+                self._cache.live.leave(lookup.base.chain)
 
     def make_room(self, *, live: Collection[LiveSequence]) -> None:
         """Have parked states give up what the next step needs, and tell the scheduler what they hold."""
@@ -144,13 +151,13 @@ class CacheSteps:
         missing = self._scheduler.missing_bytes()
         if missing:
             with costing_no_answer("parked states could not be given up"):
-                self._cache.reclaim(missing)
+                self._cache.live.reclaim(missing)
                 self._count_held()
-        if any(each.lookup is not None and each.lookup.is_base_lost for each in live):
+        if any(each.lookup is not None and each.lookup.has_lost_its_base for each in live):
             self._lookups.repeat_without((), live)
 
     def _count_held(self) -> None:
-        held = self._cache.held
+        held = self._cache.live.held
         self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:

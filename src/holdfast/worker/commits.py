@@ -75,7 +75,7 @@ class Commits:
         """The chain of a sequence is live no more, if it was."""
         live, sequence.live = sequence.live, None
         if live is not None:
-            self._cache.leave(live)
+            self._cache.live.leave(live)
 
     def commit_step(self, kept: Sequence[Kept], sequences: tuple[LiveSequence, ...]) -> None:
         """A step was collected: commit what it has made of these sequences, and the rests copied out before its dispatch."""
@@ -103,7 +103,7 @@ class Commits:
                 raise
             if rest.for_good and sequence.live is not None and rest.kept.is_finite:
                 live, sequence.live = sequence.live, None
-                self._cache.park(live, bytes(sequence.chain))
+                self._cache.live.park(live, bytes(sequence.chain))
             self.leave(sequence)
             if rest.for_good:
                 self._on_end(sequence)

@@ -57,7 +57,7 @@ class Lifetimes:
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
-            if sequence.lookup is not None and sequence.lookup.is_base_lost:  # to one that was admitted with it
+            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:  # to one that was admitted with it
                 self._scheduler.restart(admission.request_id)
                 self._cache.look_up(sequence)
                 continue

@@ -142,7 +142,7 @@ class Lookups:
         for other in live:
             request_id = other.request.request_id
             lookup = other.lookup
-            stands_on_it = lookup is not None and (lookup.is_base_lost or not lost.isdisjoint(lookup.plan.keys))
+            stands_on_it = lookup is not None and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
             if stands_on_it and self._scheduler.is_waiting(request_id):
                 self._scheduler.hold_back(request_id)
                 self.release(other)

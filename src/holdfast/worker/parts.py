@@ -69,8 +69,32 @@ class StepEngine(Protocol[Step]):
         """The snapshots that a collected step has made."""
 
 
+class LiveStates(Protocol):
+    """States that outlive their sequences. Device thread only; anything may raise."""
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
+        """A sequence is open: its chain is live from now on. Returns that chain, which may be one that it has taken over."""
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
+
+    def leave(self, live: LiveChain) -> None:
+        """A chain is live no more. What only it has is kept otherwise, if there is room."""
+
+    def reclaim(self, nbytes: int) -> None:
+        """Give up parked states until so many bytes are free."""
+
+    @property
+    def held(self) -> HeldMemory:
+        """Memory of live states that no running sequence has reserved."""
+
+
 class Cache(Protocol):
     """Keeps what sequences have computed and finds what new ones can begin from. Device thread only; anything may raise."""
+
+    @property
+    def live(self) -> LiveStates:
+        """Of sequences that run, and of those that are parked."""
 
     @property
     def keeps_anything(self) -> bool:
@@ -96,22 +120,6 @@ class Cache(Protocol):
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
-
-    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
-        """A sequence is open: its chain is live from now on. Returns that chain, which may be one that it has taken over."""
-
-    def park(self, live: LiveChain, chain: bytes) -> None:
-        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
-
-    def leave(self, live: LiveChain) -> None:
-        """A chain is live no more. What only it has is kept otherwise, if there is room."""
-
-    def reclaim(self, nbytes: int) -> None:
-        """Give up parked states until so many bytes are free."""
-
-    @property
-    def held(self) -> HeldMemory:
-        """Memory of live states that no running sequence has reserved."""
 
     def insert(
         self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
