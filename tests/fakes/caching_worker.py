@@ -68,7 +68,7 @@ class CachingWorker:
         has_measured_costs: bool = False,
         **settings: Any,
     ) -> None:
-        """has_measured_costs: memory is counted as the model takes it, and the budget is of so many tokens; else a token is a byte."""
+        """has_measured_costs: bytes are counted as the model takes them, a budget of tokens too; else a token is a byte."""
         self.engine = engine(runner, vocab_size=vocab_size, constraints=constraints)
         costs = self.engine.measure_costs()
         assert costs.form is not None

@@ -122,7 +122,7 @@ class SteppedWorker:
                 assert chain in worker.index._holders[key], "a key that does not know its holder"
                 start, tokens = worker.index.run_of(key)
                 assert start + tokens <= chain.state.tokens, "a holder that has not all of a block"
-        for key, holders in worker.index._holders.items():
+        for holders in worker.index._holders.values():
             assert holders <= set(chains), "a holder that is not live"
         held, parked = held_and_parked([c.state for c in chains if not c.is_parked], [c.state for c in chains if c.is_parked])
         own = (

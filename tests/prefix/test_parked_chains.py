@@ -84,7 +84,7 @@ def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_fr
     rest(subject)
     (chain,) = parked(subject)
     spoil(chain)
-    serve(subject, greedy("turn", known(subject, "first") + (3, 4)))
+    serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
 
 
 def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
@@ -93,7 +93,7 @@ def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
     rest(subject)
     (chain,) = parked(subject)
     spoil(chain)
-    serve(subject, greedy("fork", random_prompt(100)[:40] + (3, 4, 5)))
+    serve(subject, greedy("fork", (*random_prompt(100)[:40], 3, 4, 5)))
     rest(subject)
     assert chain not in parked(subject)
 
@@ -131,7 +131,7 @@ def test_an_engine_that_cannot_begin_from_what_was_moved_begins_from_blocks_and_
         return state
 
     monkeypatch.setattr(subject.worker.engine, "open", unfit)
-    serve(subject, greedy("turn", known(subject, "first") + (3, 4)))
+    serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
     assert len(opened) == 2
     assert report(subject, "turn").disk_tokens == kept
     assert subject.worker.index.figures().kept_tokens >= kept
@@ -153,7 +153,7 @@ def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_
     subject = SteppedWorker("llama")
     serve(subject, greedy("first", random_prompt(100), max_tokens=12, session_id="s"))
     rest(subject)
-    turn = known(subject, "first") + (3, 4)
+    turn = (*known(subject, "first"), 3, 4)
     subject.send(greedy("waits", turn), SessionCommand(operation="close", tenant="", session_id="s", forget=True))
     subject.run_to_end()
     subject.check_answer("waits")
@@ -188,7 +188,7 @@ def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     before = known(subject, "first")
-    subject.send(greedy("gone", before + (1, 2)), greedy("turn", before + random_prompt(30, "b"), max_tokens=9))
+    subject.send(greedy("gone", (*before, 1, 2)), greedy("turn", before + random_prompt(30, "b"), max_tokens=9))
     subject.send(cancel("gone"))
     subject.run_to_end()
     subject.check_answer("turn")
