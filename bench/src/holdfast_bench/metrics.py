@@ -69,6 +69,11 @@ METRICS = {
         unit="x", better="lower", meaning="growth of the memory of all processes over the agents' states"
     ),
     "peak_grown_over_states": Metric(unit="x", better="neither", meaning="the most of it while turns ran, sampled"),
+    "grown_from_idle_over_states": Metric(
+        unit="x",
+        better="lower",
+        meaning="growth of memory since before the warm-up over the agents' states and that of the warm-up",
+    ),
     "disk_over_states": Metric(unit="x", better="lower", meaning="growth of the store folder over the agents' states"),
     "context_tokens": Metric(unit="tokens", better="neither", meaning="prompt and answer of the turn"),
     "restored_gap_ratio": Metric(
