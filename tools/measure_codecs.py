@@ -17,6 +17,7 @@ from random import Random
 
 import msgspec
 
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models import platform
 
 platform.prepare_blas()  # before mlx is imported
@@ -107,7 +108,10 @@ class Subject:
 
 def _request(name: str, prompt: list[int]) -> SequenceRequest:
     return SequenceRequest(
-        request_id=name, prompt_token_ids=tuple(prompt), max_tokens=MOST_TOKENS, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id=name,
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=MOST_TOKENS,
+        sampling=SamplingParams(temperature=0.0, seed=0),
     )
 
 

@@ -16,6 +16,7 @@ from holdfast.kv.foreign import ForeignState
 from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.head_seam import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
@@ -31,7 +32,7 @@ def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
 def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> EngineSequence:
     request = SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=TOKENS,
+        prompt_token_ids=TokenIds.of(TOKENS),
         max_tokens=9,
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,

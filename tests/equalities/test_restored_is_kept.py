@@ -15,6 +15,7 @@ from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.architectures import KEEPABLE, probed
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE
 
@@ -52,7 +53,7 @@ class Shelf:
 def request_for(name: str, prompt: tuple[int, ...]) -> SequenceRequest:
     return SequenceRequest(
         request_id=name,
-        prompt_token_ids=prompt,
+        prompt_token_ids=TokenIds.of(prompt),
         max_tokens=64,
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_logprobs=True,

@@ -16,6 +16,7 @@ from holdfast.engine.layouts import Runner
 from holdfast.kv.form import Codec
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.index import PrefixIndex
 from holdfast.scheduler.decision import SequenceCosts
@@ -37,7 +38,7 @@ def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **mor
     """A request whose answer depends on nothing but the model."""
     return SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=TokenIds.of(prompt),
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=0.0, seed=0),
         **more,

@@ -20,6 +20,7 @@ from holdfast.kv.snapshot import KVBlock
 from holdfast.messages.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
@@ -159,7 +160,7 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
-    asked = SequenceRequest(request_id="a", prompt_token_ids=random_prompt(90), max_tokens=20, sampling=sampling)
+    asked = SequenceRequest(request_id="a", prompt_token_ids=TokenIds.of(random_prompt(90)), max_tokens=20, sampling=sampling)
     right = fresh_answer(asked, name)
     subject = tiny_worker(name=name, engine=engine)
     spoiled: list[int] = []

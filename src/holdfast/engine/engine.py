@@ -34,6 +34,7 @@ from holdfast.kv.snapshot import can_be_kept, form_of, restore
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import RequestId, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ class Engine:
 
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""
-        tokens = (1, 2, 3)
+        tokens = TokenIds.of((1, 2, 3))
         request = SequenceRequest(
             request_id="costs", prompt_token_ids=tokens, max_tokens=1, sampling=SamplingParams(temperature=0.0, seed=0)
         )

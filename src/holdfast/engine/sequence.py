@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.engine.constraints import SequenceConstraint
 from holdfast.engine.plan import KeepPolicy, Span
 from holdfast.engine.sampling import RowState, row_state
 from holdfast.kv.layer import LayerState
 from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.token_ids import TokenIds
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class EngineSequence:
         request: SequenceRequest, *, layers: list[LayerState], vocab_size: int, generated: tuple[int, ...] = ()
     ) -> EngineSequence:
         """One that has read nothing yet, of what it knows: its prompt and what it had generated. As `row_state` raises."""
-        known = mx.array(request.prompt_token_ids + generated, dtype=mx.int32)
+        known = mx.array(np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4"))
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(request=request, known=known, layers=layers, sampler=sampler)
 
@@ -97,7 +99,7 @@ class SequenceSpan:
     def scored_tokens(self) -> tuple[int, ...]:
         """The tokens of the prompt that follow the scored rows, one each."""
         first, rows = self.span.start + 1, self.scored_rows
-        return self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop]
+        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
 
     @property
     def scored_rows(self) -> range:

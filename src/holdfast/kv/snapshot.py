@@ -15,7 +15,10 @@ import mlx.core as mx
 from holdfast.kv.form import CheckpointLayout, Codec, ModelForm
 from holdfast.kv.layer import LayerState, SnapshotMismatch
 
-__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "form_of", "restore"]
+__all__ = [
+    "KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "fork", "form_of", "restore",
+    "shareable_tokens",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +104,33 @@ def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateChec
     return StateCheckpoint(position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays)
 
 
-def restore(layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> int:
-    """Write snapshots into fresh layers; returns how many tokens they now hold. Lazy.
+def shareable_tokens(layers: Sequence[LayerState]) -> int:
+    """How many of the first tokens are frozen in every growing layer, so that `fork` can share them; 0 where one cannot."""
+    return min((leaf.frozen_tokens if leaf.can_share else 0 for leaf in _leaves(layers, grow=True)), default=0)
 
-    blocks: adjoining, from token 0 on. Raises SnapshotMismatch when kinds, shapes or positions do not fit, and spoils the layers.
+
+def fork(layers: Sequence[LayerState], fresh: Sequence[LayerState], *, tokens: int) -> list[LayerState]:
+    """Layers of another sequence: those that grow share the first `tokens` tokens of these, the others are the fresh ones.
+
+    tokens ≤ shareable_tokens(layers). `restore` takes what follows: further blocks, and the checkpoint of the others.
+    """
+    pairs = [
+        (old, new)
+        for layer, other in zip(layers, fresh, strict=True)
+        for old, new in zip(layer.leaves(), other.leaves(), strict=True)
+    ]
+    leaves = iter([old.fork(tokens) if old.grows else new for old, new in pairs])
+    return [layer.with_leaves(leaves) for layer in fresh]
+
+
+def restore(layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> int:
+    """Write snapshots into fresh or forked layers; returns how many tokens they now hold. Lazy.
+
+    blocks: adjoining, from the first token on that is not there. Raises SnapshotMismatch when kinds, shapes or positions do not
+    fit, and spoils the layers.
     """
     growing, fixed = _leaves(layers, grow=True), _leaves(layers, grow=False)
-    end = 0
+    end = max((leaf.frozen_tokens for leaf in growing), default=0)
     for block in blocks:
         assert block.codec == "native", "a block is unpacked before it is restored"
         if block.start != end:

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.messages.requests import Pooling, RequestId, SamplingParams
 from holdfast.messages.sessions import SessionCommand
+from holdfast.messages.token_ids import TokenIds
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
     request_id: RequestId
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     max_tokens: int
     sampling: SamplingParams  # seed always set
     stop_token_ids: tuple[int, ...] = ()
