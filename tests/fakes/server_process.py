@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
 _tick = threading.Event()  # never set: waiting for it is a short pause between two looks
 
