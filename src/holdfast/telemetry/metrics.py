@@ -108,6 +108,12 @@ class Metrics(Collector):
         constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}
         yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
         yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
+        sent = {
+            model: {"new": numbers.link.new_tokens, "known": numbers.link.known_tokens}
+            for model, numbers in self._statistics.items()
+            if numbers.link is not None
+        }
+        yield labelled("holdfast_link_prompt_tokens", "Prompt tokens sent to the worker, and known to it before.", "sent", sent)
         yield from cache_families(self._statistics)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
