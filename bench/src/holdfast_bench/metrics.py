@@ -29,6 +29,7 @@ METRICS = {
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
     "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
     "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
+    "cpu_seconds": Metric(unit="s", better="lower", meaning="processor time of all processes of the server for one request"),
     "beyond_step_seconds": Metric(
         unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
     ),

@@ -59,7 +59,7 @@ class _Holding:
 
     @property
     def told_bytes(self) -> int:
-        return self.told.ram_bytes + self.told.reserved_bytes if self.told is not None else 0
+        return self.told.ram_bytes + self.told.live_bytes if self.told is not None else 0
 
 
 async def _held(server: RunningServer) -> _Holding:
