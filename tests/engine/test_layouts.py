@@ -179,4 +179,4 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(name: str, l
         for leaf in (leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()):
             leaf.freeze()
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
-    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].layers[-1].leaves())
+    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].live.layers[-1].leaves())
