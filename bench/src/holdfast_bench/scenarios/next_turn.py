@@ -24,8 +24,9 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # of a turn beyond the step
 MOST_OF_A_PEER = 0.75
-_WORDS_TOKENS = 7  # of new text; the answer before it is one more
 _FEWEST_NEW, _MOST_NEW = 4, 10
+_WORDS_TOKENS = range(_FEWEST_NEW, _MOST_NEW - 1)  # of new text; the answer before it is one more, and two may become one
+_TRIES = 20
 _PAUSE_SECONDS = 0.05  # an agent's next turn comes a moment later
 _FLOOR = "step"
 
@@ -103,8 +104,17 @@ async def _conversation(trial: Trial) -> tuple[_Conversation, Answer | None]:
 
 def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
     conversation.prompt_tokens = answer.prompt_tokens
-    words = trial.stage.prompts.text(_WORDS_TOKENS, seed=f"{trial.case.name}/turn {conversation.turns}")
-    conversation.go_on(answer.text, words)
+    conversation.go_on(answer.text, _words(trial, f"{trial.case.name}/turn {conversation.turns}"))
+
+
+def _words(trial: Trial, seed: str) -> str:
+    """A few words of as many tokens as are wanted; the last try where there are none."""
+    prompts, text = trial.stage.prompts, ""
+    for number in range(_TRIES):
+        text = prompts.text(_WORDS_TOKENS[-1], seed=f"{seed}/{number}")
+        if len(prompts.tokens(f" {text}")) in _WORDS_TOKENS:
+            break
+    return text
 
 
 async def _measure(trial: Trial) -> Sample:
