@@ -79,27 +79,20 @@ class _Conversation:
 
 async def _prepare(trial: Trial) -> None:
     """Have the server read the context, and start the floor's process beside Holdfast."""
-    await _conversation(trial)
+    server = await trial.stage.server(trial.contender)
+    conversation = _Conversation(is_chat=trial.settings["is_chat"])
+    conversation.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
+    answer = await server.client.ask(conversation.request())
+    if answer.is_good:
+        _say(trial, conversation, answer)
+        server.conversations[trial.case.name] = conversation
+    else:
+        trial.stage.drop(trial.contender, kill=True)  # it may still be at it, and the others must not wait for that
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
         job = StepJob(
             folder=str(trial.stage.model_folder), context_tokens=trial.settings["context_tokens"], threads=trial.stage.threads
         )
         trial.stage.kept[_FLOOR] = await asyncio.to_thread(MeasuringProcess, "holdfast_bench.step_process", job)
-
-
-async def _conversation(trial: Trial) -> tuple[_Conversation, Answer | None]:
-    """The one under way, and the answer that came last where it has just begun."""
-    server = await trial.stage.server(trial.contender)
-    found: _Conversation | None = server.conversations.get(trial.case.name)
-    if found is not None:
-        return found, None
-    found = _Conversation(is_chat=trial.settings["is_chat"])
-    found.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
-    answer = await server.client.ask(found.request())
-    if answer.is_good:
-        _say(trial, found, answer)
-        server.conversations[trial.case.name] = found
-    return found, answer
 
 
 def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
@@ -118,10 +111,10 @@ def _words(trial: Trial, seed: str) -> str:
 
 
 async def _measure(trial: Trial) -> Sample:
-    conversation, first = await _conversation(trial)
-    if first is not None and not first.is_good:
-        return Sample(errors=errors_of([first]))
     server, answers, new = await trial.stage.server(trial.contender), list[Answer](), list[int]()
+    conversation: _Conversation | None = server.conversations.get(trial.case.name)
+    if conversation is None:
+        return Sample(errors=["it has not read the context in time"])
     used = server.use()
     for _ in range(trial.settings["turns"]):
         await asyncio.sleep(_PAUSE_SECONDS)
