@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.kv.composite import Composite
 from holdfast.kv.form import CheckpointLayout
 from holdfast.kv.full import FullKV
+from holdfast.kv.live import LiveState
 from holdfast.kv.recurrent import RecurrentState
-from holdfast.kv.snapshot import copy_checkpoint, fork, restore, shareable_tokens
+from holdfast.kv.snapshot import copy_checkpoint, fork, restore
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
@@ -179,6 +180,22 @@ def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:
     assert [array.shape[2] for array in layer.arrays()][-1] == 95 - 91
 
 
+def test_a_long_tail_that_must_grow_is_frozen_instead_of_copied() -> None:
+    layer = FullKV()
+    layer.reserve(1000)
+    layer.append(*of(list(range(1000))))
+    before = [id(array) for array in layer.arrays()]
+    layer.reserve(1100)
+    layer.append(*of([1000]))
+    assert [id(array) for array in layer.arrays()][:2] == before
+    assert [array.shape[2] for array in layer.arrays()] == [1000, 1000, 100, 100]
+    assert all_numbers(layer) == list(range(1001))
+    layer.can_share = False
+    layer.reserve(1200)
+    layer.append(*of([1001]))
+    assert all_numbers(layer) == list(range(1002))
+
+
 def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_back() -> None:
     first = FullKV()
     first.append(*of(list(range(1000))))
@@ -232,16 +249,17 @@ def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> Non
     state[0] = mx.full((1, 4), 40.0)
     checkpoint = copy_checkpoint(layers, position=40)
     state[0] = mx.full((1, 4), 41.0)
-    assert shareable_tokens(layers) == 0
-    for each in layers:
-        each.freeze()
-    assert shareable_tokens(layers) == 40
+    live = LiveState(layers, 40)
+    assert live.frozen_tokens == 0
+    live.freeze()
+    assert live.can_share
+    assert live.frozen_tokens == 40
     forked = fork(layers, fresh(), tokens=40)
-    assert restore(forked, (), checkpoint) == 40
+    assert restore(forked, (), checkpoint, begin=40) == 40
     own = next(forked[0].leaves())
     assert isinstance(own, RecurrentState)
     assert own[0] is not None
     assert own[0].tolist() == [[40.0] * 4]
     assert [all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)] == [list(range(40))] * 2
     held(layers)[0].can_share = False
-    assert shareable_tokens(layers) == 0
+    assert not live.can_share

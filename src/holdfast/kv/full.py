@@ -13,6 +13,7 @@ from holdfast.kv.frozen import FrozenPart
 from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
+_MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
 _UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what is held
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
@@ -45,20 +46,23 @@ class FullKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens, to the tail."""
-        capacity = max(self._reserved, self.tokens + keys.shape[2]) - self._frozen_tokens
-        if not self._buffers or self._buffers[0].shape[2] < capacity:
+        capacity = max(self._reserved, self.tokens + keys.shape[2])
+        if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
+            if self.can_share and self._end > _SHORT_PART and self._unused * _UNUSED_SHARE <= self._end:
+                self._freeze_tail()  # instead of copying it to a longer buffer
+                if len(self._frozen) > _MANY_PARTS:
+                    self._merge()
+            capacity -= self._frozen_tokens
             self._buffers = buffers.moved(self._buffers, (keys, values), capacity=capacity, start=0, end=self._end)
         self._write(keys, values)
 
     def freeze(self) -> None:
         """Where nothing is to be shared, only much unused room is given back."""
         if not self.can_share:
-            if self._buffers and (self._buffers[0].shape[2] - self._end) * _UNUSED_SHARE_WHOLE > self._end:
+            if self._unused * _UNUSED_SHARE_WHOLE > self._end:
                 self._buffers = buffers.moved(self._buffers, self._buffers, capacity=self._end, start=0, end=self._end)
             return
-        if self._end:
-            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
-        self._buffers, self._end = (), 0
+        self._freeze_tail()
         self._merge()
         unused = {part: part.unused for part, _ in self._frozen}
         for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
@@ -123,10 +127,14 @@ class FullKV(LayerKV):
             raise SnapshotMismatch(f"a run of {end - self.tokens} tokens has {sizes}")
         self.append(keys, values)
 
-    def arrays(self) -> Iterator[mx.array]:
-        """Of the frozen parts, and the tail."""
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        """Of the frozen parts."""
         for part, _ in self._frozen:
             yield from part.arrays
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Of the frozen parts, and the tail."""
+        yield from self.frozen_arrays()
         yield from self._buffers
 
     def bytes_per_token(self) -> int:
@@ -139,13 +147,24 @@ class FullKV(LayerKV):
     def _runs(self, start: int, end: int) -> Iterator[tuple[mx.array, mx.array]]:
         """Views of tokens start to end, one for each buffer that has some."""
         first = 0
-        for arrays, tokens in (*((part.arrays, tokens) for part, tokens in self._frozen), (self._buffers, self._end)):
+        for part, tokens in self._frozen:
             low, high = max(start - first, 0), min(end - first, tokens)
             if low < high:
-                keys, values = arrays
-                is_whole = (low, high) == (0, keys.shape[2])  # cutting it is work in every step, whatever it cuts
-                yield (keys, values) if is_whole else (keys[:, :, low:high], values[:, :, low:high])
+                yield part.first(tokens) if high - low == tokens else _cut(part.arrays, low, high)
             first += tokens
+        low, high = max(start - first, 0), end - first
+        if low < high:
+            yield _cut(self._buffers, low, high)
+
+    @property
+    def _unused(self) -> int:
+        """Room in the tail."""
+        return self._buffers[0].shape[2] - self._end if self._buffers else 0
+
+    def _freeze_tail(self) -> None:
+        if self._end:
+            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
+        self._buffers, self._end = (), 0
 
     def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
         for part, _ in self._frozen:
@@ -163,6 +182,11 @@ class FullKV(LayerKV):
                 groups[-2:] = [groups[-2] + groups[-1]]
         if len(groups) < len(self._frozen):
             self._hold([group[0] if len(group) == 1 else (_joined(group), _length(group)) for group in groups])
+
+
+def _cut(arrays: tuple[mx.array, ...], low: int, high: int) -> tuple[mx.array, mx.array]:
+    keys, values = arrays
+    return keys[:, :, low:high], values[:, :, low:high]
 
 
 def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[FrozenPart, int]]:
