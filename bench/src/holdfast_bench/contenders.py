@@ -74,8 +74,8 @@ def mlx_lm_with_blas() -> Contender:
 
 def llama_cpp() -> Contender:
     """llama.cpp's server as the wheel `xllamacpp` brings it. Raises HoldfastError when that is not installed."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp; or name the others with --peer")
+    if not is_installed(LLAMA_CPP):
+        raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp")
     command = (sys.executable, "-m", "holdfast_bench.llama_cpp_server", "{model}", "--port", "{port}")
     return Contender(label=LLAMA_CPP, command=command)
 
@@ -104,6 +104,11 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
             case _:
                 raise HoldfastError(f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, none")
     return list({peer.label: peer for peer in found}.values())
+
+
+def is_installed(name: str) -> bool:
+    """Whether the peer of this name can be started here."""
+    return name != LLAMA_CPP or importlib.util.find_spec("xllamacpp") is not None
 
 
 def by_command(template: str, *, label: str = "peer") -> Contender:

@@ -21,10 +21,15 @@ METRICS = {
     "request_seconds": Metric(unit="s", better="lower", meaning="one request from connecting to its end"),
     "request_bytes": Metric(unit="bytes", better="neither", meaning="the body of one request"),
     "front_seconds": Metric(unit="s", better="lower", meaning="processor time of the front process for one request"),
-    "tokenizing_seconds": Metric(unit="s", better="neither", meaning="processor time of tokenizing its prompt, measured apart"),
-    "beyond_tokenizing_seconds": Metric(unit="s", better="lower", meaning="the difference"),
+    "tokenizing_seconds": Metric(
+        unit="s", better="neither", meaning="processor time of tokenizing a whole prompt of that length, measured apart"
+    ),
+    "ids_front_seconds": Metric(unit="s", better="neither", meaning="the same for a prompt of as many token ids"),
+    "beyond_ids_seconds": Metric(unit="s", better="lower", meaning="the difference: rendering, tokenizing, history"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
+    "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
     "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
+    "cpu_seconds": Metric(unit="s", better="lower", meaning="processor time of all processes of the server for one request"),
     "beyond_step_seconds": Metric(
         unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
     ),
@@ -65,6 +70,11 @@ METRICS = {
         unit="x", better="lower", meaning="growth of the memory of all processes over the agents' states"
     ),
     "peak_grown_over_states": Metric(unit="x", better="neither", meaning="the most of it while turns ran, sampled"),
+    "grown_from_idle_over_states": Metric(
+        unit="x",
+        better="lower",
+        meaning="growth of memory since before the warm-up over the agents' states and that of the warm-up",
+    ),
     "disk_over_states": Metric(unit="x", better="lower", meaning="growth of the store folder over the agents' states"),
     "context_tokens": Metric(unit="tokens", better="neither", meaning="prompt and answer of the turn"),
     "restored_gap_ratio": Metric(

@@ -8,6 +8,7 @@ from holdfast_bench.scenarios import (
     agents,
     front,
     growth,
+    loop_lag,
     memory,
     next_turn,
     overhead,
@@ -38,6 +39,7 @@ SCENARIOS: dict[str, Scenario] = {
         salvage,
         saving,
         growth,
+        loop_lag,
     )
 }
 

@@ -103,7 +103,7 @@ class Engine:
         return sequence.fed
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve more room; the next append copies once."""
+        """Reserve more room; the next append begins another buffer, or copies once where layers keep to one."""
         self._sequences[request_id].reserve(capacity_tokens)
 
     def close(self, request_id: RequestId) -> None:

@@ -38,10 +38,14 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
     heads, kv_heads = queries.shape[1], parts[0][0].shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
     scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
-    weights = mx.softmax(scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-    ends = list(itertools.accumulate(part.shape[3] for part in scores))
-    attended = [weights[..., end - keys.shape[2] : end] @ values for end, (keys, values) in zip(ends, parts, strict=True)]
-    return sum(attended[1:], start=attended[0]).reshape(1, heads, 1, attended[0].shape[3])
+    if len(parts) == 1:
+        attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
+    else:
+        weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+        of_parts = mx.split(weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1)
+        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
+        attended = sum(terms[1:], start=terms[0])
+    return attended.reshape(1, heads, 1, attended.shape[3])
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ from holdfast.kv.form import CheckpointLayout, HeadsForm
 from holdfast.kv.frozen import FrozenPart
 from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
+_SHORT_PART = 512  # tokens: copied sooner than attended to one by one
+_MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
 _UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what is held
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
@@ -44,20 +46,23 @@ class FullKV(LayerKV):
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens, to the tail."""
-        capacity = max(self._reserved, self.tokens + keys.shape[2]) - self._frozen_tokens
-        if not self._buffers or self._buffers[0].shape[2] < capacity:
+        capacity = max(self._reserved, self.tokens + keys.shape[2])
+        if not self._buffers or self._buffers[0].shape[2] < capacity - self._frozen_tokens:
+            if self.can_share and self._end > _SHORT_PART and self._unused * _UNUSED_SHARE <= self._end:
+                self._freeze_tail()  # instead of copying it to a longer buffer
+                if len(self._frozen) > _MANY_PARTS:
+                    self._merge()
+            capacity -= self._frozen_tokens
             self._buffers = buffers.moved(self._buffers, (keys, values), capacity=capacity, start=0, end=self._end)
         self._write(keys, values)
 
     def freeze(self) -> None:
         """Where nothing is to be shared, only much unused room is given back."""
         if not self.can_share:
-            if self._buffers and (self._buffers[0].shape[2] - self._end) * _UNUSED_SHARE_WHOLE > self._end:
+            if self._unused * _UNUSED_SHARE_WHOLE > self._end:
                 self._buffers = buffers.moved(self._buffers, self._buffers, capacity=self._end, start=0, end=self._end)
             return
-        if self._end:
-            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
-        self._buffers, self._end = (), 0
+        self._freeze_tail()
         self._merge()
         unused = {part: part.unused for part, _ in self._frozen}
         for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
@@ -142,8 +147,19 @@ class FullKV(LayerKV):
             low, high = max(start - first, 0), min(end - first, tokens)
             if low < high:
                 keys, values = arrays
-                yield keys[:, :, low:high], values[:, :, low:high]
+                is_whole = (low, high) == (0, keys.shape[2])  # cutting it is work in every step, whatever it cuts
+                yield (keys, values) if is_whole else (keys[:, :, low:high], values[:, :, low:high])
             first += tokens
+
+    @property
+    def _unused(self) -> int:
+        """Room in the tail."""
+        return self._buffers[0].shape[2] - self._end if self._buffers else 0
+
+    def _freeze_tail(self) -> None:
+        if self._end:
+            self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
+        self._buffers, self._end = (), 0
 
     def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
         for part, _ in self._frozen:
@@ -153,13 +169,11 @@ class FullKV(LayerKV):
         self._frozen, self._frozen_tokens = parts, sum(tokens for _, tokens in parts)
 
     def _merge(self) -> None:
-        """Neighbours that nobody else holds become one where the later is at least half as long as the earlier."""
+        """Neighbours that nobody else holds become one where the earlier is short, or the later at least half as long."""
         groups: list[list[tuple[FrozenPart, int]]] = []
         for each in self._frozen:
             groups.append([each])
-            while (
-                len(groups) > 1 and _length(groups[-1]) * 2 >= _length(groups[-2]) and _is_own(groups[-1]) and _is_own(groups[-2])
-            ):
+            while len(groups) > 1 and _are_merged(*groups[-2:]):
                 groups[-2:] = [groups[-2] + groups[-1]]
         if len(groups) < len(self._frozen):
             self._hold([group[0] if len(group) == 1 else (_joined(group), _length(group)) for group in groups])
@@ -174,12 +188,13 @@ def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[Froze
     return taken
 
 
+def _are_merged(earlier: list[tuple[FrozenPart, int]], later: list[tuple[FrozenPart, int]]) -> bool:
+    fits = _length(earlier) <= max(_SHORT_PART, _length(later) * 2)
+    return fits and all(len(part.holders) == 1 for part, _ in (*earlier, *later))
+
+
 def _length(parts: list[tuple[FrozenPart, int]]) -> int:
     return sum(tokens for _, tokens in parts)
-
-
-def _is_own(parts: list[tuple[FrozenPart, int]]) -> bool:
-    return all(len(part.holders) == 1 for part, _ in parts)
 
 
 def _joined(parts: list[tuple[FrozenPart, int]]) -> FrozenPart:

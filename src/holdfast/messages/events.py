@@ -104,6 +104,12 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     budget_bytes: int = 0
 
 
+class PromptUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker does not know what the prompt of an `AbridgedRequest` begins with, and waits for its `WholePrompt`."""
+
+    number: int
+
+
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prompt has been read. Comes right before the first token; when there is none, only if the prompt was scored."""
 
@@ -204,3 +210,4 @@ Event: TypeAlias = (
     | SessionAnswer
     | LoadProgress
 )
+LinkEvent: TypeAlias = Event | PromptUnknown  # as they come from another process
