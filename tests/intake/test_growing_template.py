@@ -27,7 +27,9 @@ NEIGHBOURS = """{%- if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | t
     {{- '\n' + message.content }}
     {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>{% endif %}
 {%- else %}
-    {%- set said = message.content %}{{ loop.index }} {% if not loop.last %}{{ messages[loop.index].role }}{% endif %} {{ message.role }} of {{ messages[loop.index0 - 3].role }}: {{ said }}
+    {%- set said = message.content %}{{ loop.index }}
+    {%- if not loop.last %}{{ messages[loop.index].role }}{% endif %}
+    {{- message.role }} of {{ messages[loop.index0 - 3].role }}: {{ said }}
     {%- for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{{ loop.last }}{% endfor %}<|im_end|>
 {%- endif %}
 {%- endfor %}
