@@ -115,6 +115,7 @@ class SteppedWorker:
         worker = self.worker
         self.loop.check_invariants()
         worker.index.check_invariants()
+        self.loop._cache._count_held()  # as the next step begins
         chains = list(worker.cache.live._chains)
         assert all(chain.state is not None for chain in chains), "a live chain without a state"
         for chain in chains:
@@ -131,6 +132,11 @@ class SteppedWorker:
         )
         assert worker.cache.live.held.total_bytes == held + parked + own, "held memory is miscounted"
         assert worker.cache.live.held.parked_bytes == parked, "parked memory is miscounted"
+        running = [chain for chain in chains if not chain.is_parked and chain.state.can_share]
+        assert all(chain.held_tokens == chain.state.frozen_tokens for chain in running), "frozen and held tokens differ"
+        for chain in running:
+            scheduled = worker.scheduler._running.get(chain.request_id)
+            assert scheduled is None or scheduled.held_tokens == chain.held_tokens, "the scheduler holds other tokens apart"
         assert worker.cache.live.held.parked == sum(chain.is_parked for chain in chains)
 
 

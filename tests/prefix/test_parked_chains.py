@@ -193,3 +193,9 @@ def test_the_window_of_a_moved_state_is_right_where_its_boundary_is_restored() -
     subject.run_to_end()
     subject.check_answer("turn")
     assert report(subject, "turn").moved_tokens > 0
+
+
+def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> None:
+    """Counted twice, the memory of one that runs alone would never do for its growth."""
+    subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
+    serve(subject, greedy("grows", random_prompt(30), max_tokens=60), greedy("other", random_prompt(10, "b"), max_tokens=1))

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from holdfast.engine.engine import Engine
 from holdfast.messages.commands import SequenceControl
 from holdfast.messages.sessions import SessionCommand
+from holdfast.worker import failures
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.live_state import open_sequences
 from tests.fakes.running_ahead import RunningAhead
@@ -29,7 +30,13 @@ tenants = st.sampled_from(["", "", "", "b"])
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         make_blocks_small(patch)
+        patch.setattr(failures.logger, "exception", raise_again)
         yield
+
+
+def raise_again(*_: object) -> None:
+    """What costs no answer is a fault all the same."""
+    raise  # noqa: PLE0704 - in the handler that has called
 
 
 class ParkingStates(RuleBasedStateMachine):

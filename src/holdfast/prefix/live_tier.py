@@ -139,6 +139,18 @@ class LiveTier:
                 break
             self.leave(live)
 
+    def newly_frozen(self) -> list[LiveChain]:
+        """Chains of running sequences that have frozen more since the last call, which counts as held from now on.
+
+        They do so on their own account too, when a long tail has to grow.
+        """
+        running = [(live, live.state) for live in self._chains if not live.is_parked and live.state is not None]
+        frozen = [(live, state.frozen_tokens) for live, state in running if state.can_share]
+        changed = [(live, tokens) for live, tokens in frozen if live.held_tokens != tokens]
+        for live, tokens in changed:
+            live.held_tokens, self._held = tokens, None
+        return [live for live, _ in changed]
+
     @property
     def held(self) -> HeldMemory:
         """Memory of live states that no running sequence has reserved."""

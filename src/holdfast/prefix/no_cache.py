@@ -34,6 +34,10 @@ class NothingLive:
     def reclaim(self, nbytes: int) -> None:
         """Nothing is parked."""
 
+    def newly_frozen(self) -> tuple[LiveChain, ...]:
+        """What is frozen counts as its sequence's own."""
+        return ()
+
     @property
     def held(self) -> HeldMemory:
         """Nothing is parked."""

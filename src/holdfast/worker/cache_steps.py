@@ -114,7 +114,6 @@ class CacheSteps:
     def begin(self, sequence: LiveSequence, state: LiveState) -> None:
         """A sequence is open, on what `opening` gave."""
         request, lookup = sequence.request, sequence.lookup
-        base = None if lookup is None or lookup.base is None else lookup.base.chain
         if sequence.cursor is not None and self._serves(request):
             live = LiveChain(
                 request_id=request.request_id,
@@ -127,9 +126,6 @@ class CacheSteps:
             self._scheduler.hold_apart(request.request_id, sequence.live.held_tokens)
         if lookup is None:
             return
-        if base is not None and base.state is not None and not base.is_parked and base is not sequence.live:
-            base.held_tokens = base.state.frozen_tokens  # it was frozen, to be shared
-            self._scheduler.hold_apart(base.request_id, base.held_tokens)
         report = lookup.report(
             lookup_seconds=sequence.lookup_seconds,
             waited_seconds=sequence.waited_seconds,
@@ -157,6 +153,8 @@ class CacheSteps:
             self._lookups.repeat_without((), live)
 
     def _count_held(self) -> None:
+        for chain in self._cache.live.newly_frozen():
+            self._scheduler.hold_apart(chain.request_id, chain.held_tokens)
         held = self._cache.live.held
         self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
 

@@ -59,6 +59,8 @@ class Lifetimes:
             sequence = self._ledger[admission.request_id]
             if sequence.lookup is not None and sequence.lookup.has_lost_its_base:  # to one that was admitted with it
                 self._scheduler.restart(admission.request_id)
+                self._cache.release(sequence)
+                self._cache.withdraw(sequence)
                 self._cache.look_up(sequence)
                 continue
             sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)

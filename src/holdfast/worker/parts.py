@@ -84,6 +84,9 @@ class LiveStates(Protocol):
     def reclaim(self, nbytes: int) -> None:
         """Give up parked states until so many bytes are free."""
 
+    def newly_frozen(self) -> Sequence[LiveChain]:
+        """Chains of running sequences that have frozen more since the last call, which counts as held from now on."""
+
     @property
     def held(self) -> HeldMemory:
         """Memory of live states that no running sequence has reserved."""
