@@ -176,7 +176,7 @@ def same_answer(found: list[TokenLogprob], expected: list[TokenLogprob], what: s
 
 
 @pytest.mark.parametrize("name", KEEPABLE)
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(length=lengths, asked=st.lists(turns, min_size=1, max_size=5), life=lives, seed=st.integers(0, 1 << 20))
 def test_a_remembered_prompt_is_answered_like_a_fresh_one(
     name: str, length: int, asked: list[Turn], life: Life, seed: int

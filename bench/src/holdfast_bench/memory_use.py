@@ -14,28 +14,29 @@ from holdfast_bench.wire import Call, get_json, split_answer
 
 _SAMPLING_SECONDS = 0.25
 Seen = TypeVar("Seen")
-_RESERVED = "holdfast_worker_kv_reserved_bytes"  # of sequences that run or are parked
+_LIVE = ("holdfast_worker_kv_reserved_bytes", "holdfast_prefix_cache_parked_bytes")  # of sequences that run, and that have ended
 
 
 class ToldMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What the server itself says of the first model."""
 
     ram_bytes: int = 0  # KV that is kept for the next request
-    reserved_bytes: int = 0  # of live sequences
+    live_bytes: int = 0  # reserved by sequences that run, or kept as they were of those that have ended
     kv_bytes_per_token: int = 0
     fixed_bytes_per_sequence: int = 0
 
 
 async def told_memory(server: RunningServer, *, with_live: bool = False) -> ToldMemory | None:
-    """None for servers that say nothing of that kind. with_live: what live sequences have reserved is asked for too."""
+    """None for servers that say nothing of that kind. with_live: what live states take is asked for too."""
     status, body = await get_json(f"{server.target.base_url}/health", api_key=server.target.api_key)
     models = body.get("models") if status == 200 and isinstance(body, dict) else None
     model: dict[str, Any] = models[0] if models and isinstance(models[0], dict) else {}
     if not model.get("memory"):
         return None
+    values = await metric_values(server) if with_live else {}
     return ToldMemory(
         ram_bytes=int(model["memory"]["ram_bytes"]),
-        reserved_bytes=int((await metric_values(server)).get(_RESERVED, 0)) if with_live else 0,
+        live_bytes=int(sum(values.get(name, 0.0) for name in _LIVE)),
         kv_bytes_per_token=int(model.get("kv_bytes_per_token") or 0),
         fixed_bytes_per_sequence=int(model.get("fixed_bytes_per_sequence") or 0),
     )

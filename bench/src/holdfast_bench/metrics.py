@@ -29,6 +29,7 @@ METRICS = {
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
     "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
     "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
+    "cpu_seconds": Metric(unit="s", better="lower", meaning="processor time of all processes of the server for one request"),
     "beyond_step_seconds": Metric(
         unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
     ),
@@ -69,6 +70,11 @@ METRICS = {
         unit="x", better="lower", meaning="growth of the memory of all processes over the agents' states"
     ),
     "peak_grown_over_states": Metric(unit="x", better="neither", meaning="the most of it while turns ran, sampled"),
+    "grown_from_idle_over_states": Metric(
+        unit="x",
+        better="lower",
+        meaning="growth of memory since before the warm-up over the agents' states and that of the warm-up",
+    ),
     "disk_over_states": Metric(unit="x", better="lower", meaning="growth of the store folder over the agents' states"),
     "context_tokens": Metric(unit="tokens", better="neither", meaning="prompt and answer of the turn"),
     "restored_gap_ratio": Metric(

@@ -35,7 +35,7 @@ class _LiveSequence:
         self._engine = importlib.import_module("holdfast.engine.engine").Engine(runner, vocab_size=loaded.vocab_size)
         source = random.Random(job.context_tokens)
         count = job.context_tokens + _SPARE_TOKENS
-        self._request = _request([source.randrange(300, loaded.vocab_size) for _ in range(count)])
+        self._request = _request([source.randrange(loaded.vocab_size) for _ in range(count)])
         self._engine.open(self._request, capacity_tokens=count)
         self._position = 0
         while self._position < job.context_tokens:

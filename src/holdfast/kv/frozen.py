@@ -28,11 +28,20 @@ class FrozenPart:
         """arrays: keys and values, [1, kv_heads, capacity, head_dim] each."""
         self.keys, self.values = arrays
         self.holders: WeakSet[PartHolder] = WeakSet()
+        self._first: tuple[mx.array, mx.array] | None = None  # that were asked for last
 
     @property
     def arrays(self) -> tuple[mx.array, mx.array]:
         """Keys and values."""
         return self.keys, self.values
+
+    def first(self, tokens: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the first tokens. Every step asks for the same ones, so that they are cut once."""
+        if tokens == self.capacity:
+            return self.keys, self.values
+        if self._first is None or self._first[0].shape[2] != tokens:
+            self._first = self.keys[:, :, :tokens], self.values[:, :, :tokens]
+        return self._first
 
     @property
     def capacity(self) -> int:
@@ -48,6 +57,7 @@ class FrozenPart:
         """Copy what is held to buffers of exactly its size, for all holders; lazy."""
         used = self._used
         self.keys, self.values = (buffers.copied(array[:, :, :used]) for array in self.arrays)
+        self._first = None
 
     @property
     def _used(self) -> int:

@@ -143,13 +143,14 @@ class FullKV(LayerKV):
     def _runs(self, start: int, end: int) -> Iterator[tuple[mx.array, mx.array]]:
         """Views of tokens start to end, one for each buffer that has some."""
         first = 0
-        for arrays, tokens in (*((part.arrays, tokens) for part, tokens in self._frozen), (self._buffers, self._end)):
+        for part, tokens in self._frozen:
             low, high = max(start - first, 0), min(end - first, tokens)
             if low < high:
-                keys, values = arrays
-                is_whole = (low, high) == (0, keys.shape[2])  # cutting it is work in every step, whatever it cuts
-                yield (keys, values) if is_whole else (keys[:, :, low:high], values[:, :, low:high])
+                yield part.first(tokens) if high - low == tokens else _cut(part.arrays, low, high)
             first += tokens
+        low, high = max(start - first, 0), end - first
+        if low < high:
+            yield _cut(self._buffers, low, high)
 
     @property
     def _unused(self) -> int:
@@ -177,6 +178,11 @@ class FullKV(LayerKV):
                 groups[-2:] = [groups[-2] + groups[-1]]
         if len(groups) < len(self._frozen):
             self._hold([group[0] if len(group) == 1 else (_joined(group), _length(group)) for group in groups])
+
+
+def _cut(arrays: tuple[mx.array, ...], low: int, high: int) -> tuple[mx.array, mx.array]:
+    keys, values = arrays
+    return keys[:, :, low:high], values[:, :, low:high]
 
 
 def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[FrozenPart, int]]:

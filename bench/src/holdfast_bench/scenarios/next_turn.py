@@ -111,11 +111,12 @@ async def _measure(trial: Trial) -> Sample:
     conversation, first = await _conversation(trial)
     if first is not None and not first.is_good:
         return Sample(errors=errors_of([first]))
-    client, answers, new = await trial.client(), list[Answer](), list[int]()
+    server, answers, new = await trial.stage.server(trial.contender), list[Answer](), list[int]()
+    used = server.use()
     for _ in range(trial.settings["turns"]):
         await asyncio.sleep(_PAUSE_SECONDS)
         before = conversation.prompt_tokens
-        answers.append(await client.ask(conversation.request()))
+        answers.append(await server.client.ask(conversation.request()))
         if not answers[-1].is_good:
             return Sample(errors=errors_of(answers))
         _say(trial, conversation, answers[-1])
@@ -128,6 +129,8 @@ async def _measure(trial: Trial) -> Sample:
         "request_seconds": [answer.seconds for answer in answers],
         "cached_share": [answer.cached_tokens / answer.prompt_tokens for answer in answers if answer.prompt_tokens],
     }
+    if used is not None and (use := server.use()) is not None:
+        sample.metrics["cpu_seconds"] = [(use.cpu_seconds - used.cpu_seconds) / len(answers)]
     floor = trial.stage.kept.get(_FLOOR)
     if trial.contender.label == "holdfast" and isinstance(floor, MeasuringProcess):
         steps = msgspec.json.decode(await asyncio.to_thread(floor.measure, str(new)), type=list[float])

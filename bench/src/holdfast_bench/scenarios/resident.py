@@ -1,7 +1,8 @@
 """Agents that are all alive and take turns: what their states take in memory and on disk, over the sum of those states.
 
 A warm-up of the same length comes first, so that what reading such a context needs besides its state is there already; what the
-server keeps of the warm-up stays, and is in no figure.
+server keeps of the warm-up stays, and is in no figure but the growth since the server was idle: that has what allocators keep of
+freed memory in it, the other may be filled with it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Holding:
 
     @property
     def told_bytes(self) -> int:
-        return self.told.ram_bytes + self.told.reserved_bytes if self.told is not None else 0
+        return self.told.ram_bytes + self.told.live_bytes if self.told is not None else 0
 
 
 async def _held(server: RunningServer) -> _Holding:
@@ -71,6 +72,7 @@ async def _measure(trial: Trial) -> Sample:
     if server is None:
         return Sample(errors=["only a server that is started from here can be measured"])
     settings = trial.settings
+    idle = await _held(server)
     warm = _Agent(_begun(trial, settings["common_tokens"] + settings["own_tokens"], "warm-up"))
     await _take_turn(trial, warm)
     await _take_turn(trial, warm)
@@ -93,6 +95,8 @@ async def _measure(trial: Trial) -> Sample:
         sample.metrics[f"first_token_seconds @ {step}"] = first
     if after.told is not None and after.told.kv_bytes_per_token:
         _add_ratios(sample, _states_bytes(trial, agents, after.told), before=before, seen=seen, after=after)
+        all_states = _states_bytes(trial, [*agents, warm], after.told) + settings["common_tokens"] * after.told.kv_bytes_per_token
+        sample.metrics["grown_from_idle_over_states"] = [(after.resident - idle.resident) / all_states]
     return sample
 
 
