@@ -148,13 +148,15 @@ async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_
     sent: list[SequenceRequest] = []
 
     async def ask(number: int) -> None:
-        await asyncio.sleep(choose.random() / 100)
+        for _ in range(choose.randrange(6)):
+            await client.statistics()  # a way there and back
         beginning = choose.choice((7, 5000, 9000))
         prompt = tuple(range(beginning, beginning + choose.randrange(6 * STEP_TOKENS)))
         sent.append(a_request(str(number), prompt=(*prompt, number)))
         stream = client.submit(sent[-1])
         if choose.random() < 0.3:
-            await asyncio.sleep(choose.random() / 100)
+            if choose.random() < 0.5:
+                await client.statistics()
             await stream.aclose()
         else:
             assert [event async for event in stream] == [Accepted(request_id=str(number)), finished(str(number))]
