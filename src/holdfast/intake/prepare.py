@@ -149,7 +149,7 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 
 
 def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
-    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window."""
+    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it)."""
     field, tokenizer = request.prompt_field, bundle.tokenizer
     if len(prompt.token_ids) > info.context_tokens:
         raise PromptTooLong(prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field)
