@@ -129,7 +129,9 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             else opens_thought(opening, bundle.dialect)
         ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
-        breakpoints=breakpoint_places(asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard),
+        breakpoints=breakpoint_places(
+            asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard, tenant=request.tenant
+        ),
         opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
