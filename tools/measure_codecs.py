@@ -24,9 +24,9 @@ platform.prepare_blas()  # before mlx is imported
 
 from holdfast.config import ModelSettings  # noqa: E402
 from holdfast.engine.engine import Engine  # noqa: E402
-from holdfast.engine.keeping import Prefix  # noqa: E402
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
 from holdfast.engine.probe import choose_layout  # noqa: E402
+from holdfast.engine.sequence import Prefix  # noqa: E402
 from holdfast.intake.tokenize import load_tokenizer  # noqa: E402
 from holdfast.kv.codec import pack, unpack  # noqa: E402
 from holdfast.kv.form import Codec  # noqa: E402

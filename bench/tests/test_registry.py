@@ -38,7 +38,10 @@ async def sample_of(name: str, folder: Path, server: NullServer) -> Sample:
     stage = Stage(ServerStarter(folder, BenchModel(name="none", folder=folder)), PromptMaker(None))
     async with serving(server) as url:
         case = Case(name="small", settings=SMALL[name])
-        return await SCENARIOS[name].measure(Trial(stage=stage, contender=by_url(url), case=case, seed="s"))
+        trial = Trial(stage=stage, contender=by_url(url), case=case, seed="s")
+        if (prepare := SCENARIOS[name].prepare) is not None:
+            await prepare(trial)
+        return await SCENARIOS[name].measure(trial)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -228,7 +228,8 @@ class StoreSettings:
     )
     ram_bytes: int | None = _setting(
         None,
-        "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget; `off`: on disk only.",
+        "Budget in RAM for KV of requests that have ended, as blocks and as parked states; `auto`: a quarter of the KV budget "
+        "for blocks, what running requests leave of it for parked states; `off`: on disk only.",
         limits=Limits(at_least=0),
         off=True,
     )

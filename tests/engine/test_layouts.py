@@ -14,6 +14,7 @@ from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
 from holdfast.kv.foreign import ForeignState
 from holdfast.kv.full import FullKV
+from holdfast.kv.live import LiveState
 from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
@@ -38,7 +39,7 @@ def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) 
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return EngineSequence.begin(request, layers=runner.fresh_layers(), vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE)
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
@@ -114,7 +115,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
     runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
     mx.eval(list(sequence.arrays()))
-    windows = [layer for layer in sequence.layers if isinstance(layer, WindowKV)]
+    windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
         assert layer.window is not None
@@ -175,7 +176,7 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(name: str, l
         if len(spans) == 1:
             runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
         start += count
-        for leaf in (leaf for each in sequences for layer in each.layers for leaf in layer.leaves()):
+        for leaf in (leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()):
             leaf.freeze()
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
-    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].layers[-1].leaves())
+    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].live.layers[-1].leaves())

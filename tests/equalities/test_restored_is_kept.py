@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.keeping import KeepPolicy, Kept, Prefix
-from holdfast.engine.plan import Span, StepPlan
+from holdfast.engine.keeping import Kept
+from holdfast.engine.plan import KeepPolicy, Span, StepPlan
+from holdfast.engine.sequence import Prefix
 from holdfast.kv.snapshot import KVBlock, StateCheckpoint, can_be_kept
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
@@ -88,7 +89,7 @@ def test_a_restored_sequence_draws_the_same_bits(name: str) -> None:
     policy = KeepPolicy(block_tokens=KEPT_BLOCK_TOKENS, boundaries=frozenset({boundary}))
     engine.open(request_for("kept", prompt), capacity_tokens=64, keep=policy)
     first = run(engine, shelf, chunks("kept", 0, 45, [10, boundary, 40]) + decoding("kept", 45, 6))
-    assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)) == boundary
+    assert engine.open(request_for("restored", prompt), capacity_tokens=64, prefix=shelf.prefix(boundary)).tokens == boundary
     second = run(engine, Shelf(), chunks("restored", boundary, 45, [40]) + decoding("restored", 45, 6))
     assert second == first
 
@@ -109,7 +110,7 @@ def test_the_end_of_an_answer_is_a_place_to_begin_from(name: str) -> None:
     turn = (*prompt, *(entry.token_id for entry in drawn), 7, 8, 9)
     engine.open(request_for("fresh", turn), capacity_tokens=64)
     expected = run(engine, Shelf(), chunks("fresh", 0, len(turn), [fed]) + decoding("fresh", len(turn), 3))
-    assert engine.open(request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)) == fed
+    assert engine.open(request_for("second", turn), capacity_tokens=64, prefix=shelf.prefix(fed)).tokens == fed
     got = run(engine, Shelf(), chunks("second", fed, len(turn), []) + decoding("second", len(turn), 3))
     assert [entry.token_id for entry in got] == [entry.token_id for entry in expected]
     for one, other in zip(got, expected, strict=True):
@@ -138,7 +139,7 @@ def test_full_attention_can_be_cut_at_any_token(name: str) -> None:
         names = f"fresh {shared}", f"cached {shared}"
         engine.open(request_for(names[0], other), capacity_tokens=48)
         fresh = run(engine, Shelf(), chunks(names[0], 0, len(other), []) + decoding(names[0], len(other), 3))
-        assert engine.open(request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)) == shared
+        assert engine.open(request_for(names[1], other), capacity_tokens=48, prefix=shelf.prefix(shared)).tokens == shared
         cached = run(engine, Shelf(), chunks(names[1], shared, len(other), []) + decoding(names[1], len(other), 3))
         assert [entry.token_id for entry in cached] == [entry.token_id for entry in fresh]
         for one, other_one in zip(cached, fresh, strict=True):

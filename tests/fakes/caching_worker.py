@@ -58,6 +58,7 @@ class CachingWorker:
         fingerprint: str = "a model",
         codec: Codec = "native",
         budget_tokens: int | None = None,
+        most_parked_bytes: int | None = None,
         most_sessions: int = 4,
         pinned_percent: int = 50,
         engine: type[Engine] = Engine,
@@ -71,7 +72,7 @@ class CachingWorker:
         assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
         self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec)
+        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec, most_parked_bytes=most_parked_bytes)
         self.sessions = SessionService(
             self.cache,
             most=most_sessions,

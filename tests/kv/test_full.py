@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.kv.composite import Composite
 from holdfast.kv.form import CheckpointLayout
 from holdfast.kv.full import FullKV
+from holdfast.kv.live import LiveState
 from holdfast.kv.recurrent import RecurrentState
-from holdfast.kv.snapshot import copy_checkpoint, fork, restore, shareable_tokens
+from holdfast.kv.snapshot import copy_checkpoint, fork, restore
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 3, 2
 
@@ -248,16 +249,17 @@ def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> Non
     state[0] = mx.full((1, 4), 40.0)
     checkpoint = copy_checkpoint(layers, position=40)
     state[0] = mx.full((1, 4), 41.0)
-    assert shareable_tokens(layers) == 0
-    for each in layers:
-        each.freeze()
-    assert shareable_tokens(layers) == 40
+    live = LiveState(layers, 40)
+    assert live.frozen_tokens == 0
+    live.freeze()
+    assert live.can_share
+    assert live.frozen_tokens == 40
     forked = fork(layers, fresh(), tokens=40)
-    assert restore(forked, (), checkpoint) == 40
+    assert restore(forked, (), checkpoint, begin=40) == 40
     own = next(forked[0].leaves())
     assert isinstance(own, RecurrentState)
     assert own[0] is not None
     assert own[0].tolist() == [[40.0] * 4]
     assert [all_numbers(leaf) for layer in forked for leaf in layer.leaves() if isinstance(leaf, FullKV)] == [list(range(40))] * 2
     held(layers)[0].can_share = False
-    assert shareable_tokens(layers) == 0
+    assert not live.can_share

@@ -181,7 +181,7 @@ def _views(
     for_recurrent: Callable[[Sequence[RecurrentState]], Any],
 ) -> list[Any]:
     """What the model gets as its caches: a view of each layer over that layer's states of all these sequences."""
-    layers = zip(*(each.sequence.layers for each in spans), strict=True)
+    layers = zip(*(each.sequence.live.layers for each in spans), strict=True)
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 

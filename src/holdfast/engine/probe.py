@@ -22,6 +22,7 @@ from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.views import StepContext
 from holdfast.errors import ModelLoadError
 from holdfast.kv.layer import LayerState
+from holdfast.kv.live import LiveState
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
 from holdfast.messages.token_ids import TokenIds
@@ -228,7 +229,7 @@ def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequen
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    sequence = EngineSequence.begin(request, layers=layers, vocab_size=1)
+    sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
     sequence.reserve(len(case.tokens))
     return sequence
 

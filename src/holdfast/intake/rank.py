@@ -179,7 +179,9 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
 
 def _read_before(found: Relevance) -> Relevance:
     """The score of a document once more, for which nothing had to be read."""
-    memory = msgspec.structs.replace(found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0)
+    memory = msgspec.structs.replace(
+        found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0, moved_tokens=0, shared_tokens=0
+    )
     return msgspec.structs.replace(found, memory=memory, timings=Timings())
 
 

@@ -127,10 +127,14 @@ class FullKV(LayerKV):
             raise SnapshotMismatch(f"a run of {end - self.tokens} tokens has {sizes}")
         self.append(keys, values)
 
-    def arrays(self) -> Iterator[mx.array]:
-        """Of the frozen parts, and the tail."""
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        """Of the frozen parts."""
         for part, _ in self._frozen:
             yield from part.arrays
+
+    def arrays(self) -> Iterator[mx.array]:
+        """Of the frozen parts, and the tail."""
+        yield from self.frozen_arrays()
         yield from self._buffers
 
     def bytes_per_token(self) -> int:

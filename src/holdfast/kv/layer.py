@@ -42,6 +42,10 @@ class LayerState(ABC):
         """How many of the first tokens are frozen."""
         return 0
 
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        """The arrays of the state that are never written again, and that other sequences may hold too."""
+        return iter(())
+
     def freeze(self) -> None:  # noqa: B027 - most kinds share nothing
         """Never write again what is held, and give unused room back; the next tokens go into a buffer of their own. Lazy.
 

@@ -67,6 +67,8 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: CacheOutcome = CacheOutcome.OFF
     ram_tokens: int = 0
+    moved_tokens: int = 0  # of these, in a parked state that is this request's own now
+    shared_tokens: int = 0  # of these, in buffers that other sequences hold too; the others were copied
     disk_tokens: int = 0
     unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
     divergence: Divergence | None = None

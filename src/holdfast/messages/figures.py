@@ -48,7 +48,11 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: int = 0
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
+    parked_sequences: int = 0  # that have ended, and whose state is kept as it was
+    parked_bytes: int = 0  # of their states, what several share once
     ram_tokens: int = 0  # that were not read again, by where they were
+    moved_tokens: int = 0  # of these, in a parked state that went over to the next request
+    shared_tokens: int = 0  # of these, in buffers that several sequences hold
     disk_tokens: int = 0
     lookups: dict[str, int] = {}  # by CacheOutcome
     waiting: int = 0  # requests that wait for another one's reading now
