@@ -129,7 +129,9 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             else opens_thought(opening, bundle.dialect)
         ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
-        breakpoints=breakpoint_places(asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard),
+        breakpoints=breakpoint_places(
+            asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard, tenant=request.tenant
+        ),
         opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
@@ -147,7 +149,7 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 
 
 def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
-    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window."""
+    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it)."""
     field, tokenizer = request.prompt_field, bundle.tokenizer
     if len(prompt.token_ids) > info.context_tokens:
         raise PromptTooLong(prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field)

@@ -50,7 +50,8 @@ def _cases(scale: Scale) -> Sequence[Case]:
         for context in contexts
         for is_chat in (False, True)
     ]
-    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in (8000, 24_000)]
+    chats = {"quick": (), "normal": (8000,), "full": (8000, 24_000)}[scale]
+    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in chats]
 
 
 @dataclass(slots=True)
