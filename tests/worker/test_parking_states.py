@@ -36,7 +36,7 @@ def small_blocks() -> Iterator[None]:
 
 def raise_again(*_: object) -> None:
     """What costs no answer is a fault all the same."""
-    raise  # noqa: PLE0704 - in the handler that has called
+    raise
 
 
 class ParkingStates(RuleBasedStateMachine):
