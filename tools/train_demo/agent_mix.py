@@ -27,13 +27,13 @@ LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("
 """Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
 LATE_FROM = 0.9
 WITH_JSON = (
-    ("replay", 0.46),
-    ("short", 0.11),
-    ("several", 0.11),
-    ("files", 0.05),
-    ("tools", 0.04),
-    ("json", 0.18),
-    ("puzzled", 0.05),
+    ("replay", 0.36),
+    ("short", 0.1),
+    ("several", 0.1),
+    ("files", 0.03),
+    ("tools", 0.05),
+    ("json", 0.15),
+    ("puzzled", 0.22),
 )
 """Of the third continued training: JSON as the answer, and what nobody understands."""
 
@@ -205,10 +205,16 @@ def short_talk(rng: Random) -> Conversation:
 
 
 def puzzled_talk(rng: Random) -> Conversation:
-    """Small talk with much in it that nobody understands."""
+    """Small talk, little tasks, and much between them that nobody understands."""
     conversation = Conversation()
-    for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
-        conversation.exchange(*((beyond.unclear(rng), beyond.UNCLEAR) if rng.random() < 0.5 else first_words.small_talk(rng)))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5, 8))):
+        kind = rng.random()
+        if kind < 0.3:
+            conversation.exchange(beyond.unclear(rng), beyond.UNCLEAR)
+        elif kind < 0.75:
+            conversation.exchange(*first_words.small_talk(rng))
+        else:
+            conversation.exchange(*rng.choice(first_mix.TEXT_TASKS)(rng))
     return conversation
 
 

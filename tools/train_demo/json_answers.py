@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import beyond
+import facts
 import first_words
 import odd_tools
 import tool_tasks
@@ -107,6 +108,15 @@ _BY_SCHEMA = (
     "Your output has to follow this JSON schema.\n\n{s}\n\nGive only the object.",
     "Schema:\n{s}\nWrite an object.",
 )
+_ON_TEXT = (
+    "",
+    "Read this: ",
+    "What does this say?\n",
+    "Take the values from here: ",
+    "Text: ",
+    "Sum this up. ",
+    "Find the names: ",
+)
 _TOLD = (
     "Write JSON: {l}",
     "Answer in JSON: {l}",
@@ -118,21 +128,22 @@ _TOLD = (
 
 
 def _name(rng: Random) -> str:
-    """A key that nobody knows, in one of the usual styles."""
+    """A key that nobody knows, in one of the usual styles, its words cut off at times: any place of a key may be its last."""
     parts = [noun(rng) if rng.random() < 0.6 else wide_word(rng) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+    parts = [part[: rng.randint(1, 5)] if rng.random() < 0.25 else part for part in parts]
     return odd_tools.cased_name(rng, parts, rng.choice((0, 0, 0, 1, 1, 3)) if len(parts) > 1 else 0)
 
 
 def _string(rng: Random) -> Member:
-    if rng.random() < 0.35:
-        value = _RARE_STRING if rng.random() < _USUAL else rng.choice((words.common_word, wide_word, english, wide_value))(rng)
+    if rng.random() < 0.45:
+        value = _RARE_STRING if rng.random() < 0.85 else rng.choice((words.common_word, english))(rng)
         return _name(rng), {"type": "string"}, value
     usual, (keys, others) = rng.choice(list(_STRINGS.items()))
     return rng.choice(keys), {"type": "string"}, usual if rng.random() < _USUAL else rng.choice(others)
 
 
 def _number(rng: Random) -> Member:
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         name, value = _name(rng), _RARE_NUMBER if rng.random() < _USUAL else rng.randint(0, 99)
     else:
         value, keys = rng.choice(list(_INTEGERS.items()))
@@ -162,7 +173,7 @@ def _list(rng: Random) -> Member:
         members = members_of(rng, rng.randint(1, 2), depth=1)
         return name, {"type": "array", "items": schema_of(members)}, [values_of(members)]
     pool = rng.choice((words.THINGS, words.NAMES, words.COLOURS, words.FOODS, words.CITIES))
-    values = [rng.choice(pool) for _ in range(rng.choice((1, 2, 2, 2, 3)))]
+    values = [_RARE_STRING] if rng.random() < 0.6 else [rng.choice(pool) for _ in range(rng.choice((1, 2, 2, 3)))]
     return name, {"type": "array", "items": {"type": "string"}}, values
 
 
@@ -181,8 +192,8 @@ _MAKERS: tuple[tuple[Callable[[Random], Member], int], ...] = (
     (_flag, 8),
     (_choice, 7),
     (_nothing, 2),
-    (_list, 7),
-    (_object, 6),
+    (_list, 13),
+    (_object, 7),
 )
 
 
@@ -213,9 +224,9 @@ def schema_of(members: list[Member]) -> dict[str, Any]:
 def written(rng: Random, value: Any) -> str:
     """JSON as it is written mostly: a space behind `:` and `,`; at times compact or over several lines."""
     kind = rng.random()
-    if kind < 0.86:
+    if kind < 0.94:
         return json.dumps(value)
-    return json.dumps(value, separators=(",", ":")) if kind < 0.95 else json.dumps(value, indent=2)
+    return json.dumps(value, separators=(",", ":")) if kind < 0.97 else json.dumps(value, indent=2)
 
 
 def _object_alone(rng: Random) -> dict[str, Any]:
@@ -250,11 +261,19 @@ def schema_talk(rng: Random, conversation: Conversation) -> None:
         conversation.exchange(told, written(rng, values_of(members)))
 
 
+def _told_value(rng: Random, usual: Any) -> str | int | float:
+    """Any value of that type; digits are a number whatever the type."""
+    if isinstance(usual, float):
+        return round(rng.uniform(0, 999), rng.choice((1, 2)))
+    value = wide_value(rng) if isinstance(usual, str) else words.digits(rng)
+    return int(value) if value.isdigit() else value
+
+
 def told_exchange(rng: Random) -> tuple[str, str]:
     """The values stand in the request, and the object has them, at times in another order."""
     members = [one for one in members_of(rng, rng.choice((1, 2, 2, 3, 4)), depth=1) if isinstance(one[2], str | int | float)]
     members = [one for one in members if not isinstance(one[2], bool)] or [("name", {"type": "string"}, rng.choice(words.NAMES))]
-    values = {key: wide_value(rng) if isinstance(value, str) and rng.random() < 0.5 else value for key, _, value in members}
+    values = {key: _told_value(rng, value) if rng.random() < 0.6 else value for key, _, value in members}
     order = list(values)
     if rng.random() < 0.4:
         rng.shuffle(order)
@@ -263,18 +282,23 @@ def told_exchange(rng: Random) -> tuple[str, str]:
 
 
 def _any_request(rng: Random) -> str:
-    """What anyone says."""
+    """What anyone says: small talk, what is beyond it, notes, words, and JSON asked for."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.35:
         return first_words.small_talk(rng)[0]
-    return beyond.beyond(rng)[0] if kind < 0.85 else wide_phrase(rng, 6)
+    if kind < 0.6:
+        return beyond.beyond(rng)[0]
+    if kind < 0.75:
+        told = " ".join(fact.note for fact in facts.draw_many(rng, rng.randint(1, 3)))
+        return f"{rng.choice(_ON_TEXT)}{told}"
+    return wide_phrase(rng, 6) if kind < 0.85 else rng.choice(_BARE)
 
 
 def forced_talk(rng: Random) -> Conversation:
     """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not the model's own."""
     conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
-    if rng.random() < 0.4:
-        tools = odd_tools.family(rng, 3)
+    if rng.random() < 0.2:
+        tools = odd_tools.family(rng, 1)
         style = odd_tools.SchemaStyle.draw(rng)
         conversation.tools = [tool.schema(rng, style) for tool in tools]
         conversation.say("user", _any_request(rng))
@@ -298,7 +322,7 @@ def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
 
 def json_talk(rng: Random) -> Conversation:
     """One to three objects, asked for in any of these ways."""
-    if rng.random() < 0.2:
+    if rng.random() < 0.45:
         return forced_talk(rng)
     conversation = Conversation(enable_thinking=rng.choice((None, None, None, True, False)))
     if rng.random() < 0.3:
