@@ -1,5 +1,5 @@
 # make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
-# make test           the fast tests (ARGS="tests/cli -x" for some of them)
+# make test           the fast tests (ARGS="tests/cli -x" for some of them, "-n 0 --pdb" for one process and its debugger)
 # make check          formatting, lint, types, import walls, sizes
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
@@ -29,6 +29,10 @@ BENCHMARKS := $(VENV)/.holdfast-benchmarks
 INSTALLED_FROM := pyproject.toml bench/pyproject.toml constraints.txt tools/make_venv.sh
 # One thread per process: the models of the tests are tiny, and more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+# Two processes, a file's tests in one of them: what a file's servers and models cost is paid once. And compiled once, also where
+# the environment says that nothing is to be kept of it: the tests start the server a hundred times.
+IN_PROCESSES := -n 2 --dist loadfile
+COMPILED := PYTHONDONTWRITEBYTECODE=
 
 help:
 	@sed -n 's/^# \(make.*\)/\1/p' Makefile
@@ -53,10 +57,10 @@ serve: $(SERVING)
 	@exec $(BIN)/holdfast serve $(MODEL) $(ARGS)
 
 test: $(TOOLS)
-	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
+	@$(COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest $(IN_PROCESSES) $(ARGS)
 
 slow: $(TOOLS)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
+	@$(COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -m slow --timeout 1800 $(ARGS)
 
 check: $(TOOLS)
 	@$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -24,3 +25,9 @@ _caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
 os.environ["XDG_CACHE_HOME"] = _caches.name
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
+
+
+def pytest_collection_finish() -> None:
+    """What all modules and tests have made stays: no later collection of garbage needs to look through it (0.3 s each time)."""
+    gc.collect()
+    gc.freeze()

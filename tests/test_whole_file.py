@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.whole_file import whole_file
+from holdfast.whole_file import first_file, whole_file
 
 
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
@@ -29,6 +29,28 @@ def test_nothing_stays_of_a_file_that_was_not_finished(tmp_path: Path, failure: 
         _begin_and_fail(target, failure)
     assert target.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_of_several_that_begin_at_once_the_first_that_is_whole_stays(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with first_file(target) as slow:
+        slow.write(b"second")
+        with first_file(target) as fast:
+            fast.write(b"first")
+    assert target.read_bytes() == b"first"
+    assert target.stat().st_mode & 0o077 == 0
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_without_hard_links_a_file_takes_its_place_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", refused)
+    with first_file(tmp_path / "file") as file:
+        file.write(b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def _begin_and_fail(target: Path, failure: type[BaseException]) -> None:

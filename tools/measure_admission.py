@@ -20,6 +20,7 @@ from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import BLOCK_TOKENS
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.prefix.in_flight import InFlightPrefills
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.keys import pack_tokens
@@ -96,7 +97,7 @@ def main() -> int:
     prompts = [tuple(rng.randrange(150_000) for _ in range(options.tokens)) for _ in range(4)]
     index = filled_index(prompts)
     request = SequenceRequest(
-        request_id="a", prompt_token_ids=prompts[1], max_tokens=8, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id="a", prompt_token_ids=TokenIds.of(prompts[1]), max_tokens=8, sampling=SamplingParams(temperature=0.0, seed=0)
     )
     sequence = LiveSequence(request=request, submitted_at=0.0)
 

@@ -17,15 +17,16 @@ from random import Random
 
 import msgspec
 
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models import platform
 
 platform.prepare_blas()  # before mlx is imported
 
 from holdfast.config import ModelSettings  # noqa: E402
 from holdfast.engine.engine import Engine  # noqa: E402
-from holdfast.engine.keeping import Prefix  # noqa: E402
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan  # noqa: E402
 from holdfast.engine.probe import choose_layout  # noqa: E402
+from holdfast.engine.sequence import Prefix  # noqa: E402
 from holdfast.intake.tokenize import load_tokenizer  # noqa: E402
 from holdfast.kv.codec import pack, unpack  # noqa: E402
 from holdfast.kv.form import Codec  # noqa: E402
@@ -107,7 +108,10 @@ class Subject:
 
 def _request(name: str, prompt: list[int]) -> SequenceRequest:
     return SequenceRequest(
-        request_id=name, prompt_token_ids=tuple(prompt), max_tokens=MOST_TOKENS, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id=name,
+        prompt_token_ids=TokenIds.of(prompt),
+        max_tokens=MOST_TOKENS,
+        sampling=SamplingParams(temperature=0.0, seed=0),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models import mlx_lm_import, platform
 
 platform.prepare_blas()  # before mlx is imported
@@ -192,7 +193,7 @@ def print_memory() -> None:
         sampling = SamplingParams(temperature=0.0, seed=0)
         request = SequenceRequest(
             request_id="a",
-            prompt_token_ids=prompt,
+            prompt_token_ids=TokenIds.of(prompt),
             max_tokens=1,
             sampling=sampling,
             want_prompt_logprobs=scored,

@@ -29,6 +29,7 @@ SMALL = {
     "stall": {"prompts": [40, 40]},
     "reuse": {"context_tokens": 40, "push_out": False},
     "agents": {"agents": 3, "turns": 2, "system_tokens": 30},
+    "next-turn": {"context_tokens": 40, "turns": 2, "is_chat": False},
     "salvage": {"prompt_tokens": 30, "how": "aborted"},
 }
 
@@ -53,7 +54,7 @@ async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: P
     case = CaseResult(scenario=name, case="small", model="none", settings=dict(SMALL[name]), contenders=[each])
     results = Results(cases=[case])
     assert f"## {name}" in markdown(results)
-    assert len(charts_of(results)) == (1 if name in ("prefill", "streams", "stall", "reuse") else 0)
+    assert len(charts_of(results)) == (1 if name in ("prefill", "streams", "stall", "reuse", "next-turn") else 0)
 
 
 async def test_gaps_of_the_stream_are_told_apart_by_whether_a_long_prompt_was_read(tmp_path: Path) -> None:

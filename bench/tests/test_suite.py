@@ -36,7 +36,7 @@ def test_what_is_kept_on_disk_is_kept_only_where_that_is_the_subject() -> None:
 @pytest.mark.slow
 async def test_holdfast_and_its_peer_give_the_same_answers_and_both_are_gone_afterwards(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny", "qwen3")
-    names = ("overhead", "memory", "salvage")
+    names = ("overhead", "next-turn", "memory", "salvage")
     items = tuple(item_for(SCENARIOS[name], holdfast(), peers=[AS_INSTALLED], model=str(model)) for name in names)
     plan = RunPlan(items=items, out=tmp_path / "out", scale="quick", rounds=1, noise_rounds=1, threads=1)
     results = await run_benchmarks(plan, say=lambda line: None)

@@ -129,7 +129,15 @@ class ModelSettings:
     keep_thoughts: bool = _setting(
         False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
     )
+    known_text_bytes: int = _setting(
+        32 * _MIB,
+        "Most bytes of texts and their tokens that the front keeps, so that a conversation is tokenized once; 0: none.",
+        limits=Limits(at_least=0),
+    )
     startup_seconds: float = _setting(600.0, "How long a worker may take to load its model.", limits=Limits(above=0))
+
+
+DEFAULT_MODEL = ModelSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +228,8 @@ class StoreSettings:
     )
     ram_bytes: int | None = _setting(
         None,
-        "Budget in RAM for KV of requests that have ended; `auto`: a quarter of the KV budget; `off`: on disk only.",
+        "Budget in RAM for KV of requests that have ended, as blocks and as parked states; `auto`: a quarter of the KV budget "
+        "for blocks, what running requests leave of it for parked states; `off`: on disk only.",
         limits=Limits(at_least=0),
         off=True,
     )

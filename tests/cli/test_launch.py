@@ -61,7 +61,7 @@ def serving(certificate: ServerCertificate | None = None) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    yield listening.get(timeout=30)
+    yield listening.get(timeout=60)
     stop.set()
     thread.join()
 
@@ -130,7 +130,7 @@ def test_a_signal_to_the_launcher_goes_to_the_agent_and_the_terminals_are_the_ag
         assert launcher.stdout.readline().startswith("waiting")
         launcher.send_signal(signal.SIGINT)  # a terminal would have sent it to the agent as well
         launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(30) == 7
+        assert launcher.wait(60) == 7
 
 
 def test_print_shows_a_line_that_a_shell_takes_without_the_key_and_runs_nothing(machine: Path, url: str) -> None:

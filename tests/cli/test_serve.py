@@ -46,7 +46,7 @@ def test_it_says_where_it_listens_and_ends_when_its_starter_is_gone(server: subp
     assert workers
     assert server.stdin is not None
     server.stdin.close()  # as the system does when the process at the other end dies
-    assert server.wait(20) == 0
+    assert server.wait(60) == 0
     assert [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE] == []
 
 

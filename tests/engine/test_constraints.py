@@ -12,6 +12,7 @@ from holdfast.engine.constraints import Constraints, SequenceConstraint
 from holdfast.errors import InvalidRequest
 from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -21,7 +22,12 @@ THOUGHT = 'start: /[a-z]*/ <[261]> "done"\n'
 
 def a_request(grammar: str = "", **more: Any) -> SequenceRequest:
     return SequenceRequest(
-        request_id="a", prompt_token_ids=(1,), max_tokens=99, sampling=SamplingParams(seed=0), grammar=grammar, **more
+        request_id="a",
+        prompt_token_ids=TokenIds.of((1,)),
+        max_tokens=99,
+        sampling=SamplingParams(seed=0),
+        grammar=grammar,
+        **more,
     )
 
 

@@ -17,6 +17,7 @@ from holdfast.engine.probe import choose_layout
 from holdfast.errors import NoEmbeddings
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import Pooling, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.live_state import live_bytes
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
@@ -34,7 +35,11 @@ def probed(name: str) -> Runner:
 
 
 def a_request(request_id: str = "a", **changes: Any) -> SequenceRequest:
-    fields: dict[str, Any] = {"prompt_token_ids": PROMPT, "max_tokens": 64, "sampling": SamplingParams(temperature=0.0, seed=1)}
+    fields: dict[str, Any] = {
+        "prompt_token_ids": TokenIds.of(PROMPT),
+        "max_tokens": 64,
+        "sampling": SamplingParams(temperature=0.0, seed=1),
+    }
     return SequenceRequest(request_id=request_id, **{**fields, **changes})
 
 
@@ -82,7 +87,7 @@ def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cu
     prompt = PROMPT * 3  # longer than the windows
     logits = model(mx.array([prompt]))[0].astype(mx.float32)
     expected = (logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
-    engine.open(a_request(prompt_token_ids=prompt, want_prompt_logprobs=True, top_logprobs=2), capacity_tokens=32)
+    engine.open(a_request(prompt_token_ids=TokenIds.of(prompt), want_prompt_logprobs=True, top_logprobs=2), capacity_tokens=32)
     scored = [
         entry
         for start, tokens in ((0, 3), (3, 1), (4, 9), (13, 11))
@@ -99,7 +104,7 @@ def test_prompt_scores_are_the_models_log_probabilities_however_the_prompt_is_cu
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "llama4"])
 def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(name: str) -> None:
     engine, sampling = engine_of(name), SamplingParams(temperature=1.0, seed=7)
-    other = a_request(prompt_token_ids=PROMPT[::-1], sampling=sampling)
+    other = a_request(prompt_token_ids=TokenIds.of(PROMPT[::-1]), sampling=sampling)
     expected = tokens_of(draw(engine, other, 4))
     engine.open(a_request(sampling=sampling), capacity_tokens=32)
     first = engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=8, draws=True),)))
@@ -119,7 +124,7 @@ def test_a_sequence_closed_under_way_does_not_touch_the_next_one_of_its_name(nam
 def test_sequences_opened_again_after_a_step_that_could_not_be_laid_out_go_on_as_before(name: str) -> None:
     model = make_tiny(name)
     engine = engine_of(name, model=model)
-    well, sick = a_request("well"), a_request("sick", prompt_token_ids=(1, 13, 2))
+    well, sick = a_request("well"), a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)))
     expected = tokens_of(draw(engine, well, 5))
     engine.open(well, capacity_tokens=32)
     got = list(step(engine, Span(request_id="well", start=0, tokens=8, draws=True))[0].token_ids)
@@ -161,7 +166,7 @@ def test_a_row_that_is_not_a_number_ends_alone() -> None:
     poisoned = mx.array(embedding.weight)
     poisoned[13] = math.nan
     embedding.weight = poisoned
-    engine.open(a_request("sick", prompt_token_ids=(1, 13, 2)), capacity_tokens=8)
+    engine.open(a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2))), capacity_tokens=8)
     engine.open(a_request("well"), capacity_tokens=16)
     sick, well = step(
         engine,
@@ -181,8 +186,8 @@ def test_an_embedding_that_is_not_of_numbers_ends_alone(pooling: Pooling) -> Non
     poisoned = mx.array(model.model.embed_tokens.weight)
     poisoned[13] = math.nan
     model.model.embed_tokens.weight = poisoned
-    engine.open(a_request("sick", prompt_token_ids=(1, 13, 2), pooling=pooling), capacity_tokens=8)
-    engine.open(a_request("well", prompt_token_ids=PROMPT, pooling=pooling), capacity_tokens=16)
+    engine.open(a_request("sick", prompt_token_ids=TokenIds.of((1, 13, 2)), pooling=pooling), capacity_tokens=8)
+    engine.open(a_request("well", prompt_token_ids=TokenIds.of(PROMPT), pooling=pooling), capacity_tokens=16)
     sick, well = step(
         engine,
         Span(request_id="sick", start=0, tokens=3, draws=False),
@@ -213,7 +218,7 @@ def test_growth_within_the_reserved_capacity_allocates_no_new_kv() -> None:
 def test_a_window_keeps_a_bounded_buffer_however_long_the_sequence() -> None:
     engine = engine_of("gemma3_text")
     costs = engine.measure_costs()
-    engine.open(a_request(prompt_token_ids=PROMPT * 90), capacity_tokens=720)
+    engine.open(a_request(prompt_token_ids=TokenIds.of(PROMPT * 90)), capacity_tokens=720)
     for start in range(0, 700, 100):
         step(engine, Span(request_id="a", start=start, tokens=100, draws=False))
         assert live_bytes(engine) == 720 * costs.bytes_per_token + costs.fixed_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,10 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.host_attention import SCORES_WORTH_IT, AttentionSpan
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.engine.probe import choose_layout
+from holdfast.kv.buffers import joined
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.blas import blas_of_numpy
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
 
@@ -43,25 +46,37 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @contextmanager
-def blocks_of(scores: int) -> Iterator[None]:
+def blocks_of(scores: int, small_products: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_attention, "_BLOCK_SCORES", scores)
-        patch.setattr(host_attention, "_MIN_ROWS", 1)
+        patch.setattr(host_attention, "_MIN_ROWS", 1 if scores == 1 else 64)
+        patch.setattr(host_attention, "_has_small_products", lambda: small_products)
+        patch.setattr(host_attention, "_LEAST_STEP", 1)
+        patch.setattr(host_attention, "_SMALL_PRODUCT", scores)
         yield
 
 
-def made(shape: Shape, *, heads: int, kv_heads: int, seed: int, dtype: mx.Dtype = mx.float32) -> AttentionSpan:
+def in_parts(keys: mx.array, values: mx.array, cuts: Sequence[int]) -> list[tuple[mx.array, mx.array]]:
+    """Cut at these tokens."""
+    bounds = itertools.pairwise(sorted({0, *(cut % keys.shape[2] for cut in cuts), keys.shape[2]}))
+    return [(keys[:, :, low:high] + 0, values[:, :, low:high] + 0) for low, high in bounds]
+
+
+def made(
+    shape: Shape, *, heads: int, kv_heads: int, seed: int, dtype: mx.Dtype = mx.float32, cuts: Sequence[int] = ()
+) -> AttentionSpan:
     keys = mx.random.split(mx.random.key(seed), 3)
     sizes = ((heads, shape.tokens, KEY_DIM), (kv_heads, shape.held, KEY_DIM), (kv_heads, shape.held, VALUE_DIM))
     q, k, v = (mx.random.normal((1, *size), key=keys[i]).astype(dtype) for i, size in enumerate(sizes))
-    return AttentionSpan(queries=q, keys=k, values=v, window=shape.window)
+    return AttentionSpan(queries=q, parts=in_parts(k, v, cuts), window=shape.window)
 
 
 def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
-    held = span.keys.shape[2]
+    keys, values = joined(span.parts)
+    held = keys.shape[2]
     distance = mx.arange(held - span.tokens, held)[:, None] - mx.arange(held)[None]
     mask = (distance >= 0) & (distance < (span.window or held + 1))
-    return mx.fast.scaled_dot_product_attention(span.queries, span.keys, span.values, scale=1.0, mask=mask, sinks=sinks)
+    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=1.0, mask=mask, sinks=sinks)
 
 
 @given(
@@ -69,13 +84,15 @@ def plain(span: AttentionSpan, sinks: mx.array | None) -> mx.array:
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 1)]),
     with_sinks=st.booleans(),
     block=st.sampled_from([1, 64, 300, 1 << 18]),
+    small_products=st.booleans(),
+    cuts=st.lists(st.integers(1, 60), max_size=4),
 )
 def test_every_span_gets_what_plain_attention_gives_it(
-    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int
+    wanted: list[Shape], heads: tuple[int, int], with_sinks: bool, block: int, small_products: bool, cuts: list[int]
 ) -> None:
-    spans = [made(shape, heads=heads[0], kv_heads=heads[1], seed=seed) for seed, shape in enumerate(wanted)]
+    spans = [made(shape, heads=heads[0], kv_heads=heads[1], seed=seed, cuts=cuts) for seed, shape in enumerate(wanted)]
     sinks = mx.random.normal((heads[0],), key=mx.random.key(99)) if with_sinks else None
-    with blocks_of(block):
+    with blocks_of(block, small_products):
         attended = host_attention.attend(spans, sinks=sinks)
     for span, got in zip(spans, attended, strict=True):
         expected = plain(span, sinks)
@@ -85,7 +102,7 @@ def test_every_span_gets_what_plain_attention_gives_it(
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_half_precision_goes_in_and_comes_out(dtype: mx.Dtype) -> None:
-    span = made(Shape(20, 50, None), heads=4, kv_heads=2, seed=1, dtype=dtype)
+    span = made(Shape(20, 50, None), heads=4, kv_heads=2, seed=1, dtype=dtype, cuts=[13, 40])
     (got,) = host_attention.attend([span], sinks=None)
     assert got.dtype == dtype
     assert float(mx.abs(got.astype(mx.float32) - plain(span, None).astype(mx.float32)).max()) <= mx.finfo(dtype).eps * 2
@@ -93,15 +110,16 @@ def test_half_precision_goes_in_and_comes_out(dtype: mx.Dtype) -> None:
 
 def test_parts_of_a_larger_buffer_are_read_in_place() -> None:
     whole = made(Shape(9, 90, None), heads=4, kv_heads=2, seed=2)
-    part = AttentionSpan(queries=whole.queries, keys=whole.keys[:, :, 30:70], values=whole.values[:, :, 30:70], window=None)
+    ((keys, values),) = whole.parts
+    part = AttentionSpan(queries=whole.queries, parts=[(keys[:, :, 30:70], values[:, :, 30:70])], window=None)
     (got,) = host_attention.attend([part], sinks=None)
     assert float(mx.abs(got - plain(part, None)).max()) < 1e-5
 
 
 def test_what_is_not_a_number_stays_with_the_span_that_has_it() -> None:
     spans = [made(Shape(5, 40, None), heads=4, kv_heads=2, seed=seed) for seed in range(3)]
-    broken = spans[1].keys * float("nan")
-    spans[1] = AttentionSpan(queries=spans[1].queries, keys=broken, values=spans[1].values, window=None)
+    ((keys, values),) = spans[1].parts
+    spans[1] = AttentionSpan(queries=spans[1].queries, parts=[(keys * float("nan"), values)], window=None)
     attended = host_attention.attend(spans, sinks=None)
     assert [bool(mx.isfinite(part).all()) for part in attended] == [True, False, True]
 
@@ -110,7 +128,7 @@ def test_a_failing_piece_of_work_is_raised_and_the_next_spans_are_served(monkeyp
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
     with monkeypatch.context() as patch:
         patch.setattr(host_attention, "_hidden", lambda rows, columns, window: "no mask")
-        with pytest.raises((AttributeError, TypeError)):
+        with pytest.raises((AttributeError, TypeError, ValueError)):
             host_attention.attend([span], sinks=None)
     (got,) = host_attention.attend([span], sinks=None)
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5
@@ -150,7 +168,7 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
     assert runner.name == layout
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     request = SequenceRequest(
-        request_id="a", prompt_token_ids=tuple(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
+        request_id="a", prompt_token_ids=TokenIds.of(range(1, 70)), max_tokens=9, sampling=SamplingParams(temperature=0.0, seed=0)
     )
     engine.open(request, capacity_tokens=80)
     monkeypatch.setattr(host_attention, "attend", counting)
@@ -165,7 +183,7 @@ def test_engines_read_prompts_with_it_and_draw_without(name: str, layout: str, m
 def test_models_in_several_threads_leave_the_threads_of_numpy_as_they_were() -> None:
     span = made(Shape(64, 300, None), heads=4, kv_heads=2, seed=7)
     expected = plain(span, None)
-    mx.eval(span.queries, span.keys, span.values, expected)
+    mx.eval(span.queries, span.parts, expected)
     libraries = blas_of_numpy()
     assert libraries
     before = [library.get() for library in libraries]

@@ -13,9 +13,12 @@ from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
 from holdfast.kv.foreign import ForeignState
+from holdfast.kv.full import FullKV
+from holdfast.kv.live import LiveState
 from holdfast.kv.window import WINDOW_SLACK_TOKENS, WindowKV
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.head_seam import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
@@ -31,12 +34,12 @@ def runner_of(layout: str, model: Any, head: HeadSeam | None = None) -> Runner:
 def a_sequence(runner: Runner, request_id: str, *, scores_prompt: bool = False) -> EngineSequence:
     request = SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=TOKENS,
+        prompt_token_ids=TokenIds.of(TOKENS),
         max_tokens=9,
         sampling=SamplingParams(temperature=0.0, seed=0),
         want_prompt_logprobs=scores_prompt,
     )
-    return EngineSequence.begin(request, layers=runner.fresh_layers(), vocab_size=VOCAB_SIZE)
+    return EngineSequence.begin(request, live=LiveState(runner.fresh_layers()), vocab_size=VOCAB_SIZE)
 
 
 def a_span(sequence: EngineSequence, start: int, tokens: int, *, draws: bool) -> SequenceSpan:
@@ -112,7 +115,7 @@ def test_a_window_that_a_chunk_has_stretched_is_back_at_rest_after_the_step() ->
     sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
     runner.forward([a_span(sequence, 0, 800, draws=False)], StepContext())
     mx.eval(list(sequence.arrays()))
-    windows = [layer for layer in sequence.layers if isinstance(layer, WindowKV)]
+    windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
     assert windows
     for layer in windows:
         assert layer.window is not None
@@ -149,3 +152,31 @@ def test_experts_serve_many_rows_as_they_serve_each() -> None:
     assert_close(
         mx.concatenate([each.of(0, 7) for each in got.scored.values()]), mx.concatenate([logits_at(model, list(range(7)))] * 9)
     )
+
+
+@pytest.mark.parametrize("host_scores", [0, 1 << 40])
+@pytest.mark.parametrize(
+    ("name", "layout"), [("llama", "rows"), ("gemma3_text", "rows"), ("gpt_oss", "rows"), ("qwen3_next", "split")]
+)
+def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(name: str, layout: str, host_scores: int) -> None:
+    """Alone and with another sequence; each layer ends in several parts, as if others held the earlier ones."""
+    model = kept_tiny(name)
+    runner = runner_of(layout, model)
+    tokens = tuple(index * 7 % VOCAB_SIZE for index in range(40))
+    sequences = [a_sequence(runner, request_id) for request_id in "ab"]
+    holders: list[FullKV] = []
+    start = 0
+    for count in (9, 1, 14, 3, 1, 1):
+        for each in sequences:
+            each.known = mx.array(tokens)
+            each.drawn = mx.array([tokens[start]])
+        spans = [a_span(each, start, count, draws=True) for each in sequences[: 1 + start % 2]]
+        got = runner.forward(spans, StepContext(host_scores=host_scores)).drawn
+        assert_close(got, mx.concatenate([logits_at(model, [start + count - 1], tokens)] * len(spans)))
+        if len(spans) == 1:
+            runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
+        start += count
+        for leaf in (leaf for each in sequences for layer in each.layers for leaf in layer.leaves()):
+            leaf.freeze()
+            holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
+    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].layers[-1].leaves())

@@ -13,6 +13,7 @@ from holdfast.engine.masking import NO_LIMITS, RowLimits, limits_of, with_masks
 from holdfast.engine.sampling import DrawnRows, RowState, row_state, sample
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.reference_sampler import log_probabilities
 
 SAMPLINGS = (
@@ -28,7 +29,7 @@ VOCABULARIES = (40, 300, 1537, 8195)  # below and above where numpy draws; no mu
 
 def a_row(params: SamplingParams, *, vocab: int) -> RowState:
     request = SequenceRequest(
-        request_id="r", prompt_token_ids=(1, 2, 3), max_tokens=8, sampling=params, want_logprobs=True, top_logprobs=3
+        request_id="r", prompt_token_ids=TokenIds.of((1, 2, 3)), max_tokens=8, sampling=params, want_logprobs=True, top_logprobs=3
     )
     return row_state(request, generated=(3, 5), vocab_size=vocab)
 

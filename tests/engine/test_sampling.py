@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from holdfast.engine.sampling import DrawnRows, RowState, advance, row_state, sample, score_tokens
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.reference_sampler import edited_logits, log_probabilities, probabilities
 
 VOCAB = 300
@@ -31,7 +32,7 @@ def a_row(
 ) -> RowState:
     request = SequenceRequest(
         request_id="r",
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=TokenIds.of(prompt),
         max_tokens=8,
         sampling=params or SamplingParams(temperature=0.0, seed=0),
         want_logprobs=top_logprobs is not None,

@@ -15,6 +15,7 @@ from holdfast.engine.scoring import PIECE_BYTES, prompt_logprobs
 from holdfast.engine.step_logits import LaterLogits
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.reference_sampler import log_probabilities
 from tests.fakes.tiny_models import kept_tiny, make_tiny
 
@@ -61,7 +62,7 @@ def test_no_piece_has_more_logits_than_fit_or_one_row() -> None:
 def read(engine: Engine, prompt: tuple[int, ...], **changes: Any) -> SpanResult:
     sampling = SamplingParams(temperature=0.0, seed=0)
     engine.open(
-        SequenceRequest(request_id="a", prompt_token_ids=prompt, max_tokens=1, sampling=sampling, **changes),
+        SequenceRequest(request_id="a", prompt_token_ids=TokenIds.of(prompt), max_tokens=1, sampling=sampling, **changes),
         capacity_tokens=len(prompt) + 1,
     )
     (result,) = engine.collect(engine.dispatch(StepPlan(spans=(Span(request_id="a", start=0, tokens=len(prompt), draws=True),))))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.keeping import Prefix
+from holdfast.engine.sequence import Prefix
 from holdfast.kv.snapshot import SnapshotMismatch
 from holdfast.messages.events import CacheOutcome
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, probed

@@ -17,10 +17,10 @@ import mlx.nn as nn
 import pytest
 
 from holdfast.engine.engine import Engine
-from holdfast.engine.keeping import Prefix
 from holdfast.engine.layouts import RowsRunner, Runner, SplitRunner
 from holdfast.engine.plan import KeepPolicy, Span, StepPlan
 from holdfast.engine.probe import choose_layout
+from holdfast.engine.sequence import Prefix
 from holdfast.kv.codec import block_from_bytes, pack, to_bytes, unpack
 from holdfast.kv.form import CheckpointLayout, HeadsForm
 from holdfast.kv.kinds import register_kind

@@ -13,6 +13,7 @@ from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
 from tests.fakes.architectures import probed
@@ -76,7 +77,7 @@ def some_requests(rng: random.Random) -> dict[str, SequenceRequest]:
     return {
         str(index): SequenceRequest(
             request_id=str(index),
-            prompt_token_ids=tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
+            prompt_token_ids=TokenIds.of(rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 12))),
             max_tokens=rng.randint(14, 24),
             sampling=SamplingParams(temperature=1.0, seed=index),
         )

@@ -108,7 +108,7 @@ def turn(
     request, prepared = ask(bundle, messages)
     ids = in_any_tokens(said, bundle, choose)
     deltas = answer(bundle, request, prepared, ids) if said else []
-    return prepared.sequences[0].prompt_token_ids + ids, sent_back(deltas, choose, keeps_thoughts=keeps_thoughts)
+    return (*prepared.sequences[0].prompt_token_ids, *ids), sent_back(deltas, choose, keeps_thoughts=keeps_thoughts)
 
 
 def turns(bundle: TokenizerBundle, *, keeps_thoughts: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from holdfast.engine.layouts import Runner
 from holdfast.kv.form import Codec
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.prefix.cache import PrefixCache
 from holdfast.prefix.index import PrefixIndex
 from holdfast.scheduler.decision import SequenceCosts
@@ -37,7 +38,7 @@ def greedy(request_id: str, prompt: Sequence[int], *, max_tokens: int = 6, **mor
     """A request whose answer depends on nothing but the model."""
     return SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=TokenIds.of(prompt),
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=0.0, seed=0),
         **more,
@@ -57,6 +58,7 @@ class CachingWorker:
         fingerprint: str = "a model",
         codec: Codec = "native",
         budget_tokens: int | None = None,
+        most_parked_bytes: int | None = None,
         most_sessions: int = 4,
         pinned_percent: int = 50,
         engine: type[Engine] = Engine,
@@ -70,7 +72,7 @@ class CachingWorker:
         assert costs.form is not None
         self.store = None if folder is None else BlockStore(folder, fingerprint=fingerprint, limits=limits)
         self.index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store)
-        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec)
+        self.cache = PrefixCache(self.index, store=self.store, form=costs.form, codec=codec, most_parked_bytes=most_parked_bytes)
         self.sessions = SessionService(
             self.cache,
             most=most_sessions,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LONGEST_SECONDS = 60
+LONGEST_SECONDS = 180
 
 
 def holdfast(

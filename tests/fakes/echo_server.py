@@ -53,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.keys.append(self.headers.get("Authorization", ""))
         if self.path == "/v1/models":
-            self.server.lists_models.wait(20)
+            self.server.lists_models.wait(60)
             self._send(
                 200, {"object": "list", "data": [{"id": name, "owned_by": self.server.owner} for name in self.server.models]}
             )
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _wait_for_the_client_to_leave(self) -> None:
-        self.connection.settimeout(20)
+        self.connection.settimeout(60)
         with contextlib.suppress(ConnectionError):
             assert self.rfile.read(1) == b""
         self.server.client_left.set()

@@ -12,7 +12,9 @@ from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.eviction import EvictionOrder
 from holdfast.prefix.keys import pack_tokens
+from holdfast.prefix.live import LiveChain
 from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.no_cache import NothingLive
 from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.reuse import ReusePlan, Shortfall
 from tests.fakes.fake_engine import FakeEngine
@@ -32,6 +34,7 @@ class KeptTokens:
 
     request_id: str
     blocks: tuple[Run, ...]
+    is_finite: bool = True
 
 
 class FakeCache:
@@ -52,6 +55,7 @@ class FakeCache:
         self.inserted: list[tuple[str, int]] = []  # request and how far it is stored
         self.tended = 0
         self.is_closed = False
+        self.live = NothingLive()
 
     def _called(self, name: str) -> None:
         if name in self.raises:
@@ -64,7 +68,7 @@ class FakeCache:
         self._called("policy")
         return KeepPolicy(run_tokens=BLOCK)
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
         self._called("lookup")
         end = 0
         while chain[: end + 4 * BLOCK] in self.blocks and end + 4 * BLOCK < len(chain):
@@ -94,7 +98,9 @@ class FakeCache:
     def cursor(self, *, tenant: str = "") -> Cursor:
         return Cursor(b"")
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens) -> tuple[bytes, ...]:
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: KeptTokens, *, live: LiveChain | None = None
+    ) -> tuple[bytes, ...]:
         self._called("insert")
         new = []
         for run in kept.blocks:

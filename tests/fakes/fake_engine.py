@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan
@@ -17,7 +18,7 @@ HANGS = 671  # the step that draws for it never comes to an end, as with a devic
 RAISES_ONCE = 670  # at the first collect only: an innocent victim
 
 
-def token_at(prompt: tuple[int, ...], position: int) -> int:
+def token_at(prompt: Iterable[int], position: int) -> int:
     """The token that the fake model puts at a position after a prompt."""
     return (sum(prompt) * 31 + position * 7) % 601
 

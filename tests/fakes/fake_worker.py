@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.worker.assignment import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -30,4 +31,6 @@ def fake_settings(behaviour: str = "good", *, residency: ResidencySettings | Non
 
 
 def a_request(request_id: str = "a", *, max_tokens: int = 10, prompt: tuple[int, ...] = (1, 2, 3)) -> SequenceRequest:
-    return SequenceRequest(request_id=request_id, prompt_token_ids=prompt, max_tokens=max_tokens, sampling=SamplingParams(seed=1))
+    return SequenceRequest(
+        request_id=request_id, prompt_token_ids=TokenIds.of(prompt), max_tokens=max_tokens, sampling=SamplingParams(seed=1)
+    )

@@ -16,6 +16,7 @@ from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 
 TOP_LOGPROBS = 4
 
@@ -87,7 +88,7 @@ def _random_spans(engine: Engine, sequences: Sequence[Played], rng: random.Rando
 def _request(index: int, each: Played) -> SequenceRequest:
     return SequenceRequest(
         request_id=str(index),
-        prompt_token_ids=each.prompt,
+        prompt_token_ids=TokenIds.of(each.prompt),
         max_tokens=each.wanted_tokens,
         sampling=each.sampling,
         want_logprobs=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.config import SchedulerSettings
 from holdfast.messages.commands import Command, SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.loop import WorkerLoop
@@ -18,7 +19,7 @@ SETTINGS = SchedulerSettings(max_running=4, max_queued=8, step_tokens=16, min_ch
 def request(request_id: str, *prompt: int, max_tokens: int = 8, **more: object) -> SequenceRequest:
     return SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=prompt or (1, 2, 3),
+        prompt_token_ids=TokenIds.of(prompt or (1, 2, 3)),
         max_tokens=max_tokens,
         sampling=SamplingParams(seed=1),
         **more,  # type: ignore[arg-type]

@@ -272,6 +272,7 @@ SESSION = SessionInfo(
     kept_tokens=100,
     ram_tokens=60,
     disk_tokens=40,
+    live_tokens=50,
     kept_bytes=4096,
     metadata={"agent": "one"},
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0
 _READY = re.compile(r"is ready at (https?://\S+)")
 _tick = threading.Event()  # never set: waiting for it is a short pause between two looks
 
@@ -77,7 +77,7 @@ class ServerProcess:
 
     def model(self) -> dict[str, Any]:
         """The model's entry in /health."""
-        (model,) = httpx.get(f"{self.url}/health").json()["models"]
+        (model,) = httpx.get(f"{self.url}/health", timeout=60).json()["models"]
         return dict(model)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

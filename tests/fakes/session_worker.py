@@ -15,8 +15,9 @@ from tests.fakes.script_inbox import ScriptInbox
 from tests.fakes.tiny_models import VOCAB_SIZE
 
 
-def worker(name: str = "llama", folder: Path | None = None, **more: Any) -> CachingWorker:
-    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, **more)
+def worker(name: str = "llama", folder: Path | None = None, *, most_parked_bytes: int | None = 0, **more: Any) -> CachingWorker:
+    """One that parks nothing, unless it is to, so that what sessions pin, evict and export is in blocks."""
+    return CachingWorker(probed(name), vocab_size=VOCAB_SIZE, folder=folder, most_parked_bytes=most_parked_bytes, **more)
 
 
 def prompt(seed: str, tokens: int = 300) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.events import Finished, FinishReason, TokensGenerated
 from holdfast.messages.output import OutputEvent, TextDelta, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.answer import AnswerReader
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.dialect import ModelDialect
@@ -36,7 +37,7 @@ def by_tokens(tokenizer: Tokenizer, dialect: ModelDialect, tools: Sequence[Mappi
     """What a client sees of an answer that comes token by token."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     rules = ChoiceRules(
-        prompt_token_ids=(1,),
+        prompt_token_ids=TokenIds.of((1,)),
         stop_token_ids=frozenset(),
         max_tokens=len(token_ids) + 1,
         dialect=dialect,

@@ -111,7 +111,7 @@ async def test_the_official_client_raises_on_an_error_within_a_stream() -> None:
 
 
 async def test_many_requests_go_over_one_connection() -> None:
-    async with served(ScriptedGateway()) as url, httpx.AsyncClient(base_url=url) as client:
+    async with served(ScriptedGateway()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         for body in (chat_body(), chat_body(stream=True), {"bad": 1}, chat_body()):
             await client.post(CHAT, json=body)
         response = await client.get("/health", headers={"connection": "close"})

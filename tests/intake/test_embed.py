@@ -18,6 +18,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Finished, FinishReason
 from holdfast.messages.requests import EmbeddingRequest
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.sentence_modules import OwnPooling
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
@@ -43,8 +44,8 @@ def sequences(*inputs: Any, bundle: TokenizerBundle = BUNDLE, info: Any = INFO, 
 
 def test_each_input_is_a_sequence_that_is_only_read() -> None:
     text, ids = sequences("hello", (1, 2))
-    assert text.prompt_token_ids == tuple(BUNDLE.tokenizer.encode("hello", add_special_tokens=True))
-    assert ids.prompt_token_ids == (1, 2)
+    assert text.prompt_token_ids == TokenIds.of(BUNDLE.tokenizer.encode("hello", add_special_tokens=True))
+    assert ids.prompt_token_ids == TokenIds.of((1, 2))
     assert (text.max_tokens, text.is_kept, text.pooling, text.request_id, ids.request_id) == (0, False, "mean", "r/0", "r/1")
 
 
@@ -74,7 +75,7 @@ def test_an_input_that_is_too_long_is_refused_by_its_place_or_cut(too_long: Any)
     ends = ending_each_text()
     _, cut = sequences("a", too_long, truncates=True, bundle=ends)
     end = ends.tokenizer.backend.token_to_id("<|endoftext|>")
-    assert (cut.prompt_token_ids[-1] == end) == isinstance(too_long, str)
+    assert (cut.prompt_token_ids.view[-1] == end) == isinstance(too_long, str)
 
 
 @pytest.mark.parametrize(

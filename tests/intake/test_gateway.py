@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -22,11 +22,12 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
-from holdfast.intake import gateway as gateway_module
+from holdfast.intake import prepare as prepare_module
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.template import ChatTemplate
+from holdfast.intake.token_memory import TokenMemory
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
@@ -277,11 +278,11 @@ async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundl
     class NotingTokenizer(Tokenizer):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
             self.threads.append(threading.current_thread())
-            return super().encode(text, add_special_tokens=add_special_tokens)
+            return super().encode_all(texts)
 
-    noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}))
+    noting = replace(bundle, tokenizer=NotingTokenizer(toy_tokenizers.byte_level(), config={}), token_memory=TokenMemory())
     gateway, _ = serve(noting, answers(1), info=model_info(context_tokens=10**6))
     for text in ("hello", "hello " * 5000):
         await collect(gateway, asks(text))
@@ -314,12 +315,12 @@ async def test_grammars_are_made_on_another_thread_and_go_to_the_worker(
         threads.append(threading.current_thread())
         return answer_grammar(*arguments, **more)
 
-    monkeypatch.setattr(gateway_module, "answer_grammar", noting)
+    monkeypatch.setattr(prepare_module, "answer_grammar", noting)
     gateway, engine = serve(bundle, answers(2))
     form = OutputFormat(kind="json_schema", schema={"type": "integer"})
     for fields in ({}, {"output_format": form, "choices": 2}):
         await collect(gateway, asks(**fields))
-    assert [thread is threading.main_thread() for thread in threads] == [False]
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
     assert [bool(sequence.grammar) for sequence in engine.submitted] == [False, True, True]
 
 
@@ -363,11 +364,11 @@ async def test_an_answer_comes_back_in_the_next_turn_as_the_tokens_that_were_gen
     assert text_of(await collect(gateway, asks())) == answer
     said: tuple[dict[str, Any], ...] = ({"role": "assistant", "content": answer}, {"role": "user", "content": answer})
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said))))
-    first, second = (sequence.prompt_token_ids for sequence in engine.submitted)
+    first, second = (tuple(sequence.prompt_token_ids) for sequence in engine.submitted)
     assert second[: len(first) + len(generated)] == first + generated
     assert bundle.tokenizer.decode(second, skip_special_tokens=False).count(answer) == 2
     await collect(gateway, asks(ChatPrompt(messages=(*HELLO.messages, *said)), tenant="another"))
-    assert engine.submitted[2].prompt_token_ids[: len(first) + len(generated)] != first + generated
+    assert tuple(engine.submitted[2].prompt_token_ids)[: len(first) + len(generated)] != first + generated
 
 
 async def test_an_answer_that_a_stop_string_cut_is_tokenized_anew(bundle: TokenizerBundle) -> None:

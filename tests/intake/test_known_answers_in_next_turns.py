@@ -101,12 +101,12 @@ def test_a_turn_of_an_agent_begins_with_all_that_was_read_and_written(
     for thought, text, made in turns:
         request, prepared = ask(bundle, messages)
         ids = in_any_tokens(written(thought, text, made, choose), bundle, choose)
-        prompt = prepared.sequences[0].prompt_token_ids
+        prompt = tuple(prepared.sequences[0].prompt_token_ids)
         assert prompt[: len(before)] == before
         before = prompt + ids
         deltas = answer(bundle, request, prepared, ids)
         messages += sent_back(deltas, choose, keeps_thoughts=keeps_thoughts)
-    assert ask(bundle, messages)[1].sequences[0].prompt_token_ids[: len(before)] == before
+    assert tuple(ask(bundle, messages)[1].sequences[0].prompt_token_ids)[: len(before)] == before
     assert bundle.known_answers.dropped_tokens == 0
     bundle.known_answers.check_invariants()
 
@@ -115,11 +115,11 @@ def one_turn(bundle: TokenizerBundle, generated: str, **prompt: Any) -> tuple[tu
     """All tokens of a first turn, and what its client has seen."""
     request, prepared = ask(bundle, [QUESTION], prompt=prompt)
     ids = tuple(bundle.tokenizer.encode(generated, add_special_tokens=False))
-    return prepared.sequences[0].prompt_token_ids + ids, answer(bundle, request, prepared, ids)
+    return (*prepared.sequences[0].prompt_token_ids, *ids), answer(bundle, request, prepared, ids)
 
 
 def next_prompt(bundle: TokenizerBundle, messages: list[dict[str, Any]], **prompt: Any) -> tuple[int, ...]:
-    return ask(bundle, [QUESTION, *messages], prompt=prompt)[1].sequences[0].prompt_token_ids
+    return tuple(ask(bundle, [QUESTION, *messages], prompt=prompt)[1].sequences[0].prompt_token_ids)
 
 
 CALL = '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'

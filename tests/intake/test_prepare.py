@@ -16,6 +16,7 @@ from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, Thinking, ThinkingEffort
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 
@@ -35,7 +36,7 @@ def test_a_conversation_is_rendered_and_tokenized_without_further_special_tokens
 
 
 def test_text_is_tokenized_with_the_tokenizers_special_tokens(base_side: TokenizerBundle) -> None:
-    ids = ready(base_side, "hello").sequences[0].prompt_token_ids
+    ids = tuple(ready(base_side, "hello").sequences[0].prompt_token_ids)
     assert ids[0] == base_side.tokenizer.bos_token_id
     assert ids.count(ids[0]) == 1
 
@@ -46,12 +47,12 @@ def test_a_bos_in_the_text_is_not_doubled(base_side: TokenizerBundle) -> None:
 
 
 def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
-    assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == (5, 6, 5)
+    assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == TokenIds.of((5, 6, 5))
 
 
 @pytest.mark.parametrize("prompt", ["", ()])
 def test_an_empty_prompt_is_the_bos_token_or_refused(prompt: Prompt, bundle: TokenizerBundle, base_side: TokenizerBundle) -> None:
-    assert ready(base_side, prompt).sequences[0].prompt_token_ids == (base_side.tokenizer.bos_token_id,)
+    assert ready(base_side, prompt).sequences[0].prompt_token_ids.view.tolist() == [base_side.tokenizer.bos_token_id]
     with pytest.raises(InvalidRequest, match="empty") as caught:
         ready(bundle, prompt, prompt_field="prompt")
     assert caught.value.field == "prompt"

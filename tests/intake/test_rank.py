@@ -77,7 +77,7 @@ def test_one_that_was_trained_to_judge_is_asked_in_the_form_of_qwen() -> None:
 
 
 def test_what_spells_a_control_token_in_a_document_is_text() -> None:
-    whole = ranked("x <|im_end|> y", method="yes_no").sequences[0].prompt_token_ids
+    whole = tuple(ranked("x <|im_end|> y", method="yes_no").sequences[0].prompt_token_ids)
     end = BUNDLE.tokenizer.backend.token_to_id("<|im_end|>")
     assert whole.count(end) == 2
 

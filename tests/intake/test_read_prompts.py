@@ -12,12 +12,15 @@ from holdfast.intake.embed import READ_ONLY
 from holdfast.intake.read_prompts import AT_ONCE, ReadPrompt, read_prompts
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Accepted, Event, Finished, FinishReason, Rejected
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.scripted_client import ScriptedClient, refuses
 
 
 def requests(count: int) -> list[SequenceRequest]:
     return [
-        SequenceRequest(request_id=f"r/{place}", prompt_token_ids=(place,), max_tokens=0, sampling=READ_ONLY, pooling="mean")
+        SequenceRequest(
+            request_id=f"r/{place}", prompt_token_ids=TokenIds.of((place,)), max_tokens=0, sampling=READ_ONLY, pooling="mean"
+        )
         for place in range(count)
     ]
 

@@ -7,17 +7,18 @@ from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Encoding
 
 from holdfast.intake.prompt import PlacedAnswer, PromptText
 from holdfast.intake.splice import splice
+from holdfast.intake.token_memory import TokenMemory
+from holdfast.intake.token_places import EncodedText
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer
 from holdfast.models.demo import demo_folder
 
 MARK = "|"
 
 
-def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
+def by_characters(text: str, *, pair: str = "") -> EncodedText:
     """An encoding: a token for each `pair` and for every other character; ids of single characters are their code points."""
     token_ids: list[int] = []
     offsets: list[tuple[int, int]] = []
@@ -31,13 +32,8 @@ def by_characters(text: str, *, pair: str = "") -> SimpleNamespace:
     def char_to_token(character: int) -> int | None:
         return next((token for token, (start, end) in enumerate(offsets) if start <= character < end), None)
 
-    return SimpleNamespace(ids=token_ids, offsets=offsets, char_to_token=char_to_token, token_to_chars=offsets.__getitem__)
-
-
-def in_words(pieces: list[str], *, places: list[int]) -> tuple[Encoding, list[int]]:
-    """The bundled model's tokens of a text that has control tokens, breaks and letters of several bytes; places within it."""
-    text = "".join(pieces)
-    return bundled_tokenizer().encode_in_place(text), sorted(min(place, len(text)) for place in places)
+    found = SimpleNamespace(ids=token_ids, offsets=offsets, char_to_token=char_to_token, token_to_chars=offsets.__getitem__)
+    return EncodedText(found, characters=len(text))  # type: ignore[arg-type]
 
 
 @cache
@@ -53,8 +49,8 @@ def test_an_answer_has_its_own_tokens_and_the_rest_the_tokenizers() -> None:
     whole = "|u|bb|a|abba|u|bb|"
     prompt = PromptText(text=whole, answers=(PlacedAnswer(8, 12, singly("abba")),))
     tokens = splice(prompt, by_characters(whole, pair="bb"))
-    before, behind = by_characters("|u|bb|a|", pair="bb").ids, by_characters("|u|bb|", pair="bb").ids
-    assert tokens.token_ids == (*before, *singly("abba"), *behind)
+    before, behind = by_characters("|u|bb|a|", pair="bb").token_ids, by_characters("|u|bb|", pair="bb").token_ids
+    assert tuple(tokens.token_ids) == (*before, *singly("abba"), *behind)
     assert tokens.put_back_tokens == 4
 
 
@@ -62,7 +58,7 @@ def test_an_answer_whose_edge_is_within_a_token_is_left_alone() -> None:
     whole = "|bba|"
     encoding = by_characters(whole, pair="bb")
     tokens = splice(PromptText(text=whole, answers=(PlacedAnswer(2, 4, (7, 8)),)), encoding)
-    assert list(tokens.token_ids) == encoding.ids
+    assert tokens.token_ids == encoding.token_ids
     assert tokens.put_back_tokens == 0
 
 
@@ -71,16 +67,16 @@ def test_what_is_put_in_moves_what_stands_behind_it(said: list[tuple[str, int]])
     whole = MARK + "".join(text + MARK for text, _ in said)
     marks = tuple(place for place, character in enumerate(whole) if character == MARK)
     answers = tuple(
-        PlacedAnswer(start + 1, end, (-1 - number,) * length)
+        PlacedAnswer(start + 1, end, (9_000_000 + number,) * length)
         for number, (start, end, (text, length)) in enumerate(zip(marks, marks[1:], said, strict=False))
         if text
     )
     tokens = splice(PromptText(text=whole, answers=answers, branch_points=marks), by_characters(whole))
     expected = [ord(MARK)]
     for number, (text, length) in enumerate(said):
-        expected += [*((-1 - number,) * length if text else ()), ord(MARK)]
+        expected += [*((9_000_000 + number,) * length if text else ()), ord(MARK)]
     assert list(tokens.token_ids) == expected
-    assert [tokens.token_ids[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)
+    assert [tokens.token_ids.view[place] for place in tokens.branch_points] == [ord(MARK)] * len(marks)
 
 
 PIECES = ("hello", " world", "<|im_end|>", "<|im_\ufdd5end|>", "\ufdd5", "é", "😀", "日本", "\n", "a")
@@ -89,17 +85,20 @@ PIECES = ("hello", " world", "<|im_end|>", "<|im_\ufdd5end|>", "\ufdd5", "é", "
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=12),
     places=st.lists(st.integers(0, 60), min_size=3, max_size=3),
+    remembered=st.booleans(),
 )
-def test_places_are_found_as_a_scan_of_all_tokens_finds_them(pieces: list[str], places: list[int]) -> None:
-    encoding, (start, end, point) = in_words(pieces, places=places)
-    offsets = encoding.offsets
-    prompt = PromptText(text="".join(pieces), answers=(PlacedAnswer(start, end, (-1,)),), breakpoints=(point,))
+def test_places_are_found_as_a_scan_of_all_tokens_finds_them(pieces: list[str], places: list[int], remembered: bool) -> None:
+    text, tokenizer = "".join(pieces), bundled_tokenizer()
+    start, end, point = sorted(min(place, len(text)) for place in places)
+    whole = tokenizer.backend.encode(text, add_special_tokens=False)
+    offsets, ids = whole.offsets, whole.ids
+    prompt = PromptText(text=text, answers=(PlacedAnswer(start, end, (9_000_000,)),), breakpoints=(point,))
     inside = [number for number, (left, right) in enumerate(offsets) if start <= left and left < end]
     edges = [offset for offset in offsets if offset[0] < start < offset[1]]
     fits = bool(inside) and offsets[inside[0]][0] == start and offsets[inside[-1]][1] == end and not edges
-    ids = list(encoding.ids)
-    expected = [*ids[: inside[0]], -1, *ids[inside[-1] + 1 :]] if fits else ids
-    tokens = splice(prompt, encoding)
+    expected = [*ids[: inside[0]], 9_000_000, *ids[inside[-1] + 1 :]] if fits else ids
+    of_memory = TokenMemory().tokens_of(text, tokenizer, places=(start, end, point))
+    tokens = splice(prompt, of_memory if remembered else tokenizer.encode_in_place([text])[0])
     assert list(tokens.token_ids) == expected
     if not fits:
         assert tokens.breakpoints == (sum(right <= point for _, right in offsets),)

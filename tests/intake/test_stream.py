@@ -15,6 +15,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Event, FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.messages.requests import GenerationRequest, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
@@ -26,9 +27,11 @@ WORDS = tuple(TOKENIZER.encode("hello world ", add_special_tokens=False).ids)
 
 
 async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops: tuple[str, ...] = ()) -> GenerationStream:
-    rules = ChoiceRules(prompt_token_ids=(1,), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
+    rules = ChoiceRules(prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, stops=stops)
     sequences = tuple(
-        SequenceRequest(request_id=f"{name}/{index}", prompt_token_ids=(1,), max_tokens=1000, sampling=SamplingParams(seed=1))
+        SequenceRequest(
+            request_id=f"{name}/{index}", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+        )
         for index in range(choices)
     )
     stream = GenerationStream(

@@ -24,6 +24,7 @@ from holdfast.messages.events import (
     TokensGenerated,
 )
 from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
@@ -40,7 +41,7 @@ def encode(text: str, name: str = "byte_level") -> tuple[int, ...]:
 
 
 def choice(*, name: str = "byte_level", stop_tokens: tuple[int, ...] = (), **rules: object) -> ChoiceText:
-    defaults = {"prompt_token_ids": (1, 2), "stop_token_ids": frozenset(stop_tokens), "max_tokens": 100}
+    defaults = {"prompt_token_ids": TokenIds.of((1, 2)), "stop_token_ids": frozenset(stop_tokens), "max_tokens": 100}
     return ChoiceText(index=3, pieces=family(name)[1], rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]
 
 
@@ -199,7 +200,7 @@ def test_the_text_is_the_same_with_and_without_logprobs(case: tuple[str, list[tu
 
 def test_echo_opens_the_answer_with_the_prompt() -> None:
     prompt = encode("hello the")
-    reader = choice(prompt_token_ids=prompt, echo=True, echo_text="hello the", at_start=False)
+    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", at_start=False)
     events = [*reader.feed(Accepted(request_id="r")), *run(reader, [encode(" world")])]
     assert texts(events) == "hello the world"
     assert isinstance(events[0], TextDelta)
@@ -208,7 +209,7 @@ def test_echo_opens_the_answer_with_the_prompt() -> None:
 
 def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None:
     prompt = encode("hello world")
-    reader = choice(prompt_token_ids=prompt, echo=True, echo_text="hello world", at_start=False, want_logprobs=True)
+    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello world", at_start=False, want_logprobs=True)
     assert reader.feed(Accepted(request_id="r")) == ()
     scores = (TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),)
     events = list(reader.feed(Started(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores)))
@@ -221,7 +222,7 @@ def test_echo_with_logprobs_waits_for_the_scores_and_counts_offsets_on() -> None
 
 def test_scoring_alone_shows_the_prompt_and_nothing_more() -> None:
     prompt = encode("hello the")
-    reader = choice(prompt_token_ids=prompt, echo=True, echo_text="hello the", max_tokens=0)
+    reader = choice(prompt_token_ids=TokenIds.of(prompt), echo=True, echo_text="hello the", max_tokens=0)
     events = [*reader.feed(Accepted(request_id="r")), *run(reader, [encode(" world")])]
     assert texts(events) == "hello the"
     assert isinstance(events[-1], ChoiceFinished)
@@ -248,13 +249,13 @@ def test_a_first_differing_token_is_told_as_text() -> None:
     diverged = CacheReport(
         outcome=CacheOutcome.DIVERGED, divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own)
     )
-    reader = choice(prompt_token_ids=tuple(encode("xb")))
+    reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
     reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
     (end,) = reader.feed(finished())
     assert isinstance(end, ChoiceFinished)
     assert end.divergent is None  # the last word is that of Finished
 
-    reader = choice(prompt_token_ids=tuple(encode("xb")))
+    reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
     end = reader.feed(Finished(request_id="r", reason=FinishReason.STOP, prompt_tokens=2, completion_tokens=0, memory=diverged))[
         -1
     ]

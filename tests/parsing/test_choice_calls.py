@@ -22,6 +22,7 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.dialect import PLAIN, Call, ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.declared import DeclaredTools
@@ -63,7 +64,8 @@ def answer(
     tokenizer, pieces, dialect = model(style, special)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     defaults = {
-        "prompt_token_ids": (1,), "stop_token_ids": frozenset(), "max_tokens": 1000, "dialect": dialect, "tools": TOOLS,
+        "prompt_token_ids": TokenIds.of((1,)), "stop_token_ids": frozenset(), "max_tokens": 1000, "dialect": dialect,
+        "tools": TOOLS,
         "reads_calls": True, "want_logprobs": scored,
     }  # fmt: skip
     reader = ChoiceText(index=0, pieces=pieces, rules=ChoiceRules(**{**defaults, **rules}))  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def left_by(engine: Engine) -> Kept:
 
 def sequence_of(engine: Engine) -> bytes:
     sequence = engine._sequences["a"]
-    return pack_tokens([*sequence.request.prompt_token_ids, *range(8)][: sequence.fed])
+    return pack_tokens([*sequence.request.prompt_token_ids, *range(8)][: sequence.live.tokens])
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])

@@ -12,10 +12,17 @@ import zmq
 
 from holdfast.config import ResidencySettings
 from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnavailable
+from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages.events import Finished
+from holdfast.messages.events import Finished, TokensGenerated
+from holdfast.messages.prompt_keys import STEP_TOKENS
 from holdfast.residency.residency import Residency
+from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
+
+
+async def collected(stream: EventStream) -> list[RequestEvent]:
+    return [event async for event in stream]
 
 
 @asynccontextmanager
@@ -62,6 +69,26 @@ async def test_a_dead_worker_is_replaced_at_once() -> None:
         events = [event async for event in (await made.client("m")).submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert made.statuses()[0].pid != first
+
+
+async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
+    prompt = tuple(range(1000, 1000 + 3 * STEP_TOKENS))
+    async with residency() as made:
+        first = await made.client("m")
+        for name in ("first", "known"):
+            await collected(first.submit(a_request(name, prompt=prompt)))
+        before = (await made.statistics())["m"].link
+        assert before is not None
+        assert (before.new_tokens, before.known_tokens) == (3 * STEP_TOKENS, 3 * STEP_TOKENS)
+        psutil.Process(made.statuses()[0].pid).kill()
+        await first.lost
+        again = a_request("again", prompt=prompt)
+        events = await collected((await made.client("m")).submit(again))
+        tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+        assert tokens == expected_tokens(again)
+        after = (await made.statistics())["m"].link
+        assert after is not None
+        assert (after.new_tokens, after.known_tokens) == (3 * STEP_TOKENS, 0)
 
 
 async def test_a_model_at_fault_is_not_tried_again() -> None:

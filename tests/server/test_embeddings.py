@@ -44,7 +44,7 @@ async def test_a_client_that_goes_away_ends_its_work_and_no_other(server: Server
     texts = [f"{number} " + "sheep are white and " * 400 for number in range(64)]
 
     def running() -> int:
-        return int(httpx.get(f"{server.url}/health").json()["models"][0]["running"])
+        return int(httpx.get(f"{server.url}/health", timeout=60).json()["models"][0]["running"])
 
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         answer = asyncio.create_task(client.chat.completions.create(model="demo", messages=HELLO, temperature=0, max_tokens=40))

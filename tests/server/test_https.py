@@ -64,7 +64,7 @@ def test_a_renewal_cuts_no_answer(server: ServerProcess, files: CertificateFiles
         rest = [line for line in lines if line]
     assert first.startswith("data: ")
     assert rest[-1] == "data: [DONE]"
-    assert httpx.get(f"{server.url}/health", verify=files.trust()).status_code == 200
+    assert httpx.get(f"{server.url}/health", verify=files.trust(), timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ def test_others_are_told_their_address_and_the_owner_the_risk(model_folder: Path
         others = re.findall(r"for others\s+(http://\S+)", server.output())
         port = server.url.rpartition(":")[2]
         for url in [*others, server.url]:
-            assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
+            assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=60).status_code == 200
         assert all(url.endswith(f":{port}") for url in others)
-        refused = httpx.get(f"{server.url}/v1/models", headers={"host": "box.local"}, trust_env=False)
+        refused = httpx.get(f"{server.url}/v1/models", headers={"host": "box.local"}, trust_env=False, timeout=60)
         assert refused.status_code == 421
         assert "--allowed-hosts" in refused.json()["error"]["message"]
 
@@ -154,7 +154,7 @@ def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder
         next(stream)
         server.process.send_signal(signal.SIGINT)
         with pytest.raises(httpx.TransportError):
-            until(lambda: not httpx.get(f"{server.url}/health"), "the first signal closes the door")
+            until(lambda: not httpx.get(f"{server.url}/health", timeout=60), "the first signal closes the door")
         assert server.stop(signal.SIGINT) == 0
         assert not worker.is_running()
         assert "Traceback" not in server.log()

@@ -57,7 +57,7 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(held_up: t
         with pytest.raises(httpx.ReadTimeout):  # and is dropped
             httpx.post(f"{server.url}/v1/completions", json={**BODY, "max_tokens": 5000}, timeout=0.3)
         assert headers.wait(60)
-        health = httpx.get(f"{server.url}/health")
+        health = httpx.get(f"{server.url}/health", timeout=60)
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         assert not whole.done()
         assert not sessions.done()
@@ -71,7 +71,9 @@ def test_all_who_come_while_the_model_is_loaded_wait_and_are_answered(held_up: t
     server.wait_ready()
     assert server.model()["running"] == 0
     finished = [
-        line for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line.startswith("holdfast_worker_finished")
+        line
+        for line in httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+        if line.startswith("holdfast_worker_finished")
     ]
     assert [float(line.rpartition(" ")[2]) for line in finished] == [2.0]
 
@@ -83,7 +85,7 @@ def test_who_comes_while_a_dead_worker_is_replaced_is_answered_by_the_new_one(
     worker.resume()
     server.wait_ready()
     worker.send_signal(signal.SIGKILL)
-    until(lambda: httpx.get(f"{server.url}/health").status_code == 503, "the death is seen")
+    until(lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503, "the death is seen")
     answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60)
     assert answer.status_code == 200, answer.text
     assert server.model()["pid"] != worker.pid

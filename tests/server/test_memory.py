@@ -141,7 +141,9 @@ def test_metrics_and_health_show_what_is_kept(server: Asked) -> None:
     assert model["memory"]["store"]["model"]
     assert model["memory"]["kept_tokens"] > 100
     assert model["memory"]["ram_bytes"] > 0
-    shown = dict(line.rsplit(" ", 1) for line in httpx.get(f"{process.url}/metrics").text.splitlines() if line[:1] != "#")
+    shown = dict(
+        line.rsplit(" ", 1) for line in httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines() if line[:1] != "#"
+    )
     label = f'model="{model["id"]}"'
     assert float(shown[f'holdfast_prefix_cache_lookups_total{{{label},outcome="complete"}}']) >= 1
     assert float(shown[f'holdfast_prefix_cache_lookups_total{{{label},outcome="nothing_stored"}}']) >= 1

@@ -46,7 +46,7 @@ def test_it_finds_the_server_and_its_model(client: ollama.Client, server: Server
     (running,) = client.ps().models
     assert listed.model == running.model == f"{MODEL}:latest"
     assert set(client.show(MODEL).capabilities or ()) >= {"completion", "tools", "thinking"}
-    assert httpx.get(server.url, headers={"user-agent": "ollama-python/0.6.3"}).text == "Ollama is running"
+    assert httpx.get(server.url, headers={"user-agent": "ollama-python/0.6.3"}, timeout=60).text == "Ollama is running"
 
 
 def test_streamed_and_whole_answers_are_the_same(client: ollama.Client) -> None:

@@ -92,7 +92,7 @@ def test_a_killed_server_leaves_nothing_that_the_next_start_does_not_remove(
     third = started(model_folder, running)
     assert not folder.exists()
     assert len(list(places.run.iterdir())) == 2
-    assert httpx.get(f"{living.url}/health").json()["models"][0]["state"] == "ready"
+    assert httpx.get(f"{living.url}/health", timeout=60).json()["models"][0]["state"] == "ready"
     for server in (third, living):
         assert server.stop() == 0, server.log()
     assert places.left() == []

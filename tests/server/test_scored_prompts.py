@@ -38,7 +38,7 @@ def complete(server: ServerProcess, **body: Any) -> dict[str, Any]:
 
 
 def gauge(server: ServerProcess, name: str) -> float:
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"holdfast_worker_{name}"))
 
 

@@ -23,7 +23,7 @@ def test_a_collector_gets_the_spans_of_a_server_that_was_told_of_it(model_folder
             answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
             until(lambda: len(collector.spans) >= 6, "the spans of a request")
             collector.may_answer.clear()
-            httpx.get(f"{server.url}/v1/models")
+            httpx.get(f"{server.url}/v1/models", timeout=60)
         finally:
             assert server.stop() == 0, server.log()
     usage, said = answer["usage"], otlp.attributes(collector.named("POST /v1/chat/completions"))

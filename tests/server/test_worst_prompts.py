@@ -24,7 +24,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 def context_tokens(server: ServerProcess) -> int:
-    (model,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     return int(model["max_model_len"])
 
 
@@ -129,7 +129,7 @@ def test_half_of_a_surrogate_pair_is_answered(server: ServerProcess) -> None:
 
 def test_a_prompt_that_just_fits_is_taken_and_one_token_more_is_not(server: ServerProcess) -> None:
     most = context_tokens(server) - 1
-    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={"prompt": [5] * most, "stream": True}) as response:
+    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={"prompt": [5] * most, "stream": True}, timeout=60) as response:
         assert response.status_code == 200  # and the client leaves: reading so much takes its time
     refused = post(server, COMPLETIONS, {"prompt": [5] * (most + 1)})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
@@ -142,7 +142,7 @@ def test_a_stream_of_broken_characters_is_whole_text(server: ServerProcess) -> N
     body = {"prompt": "a", "max_tokens": 60, "temperature": 1, "seed": 3, "logit_bias": bias, "ignore_eos": True}
     whole = post(server, COMPLETIONS, body).json()["choices"][0]["text"]
     pieces = []
-    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={**body, "stream": True}) as response:
+    with httpx.stream("POST", f"{server.url}{COMPLETIONS}", json={**body, "stream": True}, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]

@@ -72,8 +72,10 @@ def test_a_file_that_an_earlier_version_has_written_comes_in_and_goes_out_as_it_
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
-@pytest.mark.parametrize("was_on_disk", [False, True])
-def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(name: str, was_on_disk: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("was_on_disk", "most_parked_bytes"), [(False, 0), (False, None), (True, 0)])
+def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(
+    name: str, was_on_disk: bool, most_parked_bytes: int | None, tmp_path: Path
+) -> None:
     one, file = prompt(name), str(tmp_path / "session")
     before = serve(
         worker(name, tmp_path / "store"), greedy("1", one, session_id="s"), greedy("side", prompt("side", 40), session_id="s")
@@ -81,7 +83,7 @@ def test_an_exported_session_goes_on_elsewhere_with_the_same_answers(name: str, 
     commands = [ask("export", "e", path=file)]
     if not was_on_disk:
         commands = [greedy("1", one), *commands]  # type: ignore[list-item]
-    exported = serve(worker(name, tmp_path / "store"), *commands)
+    exported = serve(worker(name, tmp_path / "store", most_parked_bytes=most_parked_bytes), *commands)
     assert info(exported, "e").branches == 2
     turn = one + tuple(before.tokens("1")) + prompt("turn", 5)
     inbox = serve(

@@ -81,7 +81,7 @@ def test_who_waits_is_woken() -> None:
     thread = threading.Thread(target=lambda: got.append(mailbox.take(None)))
     thread.start()
     mailbox.offer(BLOCKS[0])
-    thread.join(5)
+    thread.join(60)
     assert got == [BLOCKS[0]]
 
 

@@ -79,16 +79,16 @@ def test_who_asks_when_it_is_over_gets_an_answer(tmp_path: Path) -> None:
     early = reader.ask(CHAIN[0].key)
     reader.run()
     with pytest.raises(BlockMissing, match="closed"):
-        early.result(5)
+        early.result(60)
     with pytest.raises(BlockMissing, match="closed"):
-        reader.ask(CHAIN[0].key).result(5)
+        reader.ask(CHAIN[0].key).result(60)
 
 
 def test_reading_goes_on_beside_writing_threads(tmp_path: Path) -> None:
     reader, _, _ = reader_of(tmp_path)
     thread = threading.Thread(target=reader.run)
     thread.start()
-    assert all(bytes_of(reader.ask(CHAIN[n % 3].key).result(5)) == CHAIN[n % 3] for n in range(30))
+    assert all(bytes_of(reader.ask(CHAIN[n % 3].key).result(60)) == CHAIN[n % 3] for n in range(30))
     reader.end()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()

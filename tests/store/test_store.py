@@ -338,7 +338,7 @@ def test_a_closed_store_refuses_quietly_and_leaves_no_thread(tmp_path: Path) -> 
     assert store.flush() is False
     assert store.entries() == ()
     with pytest.raises(BlockMissing):
-        store.read(CHAIN[0].key).result(5)
+        store.read(CHAIN[0].key).result(60)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("holdfast-store")]
     assert list((tmp_path / "s" / "incoming").iterdir()) == []
 

@@ -61,7 +61,7 @@ def read_all(store: BlockStore) -> set[bytes]:
     right: set[bytes] = set()
     for block in TREE:
         try:
-            assert bytes_of(store.read(block.key).result(20)) == block
+            assert bytes_of(store.read(block.key).result(60)) == block
         except (BadBlock, BlockMissing):
             continue
         right.add(block.key)

@@ -20,7 +20,7 @@ def test_three_processes_fill_one_folder_and_all_of_it_is_there(tmp_path: Path) 
     folder = tmp_path / "s"
     # two write the same chain, one another
     writers = [start_writer(folder, "--first", first, "--count", "60", "--part-bytes", "2000") for first in ("0", "0", "5000")]
-    outputs = [writer.communicate(timeout=60)[0] for writer in writers]
+    outputs = [writer.communicate(timeout=180)[0] for writer in writers]
     assert all(output.endswith(b"done\n") for output in outputs)
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:
@@ -121,7 +121,7 @@ def test_processes_that_make_and_open_one_folder_at_the_same_moment_do_not_distu
         assert opener.stdin is not None
         opener.stdin.write(b"go\n")
         opener.stdin.flush()
-    said = [opener.communicate(timeout=120)[1].decode() for opener in openers]
+    said = [opener.communicate(timeout=240)[1].decode() for opener in openers]
     assert said == [""] * many
     assert [opener.returncode for opener in openers] == [0] * many
     with BlockStore(folder, fingerprint=FINGERPRINT) as store:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Timer
 
 import pytest
 
 from holdfast.config import ResponsesSettings
+from holdfast.store.answers import SECRET_BYTES, AnswerFile
 from holdfast.store.index import BlockIndex
 from holdfast.store.responses import ResponseFile
-from holdfast.store.tables import make_tables
+from holdfast.store.tables import make_tables, use_write_ahead_log
 
-SERVERS = 6
+SERVERS, ATTEMPTS = 6, 20
 
 
 def test_a_new_file_gets_them_and_an_older_one_keeps_its_own(tmp_path: Path) -> None:
@@ -32,22 +32,69 @@ def test_what_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 
 def responses(folder: Path) -> None:
-    assert ResponseFile(folder, ResponsesSettings()).totals() == (0, 0)
+    file = ResponseFile(folder, ResponsesSettings())
+    assert file.totals() == (0, 0)
+    file.close()
 
 
 def index(folder: Path) -> None:
     BlockIndex(folder / "index.sqlite").close()
 
 
-@pytest.mark.parametrize("begin", [responses, index])
-def test_servers_that_begin_with_a_new_folder_at_once_all_find_them(tmp_path: Path, begin: Callable[[Path], None]) -> None:
-    for attempt in range(5):
+def answers(folder: Path) -> None:
+    file = AnswerFile(folder)
+    assert file.find(bytes(SECRET_BYTES)) == ()
+    file.close()
+
+
+STORES = {"responses": responses, "index": index, "answers": answers}
+"""How a server begins with each file, by what the file's name begins with."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "answers").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_servers_that_begin_with_a_new_folder_at_once_all_find_them(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempt in range(ATTEMPTS):
         folder, together = tmp_path / str(attempt), Barrier(SERVERS)
-        folder.mkdir()
+        (folder / "answers").mkdir(parents=True)
 
         def one(_: int, folder: Path = folder, together: Barrier = together) -> None:
             together.wait()
-            begin(folder)
+            STORES[name](folder)
 
         with ThreadPoolExecutor(SERVERS) as servers:
             list(servers.map(one, range(SERVERS)))
+    assert not caplog.records  # what costs no more than answers is only told
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_server_waits_for_another_that_just_makes_the_file(folder: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    STORES[name](folder)
+    (path,) = folder.rglob(f"{name}*.sqlite")
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("PRAGMA journal_mode = DELETE")  # as before it was switched
+    other.execute("BEGIN IMMEDIATE")
+    ready = Timer(0.01, other.execute, ["COMMIT"])
+    ready.start()
+    STORES[name](folder)
+    ready.join()
+    other.close()
+    assert not caplog.records
+
+
+def test_a_file_that_stays_locked_is_told_when_the_time_is_over(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "a", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    database = sqlite3.connect(tmp_path / "a", isolation_level=None)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        use_write_ahead_log(database, busy_seconds=0.01)
+    other.execute("ROLLBACK")
+    use_write_ahead_log(database, busy_seconds=0)
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -8,7 +8,11 @@ from holdfast.telemetry.metrics import Metrics
 STORE = StoreFigures(model="m", mode="memory-only", stored_bytes=70, bad_blocks=2, dropped_blocks={"no_room": 4, "queue_full": 0})
 MEMORY = CacheFigures(
     ram_bytes=5,
+    parked_sequences=2,
+    parked_bytes=700,
     ram_tokens=11,
+    moved_tokens=6,
+    shared_tokens=4,
     disk_tokens=13,
     lookups={"diverged": 3, "complete": 1},
     waits=6,
@@ -32,6 +36,10 @@ def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
     shown = values(m=WorkerStatistics(memory=MEMORY))
     assert shown["prefix_cache_reused_tokens_total", ("m", "ram")] == 11
     assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
+    by_how = {how: shown["prefix_cache_reused_ram_tokens_total", (how, "m")] for how in ("moved", "shared", "copied")}
+    assert by_how == {"moved": 6, "shared": 4, "copied": 1}
+    assert shown["prefix_cache_parked_sequences", ("m",)] == 2
+    assert shown["prefix_cache_parked_bytes", ("m",)] == 700
     assert shown["prefix_cache_lookups_total", ("m", "diverged")] == 3
     assert shown["prefix_cache_lookups_total", ("m", "complete")] == 1
     assert shown["prefix_cache_waits_total", ("m",)] == 6

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.messages.figures import ConstraintFigures, Histogram, WorkerStatistics
+from holdfast.messages.figures import ConstraintFigures, Histogram, LinkFigures, WorkerStatistics
 from holdfast.telemetry.metrics import Metrics
 
 
@@ -36,6 +36,13 @@ def test_constrained_sequences_are_shown_as_counters() -> None:
     shown = {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
     names = ("sequences", "masks", "mask_seconds", "failures")
     assert [shown[f"holdfast_constrained_{name}_total"] for name in names] == [3.0, 40.0, 0.5, 1.0]
+
+
+def test_what_was_sent_of_prompts_is_shown_of_workers_behind_a_link() -> None:
+    statistics = {"a": WorkerStatistics(link=LinkFigures(new_tokens=5, known_tokens=95)), "in this process": WorkerStatistics()}
+    families = {family.name: family for family in text_string_to_metric_families(Metrics().exposition(statistics).decode())}
+    shown = {tuple(sample.labels.values()): sample.value for sample in families["holdfast_link_prompt_tokens"].samples}
+    assert shown == {("a", "new"): 5.0, ("a", "known"): 95.0}
 
 
 def test_numbers_of_a_worker_that_is_gone_are_not_shown_any_more() -> None:

@@ -63,7 +63,7 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
 def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
     alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))
     tiny_worker(tmp_path, name=name, ram_bytes=0).serve([[greedy("before", random_prompt(300))]])
-    subject = tiny_worker(tmp_path, name=name, ram_bytes=0)
+    subject = tiny_worker(tmp_path, name=name, ram_bytes=0, most_parked_bytes=0)
     inbox = in_turn(subject, greedy("again", random_prompt(300)), greedy("and again", random_prompt(300)))
     for request in ("again", "and again"):
         assert (report(inbox, request).ram_tokens, report(inbox, request).disk_tokens) == (0, 299)
@@ -73,7 +73,8 @@ def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> N
 
 def test_a_model_that_resumes_at_boundaries_only_says_what_it_could_not_use() -> None:
     first = random_prompt(90)
-    inbox = in_turn(tiny_worker(name="gemma3_text"), greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
+    subject = tiny_worker(name="gemma3_text", most_parked_bytes=0)  # a window that is live goes some tokens back
+    inbox = in_turn(subject, greedy("first", first), greedy("fork", (*first[:70], 3, 1, 4)))
     told = report(inbox, "fork")
     assert (told.outcome, told.cached_tokens, told.unused_tokens) == (CacheOutcome.NO_BOUNDARY, 0, 70)
     assert told.divergence == Divergence(position=70, stored_token_id=first[70], prompt_token_id=3)

@@ -10,6 +10,7 @@ import pytest
 from holdfast.messages.commands import Command, ControlAction, SequenceControl, SequenceRequest
 from holdfast.messages.events import Finished
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.caching_worker import greedy, random_prompt, tiny_worker
 from tests.fakes.script_inbox import pause, resume
 
@@ -18,7 +19,10 @@ NOTHING: list[Command] = []
 
 def seeded(name: str, tokens: tuple[int, ...], *, max_tokens: int) -> SequenceRequest:
     return SequenceRequest(
-        request_id=name, prompt_token_ids=tokens, max_tokens=max_tokens, sampling=SamplingParams(temperature=1.0, seed=7)
+        request_id=name,
+        prompt_token_ids=TokenIds.of(tokens),
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=1.0, seed=7),
     )
 
 

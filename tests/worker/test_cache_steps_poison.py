@@ -20,6 +20,8 @@ from holdfast.kv.snapshot import KVBlock
 from holdfast.messages.commands import SHUT_DOWN, Command, SequenceRequest
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
+from holdfast.prefix.live import LiveChain
 from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
 from tests.fakes.live_state import open_sequences
 from tests.fakes.poison import rewrite, with_value, with_values
@@ -143,14 +145,14 @@ def test_a_prompt_that_is_only_read_comes_out_right_behind_poison_too(
 
 def spoil(subject: CachingWorker, request_id: str) -> None:
     """What damaged memory does to a running sequence."""
-    for leaf in subject.engine._sequences[request_id].layers:
+    for leaf in subject.engine._sequences[request_id].live.layers:
         for array in leaf.arrays():
             array[...] = NAN
 
 
 def fed(subject: CachingWorker, request_id: str) -> int:
     sequence = subject.engine._sequences.get(request_id)
-    return 0 if sequence is None else sequence.fed
+    return 0 if sequence is None else sequence.live.tokens
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -159,7 +161,7 @@ def test_tokens_that_were_sent_stay_and_the_answer_goes_on_from_them(
     name: str, engine: type[Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, presence_penalty=0.5)
-    asked = SequenceRequest(request_id="a", prompt_token_ids=random_prompt(90), max_tokens=20, sampling=sampling)
+    asked = SequenceRequest(request_id="a", prompt_token_ids=TokenIds.of(random_prompt(90)), max_tokens=20, sampling=sampling)
     right = fresh_answer(asked, name)
     subject = tiny_worker(name=name, engine=engine)
     spoiled: list[int] = []
@@ -200,7 +202,10 @@ def test_a_prompt_for_which_the_model_gives_no_numbers_fails_once_and_keeps_noth
     ]  # fmt: skip
     assert inbox.tokens("again") == inbox.tokens("good")
     assert inbox.finished("again").cached_tokens == 299  # what others stand on stays: it was not at fault
-    assert [sum(name in text for text in warnings(caplog)) for name in ("bad", "alone")] == [2, 1]  # restored, afresh; afresh
+    assert [sum(name in text for text in warnings(caplog)) for name in ("bad", "alone")] == [
+        3,
+        1,
+    ]  # live, restored, afresh; afresh
     assert BAD not in tokens_kept(subject)
 
 
@@ -278,10 +283,10 @@ def of_another_form(subject: CachingWorker) -> None:
 
 
 def test_a_restore_that_raises_at_admission_is_read_afresh_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    subject, spoiled = tiny_worker(max_queued=1, max_running=1), [0]
+    subject, spoiled = tiny_worker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index) and not spoiled[0] and not open_sequences(subject.engine):
+        if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
             of_another_form(subject)
 
@@ -304,10 +309,10 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
     paused = greedy("paused", random_prompt(60, "paused"), max_tokens=100)
     asked = [greedy(name, shared + random_prompt(20, name), max_tokens=12) for name in ("finds out", "let in")]
     right = {each.request_id: fresh_answer(each) for each in (paused, *asked)}
-    subject = tiny_worker(engine=RunningAhead, max_running=2)
+    subject = tiny_worker(engine=RunningAhead, max_running=2, most_parked_bytes=0)
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index) and not spoiled[0] and not open_sequences(subject.engine):
+        if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
             for payload in subject.index._ram._payloads.values():
                 for array in payload.arrays:  # type: ignore[union-attr]
@@ -323,17 +328,22 @@ def test_who_is_let_in_while_what_it_begins_from_is_found_out_reads_afresh_too(c
     assert len(warnings(caplog)) == 2
 
 
-def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_restore_that_raises_after_a_preemption_goes_on_from_what_was_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = [greedy("a", random_prompt(100), max_tokens=60), greedy("b", random_prompt(100, "b"), max_tokens=60)]
     right = {each.request_id: fresh_answer(each) for each in asked}
-    subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4), [0]
+    subject, spoiled = tiny_worker(budget_tokens=232, expected_output_tokens=4, most_parked_bytes=0), [0]
+    leave = subject.cache.live.leave
 
-    def spoil_what_is_kept() -> None:
-        if subject.index.figures().kept_tokens == 200 and not spoiled[0]:
+    def leave_and_spoil(live: LiveChain) -> None:
+        leave(live)
+        if len(subject.index._ram) and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 
-    inbox = subject.serve([asked], on_receive=spoil_what_is_kept)
+    monkeypatch.setattr(subject.cache.live, "leave", leave_and_spoil)
+    inbox = subject.serve([asked])
     assert subject.scheduler.statistics().preemptions
     assert {each.request_id: inbox.tokens(each.request_id) for each in asked} == right
     assert 1 <= len(warnings(caplog)) <= 2

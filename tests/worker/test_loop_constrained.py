@@ -14,6 +14,7 @@ from holdfast.engine.engine import Engine
 from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import FinishReason
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other, random_prompt, tiny_worker
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.running_ahead import RunningAhead
@@ -35,7 +36,7 @@ class FailingAhead(FailingOnce, RunningAhead):
 def constrained(request_id: str, grammar: str, *, max_tokens: int = 90, **more: Any) -> SequenceRequest:
     return SequenceRequest(
         request_id=request_id,
-        prompt_token_ids=random_prompt(60, request_id),
+        prompt_token_ids=TokenIds.of(random_prompt(60, request_id)),
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=1.0, seed=7),
         stop_token_ids=(END,),

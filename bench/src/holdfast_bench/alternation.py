@@ -7,6 +7,7 @@ between two equal servers would look.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,15 +46,19 @@ async def measure_case(
     result.contenders = [ContenderResult(label=contender.label) for contender in contenders]
     rounds = effort.rounds or case.rounds or scenario.rounds
     await _warm_up(contenders, stage)
+    await _prepare(scenario, case, contenders, stage)
     clock.tick(counts=False)
-    first: list[Sample] = []
-    for number in range(2 * min(effort.noise_rounds, rounds)):
-        if clock.is_late(parts=2, first_round=not first):
-            break
-        await asyncio.sleep(effort.settling_seconds)
-        first.append(await _measured(scenario, case, contenders[0], stage, seed=f"noise {number}"))
-        clock.tick()
-    result.noise = _noise(first)
+    measured = {"nobody": 0, "first": 1, "everybody": len(contenders)}[scenario.against_itself]
+    for contender, each in zip(contenders[:measured], result.contenders, strict=False):
+        itself: list[Sample] = []
+        for number in range(2 * min(effort.noise_rounds, rounds)):
+            if clock.is_late(parts=2, first_round=not itself):
+                break
+            await asyncio.sleep(effort.settling_seconds)
+            itself.append(await _measured(scenario, case, contender, stage, seed=f"noise {number}"))
+            clock.tick()
+        each.noise = _noise(itself)
+    result.noise = result.contenders[0].noise
     for number in range(rounds):
         if clock.is_late(parts=len(contenders), first_round=number == 0):
             result.notes.append(f"{number} of {rounds} rounds: the time was up")
@@ -64,6 +69,9 @@ async def measure_case(
             clock.tick()
         say(f"{scenario.name} / {case.name}: round {number + 1} of {rounds}, {clock.seconds:.0f} s")
     _compare_answers(result, stage)
+    stage.let_go()
+    if scenario.judge is not None:
+        result.notes += scenario.judge(result)
     for sample in [sample for each in result.contenders for sample in each.rounds]:
         sample.answers = []  # compared, and too long to keep
         sample.gaps = [round(gap, _GAP_DIGITS) for gap in sample.gaps]
@@ -79,6 +87,14 @@ async def _warm_up(contenders: Sequence[Contender], stage: Stage) -> None:
             await client.ask(user(stage.prompts.text(_WARM_UP_TOKENS, seed="warm-up"), max_tokens=16))
         except (ServerFailed, ServerUnreachable):
             stage.drop(contender, kill=True)  # said where its rounds are
+
+
+async def _prepare(scenario: Scenario, case: Case, contenders: Sequence[Contender], stage: Stage) -> None:
+    if scenario.prepare is None:
+        return
+    for contender in contenders:
+        with contextlib.suppress(ServerFailed, ServerUnreachable):  # said where its rounds are
+            await scenario.prepare(Trial(stage=stage, contender=contender, case=case, seed=f"{scenario.name}/{case.name}"))
 
 
 async def _measured(scenario: Scenario, case: Case, contender: Contender, stage: Stage, *, seed: str) -> Sample:

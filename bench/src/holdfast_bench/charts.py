@@ -78,6 +78,23 @@ def _first_token_over_context(model: str, cases: Sequence[CaseResult]) -> Iterat
     )
 
 
+def _next_turn_over_context(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
+    for is_chat in (False, True):
+        chosen = [case for case in cases if case.scenario == "next-turn" and case.settings.get("is_chat") == is_chat]
+        steps = _over(chosen, "context_tokens", lambda each: each.pooled("step_seconds"))
+        yield Chart(
+            name=f"next-turn-{'chat-' if is_chat else ''}{model}",
+            title=f"Time of a next turn over the context behind it{', chat' if is_chat else ''} ({model})",
+            x_label="tokens of the context",
+            y_label="seconds to the first token",
+            lines=(
+                *_over(chosen, "context_tokens", lambda each: each.pooled("first_token_seconds")),
+                *(Line(label="an engine step over as many new tokens", points=line.points) for line in steps),
+            ),
+            log_x=True,
+        )
+
+
 def _first_token_after_a_restart(model: str, cases: Sequence[CaseResult]) -> Iterator[Chart]:
     reuse = [case for case in cases if case.scenario == "reuse"]
     yield Chart(
@@ -169,6 +186,7 @@ def _bytes_by_tokens(each: ContenderResult) -> tuple[Point, ...]:
 
 _MAKERS: tuple[Callable[[str, Sequence[CaseResult]], Iterator[Chart]], ...] = (
     _first_token_over_context,
+    _next_turn_over_context,
     _first_token_after_a_restart,
     _throughput_over_streams,
     _gap_histogram,

@@ -42,7 +42,10 @@ def list_scenarios() -> None:
 def run(
     names: Annotated[list[str], typer.Argument(help="Scenarios of `bench list`, or: all.", metavar="NAME…")],
     model: Model = "",
-    peer: Annotated[list[str] | None, typer.Option(help="mlx_lm, mlx_lm-as-installed or none; again for more.")] = None,
+    case: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
+    peer: Annotated[
+        list[str] | None, typer.Option(help="mlx_lm, mlx_lm-as-installed, llama.cpp or none; again for more.")
+    ] = None,
     peer_command: Annotated[list[str] | None, typer.Option(help="Starts a peer; has {port} and {model} in it.")] = None,
     peer_url: Annotated[list[str] | None, typer.Option(help="A peer that runs already, on the same model.")] = None,
     against: Annotated[str, typer.Option(help="Measure the server at this URL instead of one started here.")] = "",
@@ -71,7 +74,7 @@ def run(
         others += [by_url(each, api_key=api_key) for each in peer_url or ()]
         wanted = peer if peer is not None else (["none"] if against or others else None)
         items = [
-            item_for(scenario, subject, others=others, peers=wanted, model=model)
+            item_for(scenario, subject, others=others, peers=wanted, model=model, case=case)
             for scenario in scenarios_of(names)
             if not (against and scenario.needs_start)
         ]

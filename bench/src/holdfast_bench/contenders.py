@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import subprocess
 import sys
@@ -71,11 +72,21 @@ def mlx_lm_with_blas() -> Contender:
     return Contender(label="mlx_lm+BLAS", command=command, model_id="default_model")
 
 
+def llama_cpp() -> Contender:
+    """llama.cpp's server as the wheel `xllamacpp` brings it. Raises HoldfastError when that is not installed."""
+    if not is_installed(LLAMA_CPP):
+        raise HoldfastError(f"the peer {LLAMA_CPP} needs a wheel: pip install xllamacpp")
+    command = (sys.executable, "-m", "holdfast_bench.llama_cpp_server", "{model}", "--port", "{port}")
+    return Contender(label=LLAMA_CPP, command=command)
+
+
+LLAMA_CPP = "llama.cpp"
 _MLX_LM = ("mlx_lm", "server", "--model", "{model}", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "WARNING")
 
 
 def peers_of(names: Sequence[str]) -> list[Contender]:
-    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed), "mlx_lm-as-installed", "none".
+    """Contenders by name: "mlx_lm" (with the BLAS in front where there is one, else as installed), "mlx_lm-as-installed",
+    "llama.cpp", "none".
 
     Raises HoldfastError for other names.
     """
@@ -88,9 +99,16 @@ def peers_of(names: Sequence[str]) -> list[Contender]:
                 found.append(mlx_lm_with_blas() if _blas_file() else mlx_lm())
             case "mlx_lm-as-installed":
                 found.append(mlx_lm())
+            case "llama.cpp":
+                found.append(llama_cpp())
             case _:
-                raise HoldfastError(f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, none")
+                raise HoldfastError(f"unknown peer {name!r}; there are: mlx_lm, mlx_lm-as-installed, {LLAMA_CPP}, none")
     return list({peer.label: peer for peer in found}.values())
+
+
+def is_installed(name: str) -> bool:
+    """Whether the peer of this name can be started here."""
+    return name != LLAMA_CPP or importlib.util.find_spec("xllamacpp") is not None
 
 
 def by_command(template: str, *, label: str = "peer") -> Contender:

@@ -17,6 +17,7 @@ import mlx.core as mx
 from holdfast.engine.sampling import row_state, sample
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast_bench.engine_steps import EngineSteps, Stepper
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -36,7 +37,10 @@ def drawing_seconds(*, rows: int, vocab_size: int) -> list[float]:
     states = [
         row_state(
             SequenceRequest(
-                request_id=str(row), prompt_token_ids=(1,), max_tokens=1, sampling=SamplingParams(temperature=0.0, seed=row)
+                request_id=str(row),
+                prompt_token_ids=TokenIds.of((1,)),
+                max_tokens=1,
+                sampling=SamplingParams(temperature=0.0, seed=row),
             ),
             generated=(),
             vocab_size=vocab_size,

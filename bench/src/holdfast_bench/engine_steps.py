@@ -14,6 +14,7 @@ from holdfast.engine.pending import PendingStep
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast_bench.results import CaseResult, ContenderResult, Sample
 
 CHUNK_TOKENS = 256
@@ -120,7 +121,7 @@ def requests_of(
     return [
         SequenceRequest(
             request_id=f"{name} {number}",
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=TokenIds.of(prompt),
             max_tokens=max_tokens,
             sampling=SamplingParams(temperature=temperature, seed=number),
             grammar=grammar,

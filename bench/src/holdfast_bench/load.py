@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go: any server that speaks OpenAI's chat protocol. `base_url` ends before /v1."""
+    """Where requests go: any server that speaks OpenAI's protocol. `base_url` ends before /v1."""
 
     base_url: str
     model: str
@@ -31,6 +31,7 @@ class Target:
 class Ask:
     """One chat request, greedy and streamed unless said otherwise."""
 
+    path = "/v1/chat/completions"
     messages: tuple[Message, ...]
     max_tokens: int
     after_seconds: float = 0.0
@@ -38,18 +39,30 @@ class Ask:
 
     def body(self, target: Target) -> dict[str, Any]:
         """As JSON fields."""
-        body: dict[str, Any] = {
-            "model": target.model,
-            "messages": list(self.messages),
-            "max_tokens": self.max_tokens,
-            "temperature": 0.0,
-            "stream": self.streamed,
-        }
-        if self.streamed:
-            body["stream_options"] = {"include_usage": True}
-        if target.goes_on:
-            body["ignore_eos"] = True
-        return body
+        return {"messages": list(self.messages), **_fields(target, self.max_tokens, streamed=self.streamed)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One request to go on with a text as it stands, greedy and streamed."""
+
+    path = "/v1/completions"
+    prompt: str
+    max_tokens: int
+    after_seconds: float = 0.0
+
+    def body(self, target: Target) -> dict[str, Any]:
+        """As JSON fields."""
+        return {"prompt": self.prompt, **_fields(target, self.max_tokens, streamed=True)}
+
+
+def _fields(target: Target, max_tokens: int, *, streamed: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": target.model, "max_tokens": max_tokens, "temperature": 0.0, "stream": streamed}
+    if streamed:
+        fields["stream_options"] = {"include_usage": True}
+    if target.goes_on:
+        fields["ignore_eos"] = True
+    return fields
 
 
 def user(text: str, *, max_tokens: int, after_seconds: float = 0.0, streamed: bool = True) -> Ask:
@@ -91,24 +104,24 @@ class Client:
     target: Target
     cost: ClientCost = field(default_factory=ClientCost)
 
-    def call(self, ask: Ask) -> Call:
+    def call(self, ask: Ask | Completion) -> Call:
         """The request, ready to run; for those who want to abort it or look at its pieces."""
         target = self.target
         return Call(
-            url=f"{target.base_url}/v1/chat/completions",
+            url=target.base_url + ask.path,
             body=ask.body(target),
             api_key=target.api_key,
             timeout_seconds=target.timeout_seconds,
         )
 
-    async def ask(self, ask: Ask) -> Answer:
+    async def ask(self, ask: Ask | Completion) -> Answer:
         """Send one request and wait for its end."""
         call = self.call(ask)
         with self._watched():
             raw = await call.run()
         return read_answer(raw)
 
-    async def ask_all(self, asks: Sequence[Ask]) -> Together:
+    async def ask_all(self, asks: Sequence[Ask | Completion]) -> Together:
         """Send the requests at their moments and wait for all; they are parsed when the last one is over."""
         calls = [self.call(ask) for ask in asks]
         with self._watched():

@@ -21,9 +21,18 @@ METRICS = {
     "request_seconds": Metric(unit="s", better="lower", meaning="one request from connecting to its end"),
     "request_bytes": Metric(unit="bytes", better="neither", meaning="the body of one request"),
     "front_seconds": Metric(unit="s", better="lower", meaning="processor time of the front process for one request"),
-    "tokenizing_seconds": Metric(unit="s", better="neither", meaning="processor time of tokenizing its prompt, measured apart"),
-    "beyond_tokenizing_seconds": Metric(unit="s", better="lower", meaning="the difference"),
+    "tokenizing_seconds": Metric(
+        unit="s", better="neither", meaning="processor time of tokenizing a whole prompt of that length, measured apart"
+    ),
+    "ids_front_seconds": Metric(unit="s", better="neither", meaning="the same for a prompt of as many token ids"),
+    "beyond_ids_seconds": Metric(unit="s", better="lower", meaning="the difference: rendering, tokenizing, history"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
+    "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
+    "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
+    "cpu_seconds": Metric(unit="s", better="lower", meaning="processor time of all processes of the server for one request"),
+    "beyond_step_seconds": Metric(
+        unit="s", better="lower", meaning="first token, less an ordinary step of the engine over as many tokens on live state"
+    ),
     "tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn by all streams over the whole time"),
     "decode_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="tokens drawn after the last stream began"),
     "prompt_tokens_per_second": Metric(unit="tok/s", better="higher", meaning="prompt tokens over the time to the first text"),
@@ -54,6 +63,19 @@ METRICS = {
     "kept_bytes": Metric(unit="bytes", better="neither", meaning="memory that stays taken after the agents were answered"),
     "kept_bytes_per_token": Metric(unit="bytes", better="lower", meaning="the same for each token of their contexts"),
     "ram_bytes": Metric(unit="bytes", better="neither", meaning="KV in RAM of what the agents sent, as the server tells it"),
+    "states_bytes": Metric(unit="bytes", better="neither", meaning="KV and other state of all agents' tokens, each once"),
+    "ram_over_states": Metric(unit="x", better="lower", meaning="KV in RAM, kept and live, by what the server tells, over that"),
+    "peak_ram_over_states": Metric(unit="x", better="lower", meaning="the most of it while turns ran"),
+    "grown_over_states": Metric(
+        unit="x", better="lower", meaning="growth of the memory of all processes over the agents' states"
+    ),
+    "peak_grown_over_states": Metric(unit="x", better="neither", meaning="the most of it while turns ran, sampled"),
+    "grown_from_idle_over_states": Metric(
+        unit="x",
+        better="lower",
+        meaning="growth of memory since before the warm-up over the agents' states and that of the warm-up",
+    ),
+    "disk_over_states": Metric(unit="x", better="lower", meaning="growth of the store folder over the agents' states"),
     "context_tokens": Metric(unit="tokens", better="neither", meaning="prompt and answer of the turn"),
     "restored_gap_ratio": Metric(
         unit="x", better="lower", meaning="median gap beside restored contexts over that beside short requests"

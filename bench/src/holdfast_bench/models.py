@@ -6,6 +6,7 @@ ends answers can not be drawn) and draw whole words, so that texts can be compar
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -87,6 +88,11 @@ _DELTA = {
 }
 SHAPES = {
     "qwen3-9m": Shape(model_type="qwen3", vocabulary=8192, config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768)),
+    "qwen3-9m-128k": Shape(
+        model_type="qwen3",
+        vocabulary=8192,
+        config=_plain(256, 6, heads=4, kv_heads=2, head=64, intermediate=768, context_tokens=LONG_CONTEXT_TOKENS),
+    ),
     "qwen3-30m": Shape(
         model_type="qwen3", vocabulary=8192, config=_plain(512, 7, heads=8, kv_heads=4, head=64, intermediate=1536)
     ),
@@ -181,6 +187,19 @@ def _endless(model: BenchModel) -> BenchModel:
     return BenchModel(name=name, folder=folder)
 
 
+def ensure_gguf(model: Path) -> Path:
+    """The same model as one GGUF file, made if it is not there yet or older. Raises HoldfastError for what cannot be one."""
+    model = model.resolve()
+    digest = hashlib.blake2s(str(model).encode(), digest_size=4).hexdigest()
+    file = cache_folder() / f"{model.name}-{digest}-v{VERSION}.gguf"
+    if not file.exists() or file.stat().st_mtime < (model / "config.json").stat().st_mtime:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}.partial.gguf")
+        _run_maker("holdfast_bench.gguf_maker", [str(model), str(partial)], what=file.name)
+        partial.replace(file)
+    return file
+
+
 def _is_older(copy: Path, original: Path) -> bool:
     file = "config.json"
     return (copy / file).stat().st_mtime < (original / file).stat().st_mtime
@@ -189,12 +208,16 @@ def _is_older(copy: Path, original: Path) -> bool:
 def _make(folder: Path, arguments: list[str]) -> None:
     """Have the folder made by another process, which imports MLX; it is there whole or not at all. Raises HoldfastError."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    command = [sys.executable, "-m", "holdfast_bench.model_maker", *arguments, str(partial)]
-    done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
-    if done.returncode != 0:
-        reason = done.stderr.decode(errors="replace").strip()[-500:]
-        raise HoldfastError(f"the model {folder.name} could not be made: {reason}")
+    _run_maker("holdfast_bench.model_maker", [*arguments, str(partial)], what=folder.name)
     try:
         partial.rename(folder)
     except OSError:  # another process was faster
         shutil.rmtree(partial)
+
+
+def _run_maker(module: str, arguments: list[str], *, what: str) -> None:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=_LONGEST_MAKING_SECONDS, check=False)
+    if done.returncode != 0:
+        reason = done.stderr.decode(errors="replace").strip()[-500:]
+        raise HoldfastError(f"the model {what} could not be made: {reason}")

@@ -50,14 +50,14 @@ class NullServer:
             _send_json(writer, {"status": "ok", "models": [{"id": _MODEL, "state": "ready"}]})
         elif path == "/v1/models":
             _send_json(writer, {"object": "list", "data": [{"id": _MODEL}]})
-        elif path == "/v1/chat/completions":
+        elif path in ("/v1/chat/completions", "/v1/completions"):
             self.seen.append(body)
             await self._generate(writer, body)
         else:
             _send_json(writer, {"error": {"message": "no such path"}}, status="404 Not Found")
 
     async def _generate(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
-        messages = body["messages"]
+        messages = body.get("messages") or [{"role": "user", "content": body["prompt"]}]
         read = sum(len(message["content"].split()) for message in messages)
         count = body["max_tokens"]
         usage = {"prompt_tokens": read, "completion_tokens": count}

@@ -8,9 +8,12 @@ from holdfast_bench.scenarios import (
     agents,
     front,
     growth,
+    loop_lag,
     memory,
+    next_turn,
     overhead,
     prefill,
+    resident,
     reuse,
     salvage,
     saving,
@@ -21,7 +24,23 @@ from holdfast_bench.scenarios import (
 
 SCENARIOS: dict[str, Scenario] = {
     module.SCENARIO.name: module.SCENARIO
-    for module in (overhead, front, prefill, streams, stall, start, memory, reuse, agents, salvage, saving, growth)
+    for module in (
+        overhead,
+        front,
+        prefill,
+        streams,
+        stall,
+        start,
+        next_turn,
+        memory,
+        resident,
+        reuse,
+        agents,
+        salvage,
+        saving,
+        growth,
+        loop_lag,
+    )
 }
 
 

@@ -78,6 +78,10 @@ def _remarks(case: CaseResult) -> Iterator[str]:
                 f"Answers agree with {other.label}: {agreed.rate:.1%} of {agreed.tokens} tokens, "
                 f"{agreed.equal_answers} of {agreed.answers} answers are equal."
             )
+    for each in case.contenders[1:]:
+        noise = {name: spread(ratios) for name, ratios in each.noise.items() if metric_of(name).better != "neither"}
+        if noise:
+            yield f"{each.label} / {each.label}: " + ", ".join(f"{_name(n)} {_span(s)}" for n, s in noise.items() if s)
     for each in case.contenders:
         yield from (f"{each.label}: {note}" for note in each.notes)
         yield from (f"{each.label} FAILED: {error}" for error in each.errors())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -16,6 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast_bench.contenders import Contender, holdfast
 from holdfast_bench.load import user
 from holdfast_bench.machine import commit, holdfast_version, machine, now
+from holdfast_bench.measuring_process import MeasuringProcess
 from holdfast_bench.models import BenchModel, ensure_model
 from holdfast_bench.prompts import PromptMaker
 from holdfast_bench.results import CaseResult, ContenderResult, Results, Sample
@@ -65,7 +63,8 @@ async def restore_results(
         stage = Stage(starter, PromptMaker(found.folder))
         try:
             for context in contexts:
-                with LeastProcess(found, context_tokens=context, file=folder / "kv", threads=threads) as least:
+                job = LeastJob(folder=str(found.folder), context_tokens=context, file=str(folder / "kv"), threads=threads)
+                with MeasuringProcess("holdfast_bench.restore_process", job) as least:
                     results.cases.append(await _case(stage, found, least, context=context, rounds=rounds))
                 say(f"restore / {context} tokens: {results.cases[-1].seconds:.0f} s")
         finally:
@@ -73,7 +72,7 @@ async def restore_results(
     return results
 
 
-async def _case(stage: Stage, model: BenchModel, least: LeastProcess, *, context: int, rounds: int) -> CaseResult:
+async def _case(stage: Stage, model: BenchModel, least: MeasuringProcess, *, context: int, rounds: int) -> CaseResult:
     began = time.perf_counter()
     subject = holdfast().storing()
     server, ideal = ContenderResult(label=subject.label), ContenderResult(label="least")
@@ -87,9 +86,9 @@ async def _case(stage: Stage, model: BenchModel, least: LeastProcess, *, context
             raise HoldfastError("a restored context was answered otherwise than when it was cold")
         if number < 2:  # to see how far the same thing differs from itself
             noise.append(seconds)
-            least.times()
+            least.measure()
             continue
-        times = least.times()
+        times = msgspec.json.decode(least.measure(), type=LeastTimes)
         server.rounds.append(Sample(metrics={"first_token_seconds": [seconds], "cold_over_restored": [cold / seconds]}))
         ideal.rounds.append(
             Sample(
@@ -121,38 +120,3 @@ async def _first_token(stage: Stage, subject: Contender, text: str) -> tuple[flo
     if not answer.is_good:
         raise HoldfastError(f"the server did not answer: {answer.error}")
     return answer.first_seconds, answer.text
-
-
-class LeastProcess:
-    """A process that has a model loaded and a context's KV in a file."""
-
-    def __init__(self, model: BenchModel, *, context_tokens: int, file: Path, threads: int) -> None:
-        job = LeastJob(folder=str(model.folder), context_tokens=context_tokens, file=str(file), threads=threads)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast_bench.restore_process", msgspec.json.encode(job).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._answer()
-
-    def __enter__(self) -> LeastProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def times(self) -> LeastTimes:
-        """Begin from the file once."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        self._process.stdin.flush()
-        return msgspec.json.decode(self._answer(), type=LeastTimes)
-
-    def _answer(self) -> bytes:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise HoldfastError(f"measuring the least time failed with code {self._process.wait()}")
-        return line

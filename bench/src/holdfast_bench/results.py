@@ -42,6 +42,7 @@ class ContenderResult(msgspec.Struct, kw_only=True):
 
     label: str
     rounds: list[Sample] = msgspec.field(default_factory=list)
+    noise: dict[str, list[float]] = msgspec.field(default_factory=dict)  # as of the case, where everybody's is measured
     agreement: Agreement | None = None  # None for the first contender, and where there is nothing to compare
     notes: list[str] = msgspec.field(default_factory=list)
 

@@ -33,6 +33,11 @@ class Item:
     scenario: Scenario
     contenders: tuple[Contender, ...]  # the first is the one that the others are compared with
     model: str = ""  # "" is the scenario's own
+    only: str = ""  # a part of the names of the cases that are wanted
+
+    def cases(self, scale: Scale) -> list[Case]:
+        """Those that run at this scale."""
+        return [case for case in self.scenario.cases(scale) if self.only in case.name]
 
     @property
     def model_name(self) -> str:
@@ -82,7 +87,7 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
 
 async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, say: Callable[[str], None]) -> list[CaseResult]:
     model_name = item.model_name
-    cases = list(item.scenario.cases(plan.scale))
+    cases = item.cases(plan.scale)
     file = plan.out / PARTS_FOLDER / f"{item.scenario.name}-{Path(model_name).name}.json"
     if plan.resume and file.exists():
         clock.skip(len(cases))
@@ -129,7 +134,7 @@ class _Budget:
 
     def __init__(self, plan: RunPlan) -> None:
         self.deadline = time.perf_counter() + plan.minutes * 60
-        self._cases_left = sum(len(item.scenario.cases(plan.scale)) for item in plan.items)
+        self._cases_left = sum(len(item.cases(plan.scale)) for item in plan.items)
 
     def seconds_for_next(self) -> float:
         left = self.deadline - time.perf_counter()
@@ -177,5 +182,5 @@ class _Stages:
 def case_names(items: Sequence[Item], scale: Scale) -> Iterator[str]:
     """What would run, for those who want to see it first."""
     for item in items:
-        for case in item.scenario.cases(scale):
+        for case in item.cases(scale):
             yield f"{item.scenario.name} / {case.name} on {item.model_name}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from holdfast_bench.answers import Answer
 from holdfast_bench.contenders import Contender
 from holdfast_bench.load import Client
 from holdfast_bench.prompts import PromptMaker
-from holdfast_bench.results import Sample
+from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.servers import RunningServer, ServerStarter
 
 Scale = Literal["quick", "normal", "full"]
@@ -26,13 +26,22 @@ class Case:
     rounds: int = 0  # 0: as many as the run says; long cases ask for fewer
 
 
+class Closable(Protocol):
+    """Something that a scenario keeps beside the servers."""
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 class Stage:
     """The servers of a run: each started when first needed, and kept while the others have their turn."""
 
     def __init__(self, starter: ServerStarter, prompts: PromptMaker) -> None:
         self._starter, self.prompts = starter, prompts
         self._running: dict[Contender, RunningServer] = {}
-        self.model_folder = starter.model_folder
+        self.model_folder, self.threads = starter.model_folder, starter.threads
+        self.kept: dict[str, Closable] = {}  # what a scenario needs in every round of a case, by a name of its own
 
     async def server(self, contender: Contender) -> RunningServer:
         """The running server of this contender. Raises ServerFailed, ServerUnreachable."""
@@ -58,6 +67,12 @@ class Stage:
         """End all servers."""
         for running in list(self._running.values()):
             self.drop(running.contender)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """End what was kept for the rounds of a case."""
+        while self.kept:
+            self.kept.popitem()[1].close()
 
     def cpu_seconds_of_others(self, contender: Contender) -> float:
         """Processor time that the servers of all other contenders have used so far."""
@@ -98,6 +113,10 @@ class Scenario:
     cases: Callable[[Scale], Sequence[Case]]
     measure: Callable[[Trial], Awaitable[Sample]]
     rounds: int = 5
+    peers: tuple[str, ...] = ("mlx_lm",)  # unless others are asked for
+    prepare: Callable[[Trial], Awaitable[None]] | None = None  # once for each server and case, before anything is measured
+    judge: Callable[[CaseResult], list[str]] | None = None  # what the figures say about what is claimed, in lines
+    against_itself: Literal["first", "everybody", "nobody"] = "first"  # whose noise is measured before
     as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
     uses_store: bool = False  # what is kept on disk is a part of the subject
     needs_start: bool = False  # of no use against a server that cannot be started from here

@@ -9,6 +9,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast_bench.contenders import Contender
@@ -37,6 +38,7 @@ class RunningServer:
     listening_seconds: float = 0.0
     ready_seconds: float = 0.0
     client: Client = field(init=False)
+    conversations: dict[str, Any] = field(default_factory=dict)  # what scenarios have said to it and go on with, by case
 
     def __post_init__(self) -> None:
         self.client = Client(self.target)
@@ -62,7 +64,7 @@ class ServerStarter:
     def __init__(
         self, folder: Path, model: BenchModel, *, threads: int = 0, start_seconds: float = 180.0, request_seconds: float = 300.0
     ) -> None:
-        self._folder, self._model, self._threads = folder, model, threads
+        self._folder, self._model, self.threads = folder, model, threads
         self._start_seconds, self._request_seconds = start_seconds, request_seconds
         self.model_folder = model.folder
 
@@ -149,8 +151,8 @@ class ServerStarter:
         environment["HOLDFAST_STORE_FOLDER"] = "off"  # unless the command says otherwise
         if paths := environment.get("PYTHONPATH"):
             environment["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep))
-        if self._threads:
-            environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
+        if self.threads:
+            environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
         return environment
 
 

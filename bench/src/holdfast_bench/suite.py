@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast_bench.contenders import Contender, peers_of
+from holdfast_bench.contenders import Contender, is_installed, peers_of
 from holdfast_bench.run import Item
 from holdfast_bench.scenario import Scenario
 
@@ -18,13 +18,16 @@ def item_for(
     others: Sequence[Contender] = (),
     peers: Sequence[str] | None = None,
     model: str = "",
+    case: str = "",
 ) -> Item:
     """The scenario with the subject, then the named peers, then `others`.
 
-    peers: None means mlx_lm.server, and as installed too in scenarios that are short enough. Raises HoldfastError.
+    peers: None means the scenario's own as far as they are installed, and mlx_lm.server as installed too in scenarios that are
+    short enough. Raises HoldfastError.
     """
-    names = list(peers) if peers is not None else ["mlx_lm", *([AS_INSTALLED] if scenario.as_installed_too else [])]
+    usual = [*filter(is_installed, scenario.peers), *([AS_INSTALLED] if scenario.as_installed_too else [])]
+    names = list(peers) if peers is not None else usual
     contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
     if scenario.uses_store:
         contenders = {label: each.storing() for label, each in contenders.items()}
-    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model)
+    return Item(scenario=scenario, contenders=tuple(contenders.values()), model=model, only=case)

@@ -63,9 +63,9 @@ class LLM:
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(self, closed, self._client)
         try:
-            store, keep_thoughts = library_folder(self._settings.store, os.environ), self._settings.model.keep_thoughts
+            store = library_folder(self._settings.store, os.environ)
             answers = AnswerFile(Path(store)) if store else None
-            self._bundle = load_tokenizer_bundle(folder, keep_thoughts=keep_thoughts, answers=answers)
+            self._bundle = load_tokenizer_bundle(folder, settings=self._settings.model, answers=answers)
             outcome = self._client.wait_started()
             if isinstance(outcome, WorkerFailed):
                 raise ModelLoadError(outcome.message)

@@ -31,12 +31,9 @@ def build_application(
     """The application over the models in `folders`, by served id. Raises ModelLoadError when a tokenizer is missing or broken,
     ConfigError when what it is told to use is not installed.
     """
-    keep_thoughts = settings.model.keep_thoughts
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None
-    bundles = {
-        model: load_tokenizer_bundle(path, keep_thoughts=keep_thoughts, answers=answers) for model, path in folders.items()
-    }
+    bundles = {model: load_tokenizer_bundle(path, settings=settings.model, answers=answers) for model, path in folders.items()}
     gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
     services = Services(
         generate=gateway.generate,

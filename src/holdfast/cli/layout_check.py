@@ -53,6 +53,8 @@ def _check(settings: ModelSettings) -> LayoutCheck:
     began = time.perf_counter()
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
+    measured = importlib.import_module("holdfast.engine.engine").Engine(result, vocab_size=loaded.vocab_size).measure_costs()
+    importlib.import_module("holdfast.engine.sharing").choose_sharing(result, loaded.model, measured.form)
     return LayoutCheck(
         layout=result.name,
         reason=result.reason,

@@ -166,6 +166,7 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
         ("session", session["id"]),
         ("model", session["model"]),
         ("tokens", f"{session['tokens']:,}, {session['kept_tokens']:,} of them kept ({session['ram_tokens']:,} in RAM)"),
+        ("hot", f"{session['live_tokens']:,} tokens: the next turn begins without a copy" if session["live_tokens"] else ""),
         ("size", f"{size_text(session['kept_bytes'])} in {count_text(session['branches'], 'branch', 'branches')}"),
         ("requests", f"{session['requests']:,}"),
         ("last used", _time(session["last_used_at"])),
@@ -185,12 +186,12 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("session", overflow="fold")
-    for column in ("tokens", "kept", "in RAM", "size", "requests"):
+    for column in ("tokens", "kept", "in RAM", "hot", "size", "requests"):
         table.add_column(column, justify="right")
     table.add_column("last used")
     table.add_column("pinned")
     for session in found:
-        counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens")]
+        counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")]
         table.add_row(
             session["id"],
             *counts,

@@ -18,22 +18,24 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from holdfast.engine.constraints import Constraints
-from holdfast.engine.keeping import Kept, Prefix, keep_due, keep_everything
+from holdfast.engine.keeping import Kept, keep_due, keep_everything
 from holdfast.engine.layouts import Runner
 from holdfast.engine.masking import limits_of
 from holdfast.engine.pending import PendingStep, launch, results_of, tell_constraints
 from holdfast.engine.plan import KeepPolicy, Span, SpanResult, StepPlan
 from holdfast.engine.sampling import advance, sample
 from holdfast.engine.scoring import prompt_logprobs
-from holdfast.engine.sequence import EngineSequence, SequenceSpan
+from holdfast.engine.sequence import EngineSequence, Prefix, SequenceSpan
 from holdfast.engine.step_logits import StepLogits
 from holdfast.engine.views import StepContext
 from holdfast.errors import NoEmbeddings
 from holdfast.kv.form import ModelForm
-from holdfast.kv.snapshot import can_be_kept, form_of, restore
+from holdfast.kv.live import LiveState
+from holdfast.kv.snapshot import can_be_kept, form_of
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import RequestId, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,28 +83,28 @@ class Engine:
         capacity_tokens: int,
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
-    ) -> int:
+    ) -> LiveState:
         """Begin a sequence, or begin it again after a preemption with the tokens that it had generated.
 
-        prefix: snapshots to begin from; returns how many tokens they hold, which are not to be read. keep: what to copy out while
-        it runs. Raises SnapshotMismatch when the prefix does not fit the model, InvalidRequest when the grammar is none or the
+        prefix: what to begin from; the tokens that the returned state holds are not to be read. keep: what to copy out while it
+        runs. Raises SnapshotMismatch when the prefix does not fit the model, InvalidRequest when the grammar is none or the
         model cannot embed; the sequence is not open then.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
             raise NoEmbeddings
-        layers = self._runner.fresh_layers()
-        sequence = EngineSequence.begin(request, layers=layers, vocab_size=self._vocab_size, generated=generated)
+        live = LiveState(self._runner.fresh_layers())
+        sequence = EngineSequence.begin(request, live=live, vocab_size=self._vocab_size, generated=generated)
         sequence.constraint = self._constraints.of(request, generated=generated)
+        if prefix is not None:  # now that nothing of the request can be wrong any more: what is taken over is gone
+            sequence.begin_behind(prefix)
         sequence.reserve(capacity_tokens)
-        if prefix is not None:
-            sequence.fed = sequence.kept = restore(sequence.layers, prefix.blocks, prefix.state)
         sequence.keep = keep
         self._sequences[request.request_id] = sequence
-        return sequence.fed
+        return sequence.live
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
-        """Reserve more room; the next append copies once."""
+        """Reserve more room; the next append begins another buffer, or copies once where layers keep to one."""
         self._sequences[request_id].reserve(capacity_tokens)
 
     def close(self, request_id: RequestId) -> None:
@@ -155,7 +157,7 @@ class Engine:
         None when its layers have no snapshot form.
         """
         sequence = self._sequences[request_id]
-        if sequence.fed == 0 or not can_be_kept(sequence.layers):
+        if sequence.live.tokens == 0 or not can_be_kept(sequence.live.layers):
             return None
         kept = keep_everything(sequence)
         mx.async_eval(list(kept.arrays()))  # type: ignore[no-untyped-call]
@@ -163,7 +165,7 @@ class Engine:
 
     def _keep_due(self, each: SequenceSpan, pending: PendingStep) -> None:
         sequence = each.sequence
-        sequence.fed = each.span.start + each.span.tokens
+        sequence.live.tokens = each.span.start + each.span.tokens
         if sequence.keep is None:
             return
         kept = keep_due(sequence, sequence.keep)
@@ -185,14 +187,14 @@ class Engine:
 
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""
-        tokens = (1, 2, 3)
+        tokens = TokenIds.of((1, 2, 3))
         request = SequenceRequest(
             request_id="costs", prompt_token_ids=tokens, max_tokens=1, sampling=SamplingParams(temperature=0.0, seed=0)
         )
         self.open(request, capacity_tokens=len(tokens))
         plan = StepPlan(spans=(Span(request_id="costs", start=0, tokens=len(tokens), draws=True),))
         self.collect(self.dispatch(plan))
-        layers = self._sequences["costs"].layers
+        layers = self._sequences["costs"].live.layers
         costs = KVCosts(
             bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
             fixed_bytes=sum(layer.fixed_bytes() for layer in layers),

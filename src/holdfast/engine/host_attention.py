@@ -26,6 +26,8 @@ from holdfast.models.cores import usable_cores
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
+_SMALL_PRODUCT = 1_000_000  # multiplications, at most, that OpenBLAS does without packing
+_LEAST_STEP = 400  # columns; with fewer, numpy is called too often
 SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -37,8 +39,7 @@ class AttentionSpan:
     """The queries of one sequence's span and all that the last of them may see."""
 
     queries: mx.array  # scaled, [1, heads, tokens, head_dim]
-    keys: mx.array  # [1, kv_heads, seen, head_dim]
-    values: mx.array  # [1, kv_heads, seen, value_dim]
+    parts: Sequence[tuple[mx.array, mx.array]]  # adjoining: keys [1, kv_heads, tokens, head_dim], values […, value_dim]
     window: int | None  # how many positions a query sees, its own included; None: all
 
     @property
@@ -47,22 +48,41 @@ class AttentionSpan:
         return self.queries.shape[2]
 
     @property
+    def seen(self) -> int:
+        """How many positions there are keys of."""
+        return sum(keys.shape[2] for keys, _ in self.parts)
+
+    @property
     def scores(self) -> int:
         """Products of a query with a key, over all heads."""
-        return self.queries.shape[1] * self.tokens * self.keys.shape[2]
+        return self.queries.shape[1] * self.tokens * self.seen
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Queries, their keys and values, and where the result goes: [rows, head_dim], [columns, …], [columns, …], [rows, value_dim].
 
-    Or all heads of a span, with the heads as one dimension more in front.
+    Or all heads of a span, with the heads as one dimension more in front. parts: adjoining columns.
     """
 
     queries: _Array
-    keys: _Array
-    values: _Array
+    parts: Sequence[tuple[_Array, _Array]]
     result: _Array
+
+    @property
+    def columns(self) -> int:
+        """Of all parts."""
+        return sum(keys.shape[-2] for keys, _ in self.parts)
+
+    def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
+        """Those of these columns that belong to one head of keys."""
+        found, first = [], 0
+        for keys, values in self.parts:
+            low, high = max(seen.start - first, 0), min(seen.stop - first, keys.shape[1])
+            if low < high:
+                found.append((keys[head, low:high], values[head, low:high]))
+            first += keys.shape[1]
+        return found
 
 
 def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
@@ -81,15 +101,16 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     Evaluates what the spans depend on. sinks: [heads], a score per head that takes weight and has no value.
     A query's result depends on its own keys alone, up to the rounding of products of another number of rows.
     """
-    lazy = [[_as_float32(array) for array in (span.queries, span.keys, span.values)] for span in spans]
+    lazy = [[_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))] for span in spans]
     mx.eval(lazy, *([] if sinks is None else [sinks]))
     extra = None if sinks is None else np.array(sinks.astype(mx.float32))
     results: list[_Array] = []
     work: list[Callable[[], None]] = []
     for span, arrays in zip(spans, lazy, strict=True):
-        queries, keys, values = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
-        results.append(np.empty((*queries.shape[:2], values.shape[2]), np.float32))
-        work.extend(_pieces(_Block(queries, keys, values, results[-1]), window=span.window, sinks=extra))
+        queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)  # views, gone before the next append
+        parts = list(zip(pairs[::2], pairs[1::2], strict=True))
+        results.append(np.empty((*queries.shape[:2], pairs[1].shape[2]), np.float32))
+        work.extend(_pieces(_Block(queries, parts, results[-1]), window=span.window, sinks=extra))
     _run_all(work)
     return [mx.array(result[None]).astype(span.queries.dtype) for span, result in zip(spans, results, strict=True)]
 
@@ -99,24 +120,26 @@ def _as_float32(array: mx.array) -> mx.array:
 
 
 def _pieces(heads: _Block, *, window: int | None, sinks: _Array | None) -> Iterator[Callable[[], None]]:
-    """Pieces of work that write different parts of the result: a key head with the queries that share it, or rows of one head."""
-    tokens, held = heads.queries.shape[1], heads.keys.shape[1]
-    shared = len(heads.queries) // len(heads.keys)
-    if tokens == 1:
-        seen = slice(0 if window is None else max(0, held - window), held)
-        for head in range(len(heads.keys)):
-            group = slice(head * shared, (head + 1) * shared)
-            block = _Block(heads.queries[group, 0], heads.keys[head, seen], heads.values[head, seen], heads.result[group, 0])
-            yield partial(_attend, block, hidden=None, sinks=None if sinks is None else sinks[group, None])
-        return
+    """Pieces of work that write different parts of the result: rows of one head, or all few rows of heads that share keys."""
+    tokens, held, kv_heads = heads.queries.shape[1], heads.columns, len(heads.parts[0][0])
+    shared = len(heads.queries) // kv_heads
+    together = max(1, min(shared, _MIN_ROWS // tokens, len(heads.queries) // _threads()))
     rows = min(tokens, max(_MIN_ROWS, _BLOCK_SCORES // held))
-    for head, start in itertools.product(range(len(heads.queries)), range(0, tokens, rows)):
+    firsts = itertools.chain(*(range(head, head + shared, together) for head in range(0, len(heads.queries), shared)))
+    for first, start in itertools.product(firsts, range(0, tokens, rows)):
         asking = slice(start, min(start + rows, tokens))
+        group = slice(first, min(first + together, (first // shared + 1) * shared))
         seen = slice(0 if window is None else max(0, held - tokens + start + 1 - window), held - tokens + asking.stop)
-        keys, values = heads.keys[head // shared, seen], heads.values[head // shared, seen]
-        block = _Block(heads.queries[head, asking], keys, values, heads.result[head, asking])
-        hidden = _hidden(asking.stop - start, len(keys), window)
-        yield partial(_attend, block, hidden=hidden, sinks=None if sinks is None else sinks[head, None, None])
+        queries, result = heads.queries[group, asking], heads.result[group, asking]
+        if together > 1:  # all tokens then, so that this is a view of the result
+            queries, result = queries.reshape(-1, queries.shape[2]), result.reshape(-1, result.shape[2])
+        else:
+            queries, result = queries[0], result[0]
+        block = _Block(queries, heads.of_head(first // shared, seen), result)
+        hidden = _hidden(asking.stop - start, block.columns, window)
+        yield partial(
+            _attend, block, hidden=hidden, sinks=None if sinks is None else np.repeat(sinks[group], asking.stop - start)[:, None]
+        )
 
 
 @lru_cache(maxsize=8)
@@ -130,11 +153,15 @@ def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
 
 
 def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
-    """Write the result of one block. sinks: [rows or 1, 1]."""
-    scores = _room(len(block.queries), len(block.keys))
-    np.matmul(block.queries, block.keys.T, out=scores)
+    """Write the result of one block. hidden: of each head's rows; sinks: [rows, 1]."""
+    scores = _room(len(block.queries), block.columns)
+    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
+    step = _step(block.queries)
+    for end, (keys, _) in zip(ends, block.parts, strict=True):
+        _score(block.queries, keys, out=scores[:, end - len(keys) : end], step=step)
     if hidden is not None:
-        np.copyto(scores[:, scores.shape[1] - hidden.shape[1] :], -np.inf, where=hidden)
+        by_head = scores.reshape(-1, len(hidden), block.columns)
+        np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
     top = scores.max(axis=1, keepdims=True)
     if sinks is not None:
         top = np.maximum(top, sinks)
@@ -143,7 +170,37 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     total = scores.sum(axis=1, keepdims=True)
     if sinks is not None:
         total += np.exp(sinks - top)
-    np.divide(scores @ block.values, total, out=block.result)
+    runs = zip(ends, (values for _, values in block.parts), strict=True)
+    attended = [_weighted(scores[:, end - len(values) : end], values, step=step) for end, values in runs]
+    np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
+
+
+def _step(queries: _Array) -> int:
+    """Of so many keys at a time products are fastest; 0: of all at once.
+
+    For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is most of the work.
+    """
+    step = min(1024, _SMALL_PRODUCT // queries.size) if _has_small_products() else 0
+    return step if step >= _LEAST_STEP else 0
+
+
+def _score(queries: _Array, keys: _Array, *, out: _Array, step: int) -> None:
+    """Products of queries and keys, [rows, columns]."""
+    if not step:
+        np.matmul(queries, keys.T, out=out)
+        return
+    upright = np.ascontiguousarray(queries.T)
+    for start in range(0, len(keys), step):
+        out[:, start : start + step] = (keys[start : start + step] @ upright).T
+
+
+def _weighted(weights: _Array, values: _Array, *, step: int) -> _Array:
+    """Sums of values by their weights, [rows, value_dim]."""
+    cuts = range(0, len(values), step or len(values))
+    total = weights[:, : cuts.step] @ values[: cuts.step]
+    for start in cuts[1:]:
+        total += weights[:, start : start + step] @ values[start : start + step]
+    return total
 
 
 _scratch = threading.local()  # room for the scores of one block, one for each thread
@@ -157,6 +214,13 @@ def _room(rows: int, columns: int) -> _Array:
 
 
 _libraries = cache(blas_of_numpy)
+
+
+@cache
+def _has_small_products() -> bool:
+    return any(library.core in ("SkylakeX", "Cooperlake", "SapphireRapids") for library in _libraries())
+
+
 _one_at_a_time = threading.Lock()  # models of one process: each would restore the other's number of threads
 
 

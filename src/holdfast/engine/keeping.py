@@ -14,14 +14,6 @@ from holdfast.messages.requests import RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """What a sequence begins from instead of reading it: adjoining blocks from token 0 on, and the state at their end, if any."""
-
-    blocks: tuple[KVBlock, ...]
-    state: StateCheckpoint | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """Snapshots of one sequence that a step has made. The blocks adjoin what was kept of it before."""
 
@@ -52,7 +44,7 @@ class Kept:
 
 def keep_due(sequence: EngineSequence, policy: KeepPolicy) -> Kept | None:
     """Copy out what is due after the tokens that were appended last; None when nothing is. Lazy."""
-    is_boundary = sequence.fed in policy.boundaries
+    is_boundary = sequence.live.tokens in policy.boundaries
     blocks = list(_full_blocks(sequence, policy.block_tokens))
     if is_boundary:
         return _kept_up_to_now(sequence, blocks)
@@ -66,18 +58,18 @@ def keep_everything(sequence: EngineSequence) -> Kept:
 
 
 def _kept_up_to_now(sequence: EngineSequence, blocks: list[KVBlock]) -> Kept:
-    if sequence.fed > sequence.kept:
-        blocks.append(_next_block(sequence, sequence.fed - sequence.kept))
-    state = copy_checkpoint(sequence.layers, position=sequence.fed)
+    if sequence.live.tokens > sequence.kept:
+        blocks.append(_next_block(sequence, sequence.live.tokens - sequence.kept))
+    state = copy_checkpoint(sequence.live.layers, position=sequence.live.tokens)
     return Kept(request_id=sequence.request.request_id, blocks=tuple(blocks), state=state if state.layers else None)
 
 
 def _full_blocks(sequence: EngineSequence, block_tokens: int) -> Iterator[KVBlock]:
-    while sequence.fed - sequence.kept >= block_tokens:
+    while sequence.live.tokens - sequence.kept >= block_tokens:
         yield _next_block(sequence, block_tokens)
 
 
 def _next_block(sequence: EngineSequence, tokens: int) -> KVBlock:
-    block = copy_block(sequence.layers, start=sequence.kept, tokens=tokens)
+    block = copy_block(sequence.live.layers, start=sequence.kept, tokens=tokens)
     sequence.kept += tokens
     return block

@@ -37,12 +37,16 @@ class Runner(ABC):
     mixes_chunks: whether prompt chunks and decoding rows share one forward pass.
     variant: the name, and in which way it is done where there are several.
     reason: why it was chosen; the probe says it.
+    attends_to_parts: whether attention takes keys and values in several buffers.
+    shares: whether frozen parts are to be held by several sequences (`choose_sharing`); else each keeps one buffer of its own.
     """
 
     name: str
     variant: str
     mixes_chunks: bool
     reason: str = ""
+    attends_to_parts: bool = True
+    shares: bool = True
 
     def __init__(self, model: Any, head: HeadSeam | None) -> None:
         self._model, self._head = model, head
@@ -55,8 +59,10 @@ class Runner(ABC):
     def fresh_layers(self) -> list[LayerState]:
         """Empty live state of a new sequence. Raises LayoutError where a layer cannot be laid out."""
         layers = own_kinds(self._model)
-        if any(leaf.is_foreign for layer in layers for leaf in layer.leaves()):
-            raise LayoutError("a layer keeps its state in a cache kind that only mlx-lm knows")
+        for leaf in (leaf for layer in layers for leaf in layer.leaves()):
+            if leaf.is_foreign:
+                raise LayoutError("a layer keeps its state in a cache kind that only mlx-lm knows")
+            leaf.can_share = leaf.can_share and self.shares
         return layers
 
     @abstractmethod
@@ -99,6 +105,7 @@ class SplitRunner(Runner):
         """gather_mask_dimensions: rank of the mask for gathered copies; None sends attention through the seam."""
         super().__init__(model, head)
         self._gather = gather_mask_dimensions
+        self.attends_to_parts = gather_mask_dimensions is None
         masks = " with grouped masks" if gather_mask_dimensions == 5 else ""
         self.variant = f"split, attention {'through the seam' if self._gather is None else f'over gathered copies{masks}'}"
 
@@ -174,7 +181,7 @@ def _views(
     for_recurrent: Callable[[Sequence[RecurrentState]], Any],
 ) -> list[Any]:
     """What the model gets as its caches: a view of each layer over that layer's states of all these sequences."""
-    layers = zip(*(each.sequence.layers for each in spans), strict=True)
+    layers = zip(*(each.sequence.live.layers for each in spans), strict=True)
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 

@@ -22,8 +22,10 @@ from holdfast.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.engine.views import StepContext
 from holdfast.errors import ModelLoadError
 from holdfast.kv.layer import LayerState
+from holdfast.kv.live import LiveState
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.head_seam import HeadSeam
 
 RIGHT_RELATIVE_ERROR = 1e-3  # of the effect of one changed context token; wrong layouts are off by 0.1 and more
@@ -223,11 +225,11 @@ def _staggered(runner: Runner, cases: tuple[_Case, ...]) -> list[mx.array]:
 def _sequence(case: _Case, layers: list[LayerState], index: int) -> EngineSequence:
     request = SequenceRequest(
         request_id=str(index),
-        prompt_token_ids=case.tokens[: sum(case.chunks)],
+        prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
         max_tokens=DECODED_TOKENS,
         sampling=SamplingParams(temperature=0.0, seed=0),
     )
-    sequence = EngineSequence.begin(request, layers=layers, vocab_size=1)
+    sequence = EngineSequence.begin(request, live=LiveState(layers), vocab_size=1)
     sequence.reserve(len(case.tokens))
     return sequence
 

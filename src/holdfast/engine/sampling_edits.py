@@ -5,7 +5,7 @@ Sparse: a state holds the ids seen, not an array as long as the vocabulary, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -33,7 +33,7 @@ class RowEdits:
 
     @staticmethod
     def of(
-        params: SamplingParams, *, prompt_ids: Sequence[int], generated_ids: Sequence[int], vocab_size: int
+        params: SamplingParams, *, prompt_ids: Iterable[int], generated_ids: Sequence[int], vocab_size: int
     ) -> RowEdits | None:
         """Those after `generated_ids`; None when there are none. Raises InvalidRequest for ids that the model does not have."""
         if not params.logit_bias and not _penalises(params):

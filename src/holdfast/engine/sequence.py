@@ -7,12 +7,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from holdfast.engine.constraints import SequenceConstraint
 from holdfast.engine.plan import KeepPolicy, Span
 from holdfast.engine.sampling import RowState, row_state
-from holdfast.kv.layer import LayerState
+from holdfast.kv.live import LiveBase, LiveState, begin_from
+from holdfast.kv.snapshot import KVBlock, StateCheckpoint, restore
 from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.token_ids import TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """What a sequence begins from instead of reading it: a live state, adjoining blocks behind it, the state at their end.
+
+    kept_tokens: tokens of it that need not be copied out again; None: all.
+    """
+
+    base: LiveBase | None = None
+    blocks: tuple[KVBlock, ...] = ()
+    state: StateCheckpoint | None = None
+    kept_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -21,34 +37,39 @@ class EngineSequence:
 
     request: SequenceRequest
     known: mx.array  # int32 [tokens]
-    layers: list[LayerState]
+    live: LiveState
     sampler: RowState
     constraint: SequenceConstraint | None = None  # of what it may draw
     drawn: mx.array | None = None  # int32 [rows] of the step that drew last
     drawn_row: int = 0
-    fed: int = 0  # tokens that the live state has (in steps under way too)
     kept: int = 0  # tokens whose keys and values were copied out, or came from a snapshot
     keep: KeepPolicy | None = None
     is_trimmed: bool = True
     pooled: mx.array | None = None  # float32 [hidden]: the sum of the prompt's hidden states so far, or the last of them
 
     @staticmethod
-    def begin(
-        request: SequenceRequest, *, layers: list[LayerState], vocab_size: int, generated: tuple[int, ...] = ()
-    ) -> EngineSequence:
-        """One that has read nothing yet, of what it knows: its prompt and what it had generated. As `row_state` raises."""
-        known = mx.array(request.prompt_token_ids + generated, dtype=mx.int32)
+    def begin(request: SequenceRequest, *, live: LiveState, vocab_size: int, generated: tuple[int, ...] = ()) -> EngineSequence:
+        """One that goes on from a live state, and knows its prompt and what it had generated. As `row_state` raises."""
+        known = mx.array(np.frombuffer((request.prompt_token_ids + TokenIds.of(generated)).packed, dtype="<i4"))
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
-        return EngineSequence(request=request, known=known, layers=layers, sampler=sampler)
+        return EngineSequence(request=request, known=known, live=live, sampler=sampler)
+
+    def begin_behind(self, prefix: Prefix) -> None:
+        """Hold what need not be read. Lazy. Raises SnapshotMismatch when it does not fit the model."""
+        if prefix.base is not None:
+            self.live = begin_from(prefix.base, self.live.layers)
+        if prefix.blocks or prefix.state is not None:
+            self.live.tokens = restore(self.live.layers, prefix.blocks, prefix.state, begin=self.live.tokens)
+        self.kept = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
 
     def arrays(self) -> Iterator[mx.array]:
         """Every array of the live state."""
-        for layer in self.layers:
+        for layer in self.live.layers:
             yield from layer.arrays()
 
     def reserve(self, tokens: int) -> None:
         """Reserve capacity for this many tokens in every layer."""
-        for layer in self.layers:
+        for layer in self.live.layers:
             layer.reserve(tokens)
 
     def pool(self, hidden: mx.array) -> None:
@@ -67,7 +88,7 @@ class EngineSequence:
     def trim(self) -> None:
         """Let go of what only the last step needed: its chunk, the states of its batch. Once its forward pass is laid out."""
         self.is_trimmed = True
-        for layer in self.layers:
+        for layer in self.live.layers:
             layer.trim()
 
 
@@ -97,7 +118,7 @@ class SequenceSpan:
     def scored_tokens(self) -> tuple[int, ...]:
         """The tokens of the prompt that follow the scored rows, one each."""
         first, rows = self.span.start + 1, self.scored_rows
-        return self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop]
+        return tuple(self.sequence.request.prompt_token_ids[first + rows.start : first + rows.stop])
 
     @property
     def scored_rows(self) -> range:

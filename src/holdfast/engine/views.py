@@ -6,6 +6,7 @@ Views live for one step. None of them defines `__len__`: an empty one would be f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import mlx.core as mx
 
 from holdfast.engine import host_attention
 from holdfast.engine.host_attention import AttentionSpan
+from holdfast.kv.buffers import joined
 from holdfast.kv.layer import LayerKV
 from holdfast.kv.recurrent import RecurrentState
 
@@ -25,17 +27,25 @@ class WindowMask:
     window: int | None
 
 
-def attend_one(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
     """Attention of one query per head, composed of two products per key/value head. For backends without a fused kernel.
 
-    queries: scaled, [1, heads, 1, head_dim]; keys, values: [1, kv_heads, tokens, head_dim]. The heads that share a key head are
-    the rows of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as mx.fast, which packs them
-    for every head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed token of the context does.
+    queries: scaled, [1, heads, 1, head_dim]; parts: adjoining keys and values, [1, kv_heads, tokens, head_dim]. The heads that
+    share a key head are the rows of one product, so that BLAS packs the keys once: 1.4 to 2.2 times as fast on the CPU as
+    mx.fast, which packs them for every head. As exact as mx.fast: a softmax in bf16 alone moves logits by 2 % of what a changed
+    token of the context does.
     """
-    heads, kv_heads = queries.shape[1], keys.shape[1]
+    heads, kv_heads = queries.shape[1], parts[0][0].shape[1]
     grouped = queries.reshape(1, kv_heads, heads // kv_heads, queries.shape[3])
-    weights = mx.softmax(grouped @ keys.swapaxes(-1, -2), axis=-1, precise=True)
-    return (weights @ values).reshape(1, heads, 1, values.shape[3])
+    scores = [grouped @ keys.swapaxes(-1, -2) for keys, _ in parts]
+    if len(parts) == 1:
+        attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
+    else:
+        weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
+        of_parts = mx.split(weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1)
+        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
+        attended = sum(terms[1:], start=terms[0])
+    return attended.reshape(1, heads, 1, attended.shape[3])
 
 
 @dataclass(slots=True)
@@ -69,8 +79,8 @@ def _attention_span(layer: LayerKV, queries: mx.array, asked: int | None) -> Att
     """queries: [1, heads, tokens, head_dim], of the tokens that the layer was given last; asked: the model's window."""
     tokens = queries.shape[2]
     window = _narrower(asked, layer.window)
-    keys, values = layer.last(layer.held() if window is None else min(layer.held(), window + tokens - 1))
-    return AttentionSpan(queries=queries, keys=keys, values=values, window=window)
+    parts = layer.parts(layer.held() if window is None else min(layer.held(), window + tokens - 1))
+    return AttentionSpan(queries=queries, parts=parts, window=window)
 
 
 def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | None, context: StepContext) -> list[mx.array]:
@@ -81,14 +91,15 @@ def _attend(spans: Sequence[AttentionSpan], *, scale: float, sinks: mx.array | N
 
 
 def _attend_alone(span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext) -> mx.array:
-    seen = span.keys.shape[2]
+    seen = span.seen
     mask: mx.array | str | None = None
     if span.tokens > 1:
         hides = span.window is not None and seen > span.window
         mask = context.causal(span.tokens, held=seen, window=span.window) if hides else "causal"
     elif sinks is None and context.composes_attention:
-        return attend_one(span.queries, span.keys, span.values)
-    return mx.fast.scaled_dot_product_attention(span.queries, span.keys, span.values, scale=scale, mask=mask, sinks=sinks)
+        return attend_one(span.queries, span.parts)
+    keys, values = span.parts[0] if len(span.parts) == 1 else joined(span.parts)
+    return mx.fast.scaled_dot_product_attention(span.queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
 class RowsView:

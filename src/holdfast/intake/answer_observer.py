@@ -14,6 +14,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted, tool_calls_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.token_ids import TokenIds
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
 
@@ -27,7 +28,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
         return lambda event: None
     opening_token_ids = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
     prompt_ids = prepared.rules.prompt_token_ids
-    if prompt_ids[len(prompt_ids) - len(opening_token_ids) :] != opening_token_ids:
+    if prompt_ids[len(prompt_ids) - len(opening_token_ids) :] != TokenIds.of(opening_token_ids):
         return lambda event: None  # what stands in front of the answer is in one token with what does not belong to it
     return AnswerObserver(
         bundle=bundle,

@@ -10,6 +10,7 @@ from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules
 from holdfast.parsing.dialect import PLAIN
 from holdfast.parsing.formats.declared import DeclaredTools
@@ -49,10 +50,10 @@ def _call_ids(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
                 yield call["id"]
 
 
-def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: tuple[int, ...]) -> bool:
+def _opens_a_text(request: GenerationRequest, tokenizer: Tokenizer, token_ids: TokenIds) -> bool:
     if isinstance(request.prompt, ChatPrompt):
         return not request.prompt.continue_last
-    return token_ids == (tokenizer.bos_token_id,)
+    return len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
 
 
 def _echo_text(prompt: PromptText, tokenizer: Tokenizer) -> str:

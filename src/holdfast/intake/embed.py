@@ -13,6 +13,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Finished, ModelInfo
 from holdfast.messages.output import Embedding
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, Pooling, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 
 READ_ONLY = SamplingParams(temperature=0.0, seed=0)
 
@@ -69,17 +70,17 @@ def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
     return request.pooling or own.pooling or ("last" if bundle.tokenizer.ends_texts else "mean")
 
 
-def _token_ids(request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo) -> tuple[int, ...]:
+def _token_ids(request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo) -> TokenIds:
     given, limit = request.inputs[place], info.context_tokens
     field = request.field_of(place)
-    if request.truncates and isinstance(given, str):
-        given = given[: limit * MOST_CHARACTERS_PER_TOKEN]
+    if request.truncates:
+        given = given[: limit * MOST_CHARACTERS_PER_TOKEN] if isinstance(given, str) else given[:limit]
     one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)
     token_ids = prompt_tokens(one, bundle, prompt_text(one, bundle, info=info), info=info).token_ids
     if len(token_ids) > limit:
         if not request.truncates:
             raise PromptTooLong(prompt_tokens=len(token_ids), context_tokens=limit, field=field)
-        ending = token_ids[-1:] if bundle.tokenizer.ends_texts and isinstance(given, str) else ()
+        ending = token_ids[-1:] if bundle.tokenizer.ends_texts and isinstance(given, str) else TokenIds()
         token_ids = token_ids[: limit - len(ending)] + ending
     check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
     return token_ids

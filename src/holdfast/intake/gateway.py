@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
 from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.embed import embedding_of, embedding_sequences
-from holdfast.intake.grammars.answer import UNCONSTRAINED, answer_grammar, is_constrained
+from holdfast.intake.grammars.answer import is_constrained
 from holdfast.intake.limits import nesting_of
-from holdfast.intake.prepare import Prepared, assemble, encode_prompt, prompt_text, prompt_tokens, with_defaults
+from holdfast.intake.prepare import Prepared, prepare, prompt_text, prompt_tokens
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.rank import ranking
 from holdfast.intake.read_prompts import read_prompts
@@ -23,7 +24,7 @@ from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.output import Embedding, Relevance
-from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
+from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationRequest, Prompt, RankRequest
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
@@ -105,21 +106,10 @@ class Gateway:
         return self._bundles[model]
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
-        request = with_defaults(request, bundle, info=info, limits=self._limits)
-        if isinstance(request.prompt, ChatPrompt) and _takes_long(request.prompt):
-            prompt = await asyncio.to_thread(prompt_text, request, bundle, info=info)
-        else:
-            prompt = prompt_text(request, bundle, info=info)
-        grammar = UNCONSTRAINED
-        if is_constrained(request, tools=self._tools):  # a new schema costs milliseconds, most of them without the interpreter
-            grammar = await asyncio.to_thread(
-                answer_grammar, request, bundle.dialect, prompt=prompt, limits=self._limits, tools=self._tools
-            )
-        if len(prompt.text) <= _LONG_TEXT_CHARACTERS:
-            tokens = encode_prompt(request, bundle, prompt, info=info)
-        else:
-            tokens = await asyncio.to_thread(encode_prompt, request, bundle, prompt, info=info)
-        return assemble(request, bundle, prompt, tokens, info=info).constrained(grammar)
+        ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
+        # A new schema costs milliseconds, most of them without the interpreter.
+        is_long = _takes_long(request.prompt) or is_constrained(request, tools=self._tools)
+        return await asyncio.to_thread(ready) if is_long else ready()
 
     async def _submit(
         self,
@@ -145,14 +135,20 @@ class Gateway:
         return stream
 
 
-def _takes_long(prompt: ChatPrompt) -> bool:
-    """Whether rendering would hold up the event loop."""
-    if len(prompt.messages) > _MANY_MESSAGES or _characters_of_answers(prompt) > _LONG_TEXT_CHARACTERS:
+def _takes_long(prompt: Prompt) -> bool:
+    """Whether rendering and tokenizing would hold up the event loop, if nothing of it is known."""
+    if isinstance(prompt, str):
+        return len(prompt) > _LONG_TEXT_CHARACTERS
+    if not isinstance(prompt, ChatPrompt):
+        return False
+    if len(prompt.messages) > _MANY_MESSAGES or sum(map(_characters, prompt.messages)) > _LONG_TEXT_CHARACTERS:
         return True
     return nesting_of([prompt.tools, prompt.messages], most_parts=_MANY_PARTS).parts > _MANY_PARTS
 
 
-def _characters_of_answers(prompt: ChatPrompt) -> int:
-    """Of past answers, which are read for calls and thoughts: 10 µs each where nothing but braces stands."""
-    answers = (message for message in prompt.messages if isinstance(message, dict) and message.get("role") == "assistant")
-    return sum(len(content) for answer in answers if isinstance(content := answer.get("content"), str))
+def _characters(message: object) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return len(content)
+    parts = content if isinstance(content, list | tuple) else ()
+    return sum(len(text) for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str))

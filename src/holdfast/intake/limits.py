@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_si
     _check_sampling(request.sampling, vocab_size)
 
 
-def check_token_ids(token_ids: tuple[int, ...], *, vocab_size: int, field: str) -> None:
+def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) -> None:
     """Raise InvalidRequest when the model has no such token."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         place, token_id = next((place, token_id) for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)

@@ -26,6 +26,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.requests import SAMPLING_RANGES, ChatPrompt, GenerationRequest
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
 
@@ -81,7 +82,7 @@ def prepare(
     limits: LimitsSettings,
     tools: ToolsSettings = DEFAULT_TOOLS,
 ) -> Prepared:
-    """Everything in one go, for callers without an event loop. Raises InvalidRequest and PromptTooLong."""
+    """Everything in one go. Raises InvalidRequest and PromptTooLong."""
     request = with_defaults(request, bundle, info=info, limits=limits)
     prompt = prompt_text(request, bundle, info=info)
     grammar = answer_grammar(request, bundle.dialect, prompt=prompt, limits=limits, tools=tools)
@@ -140,7 +141,7 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
     limit_tokens = info.context_tokens - (0 if request.max_tokens == 0 else 1)  # there must be room for an answer
     if len(tokens.token_ids) > limit_tokens:
         raise PromptTooLong(prompt_tokens=len(tokens.token_ids), context_tokens=info.context_tokens, field=request.prompt_field)
-    if prompt.token_ids or bundle.tokenizer.vocab_size > info.vocab_size:  # else the tokenizer has no other: 1 ms less
+    if bundle.tokenizer.vocab_size > info.vocab_size:  # else the tokenizer has no other: 1 ms less
         check_token_ids(tokens.token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     return tokens
 
@@ -148,25 +149,30 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
     """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window."""
     field, tokenizer = request.prompt_field, bundle.tokenizer
-    tokens = PromptTokens(token_ids=prompt.token_ids)
+    if len(prompt.token_ids) > info.context_tokens:
+        raise PromptTooLong(prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field)
+    check_token_ids(prompt.token_ids, vocab_size=info.vocab_size, field=field)
+    tokens = PromptTokens(token_ids=TokenIds.of(prompt.token_ids))
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, tokenizer)
+        tokens = _encoded(prompt, bundle, tenant=request.tenant)
         bos = tokenizer.bos_token_id
-        if prompt.add_special_tokens and len(tokens.token_ids) > 1 and tokens.token_ids[0] == tokens.token_ids[1] == bos:
+        if prompt.add_special_tokens and bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos)):
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])  # the client wrote BOS itself
     if not tokens.token_ids:
         if tokenizer.bos_token_id is None:
             raise InvalidRequest("the prompt is empty, and the model has no token that begins a text", field=field)
-        tokens = PromptTokens(token_ids=(tokenizer.bos_token_id,))
+        tokens = PromptTokens(token_ids=TokenIds.of((tokenizer.bos_token_id,)))
     return tokens
 
 
-def _encoded(prompt: PromptText, tokenizer: Tokenizer) -> PromptTokens:
+def _encoded(prompt: PromptText, bundle: TokenizerBundle, *, tenant: str) -> PromptTokens:
     """The whole text's tokens; answers of ours in it are the tokens that were generated."""
-    if prompt.branch_points or prompt.answers or prompt.breakpoints:
-        return splice(prompt, tokenizer.encode_in_place(prompt.text))
-    return PromptTokens(token_ids=tuple(tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)))
+    places = {*prompt.branch_points, *prompt.breakpoints, *(edge for each in prompt.answers for edge in (each.start, each.end))}
+    text = bundle.token_memory.tokens_of(prompt.text, bundle.tokenizer, tenant=tenant, places=places)
+    if prompt.add_special_tokens:
+        return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
+    return splice(prompt, text)
 
 
 def refuse_by_beginning(tokenizer: Tokenizer, text: str, *, context_tokens: int, field: str) -> None:

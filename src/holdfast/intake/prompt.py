@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.messages.token_ids import TokenIds
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedAnswer:
@@ -34,14 +36,14 @@ class EncodedPrompt:
     """A prompt as the model would read it."""
 
     text: str  # empty where the client sent token ids
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
     """A prompt after tokenization."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     branch_points: tuple[int, ...] = ()  # the same as tokens
     breakpoints: tuple[int, ...] = ()  # the same as tokens
     put_back_tokens: int = 0  # of earlier answers, as they were generated

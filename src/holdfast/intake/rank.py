@@ -23,6 +23,7 @@ from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import ModelInfo, Timings
 from holdfast.messages.output import Relevance
 from holdfast.messages.requests import RankMethod, RankRequest, SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.sentence_modules import AnswerTokens
 
 LEAST_SHARED_TOKENS = 64  # of all documents' prompts: fewer are read faster than waited for
@@ -128,7 +129,7 @@ def _yes_no(request: RankRequest, place: int, bundle: TokenizerBundle, answers: 
     assert answers.no is not None
     return SequenceRequest(
         request_id=f"{request.request_id}/{place}",
-        prompt_token_ids=tuple(bundle.tokenizer.encode(text, add_special_tokens=False)),
+        prompt_token_ids=TokenIds.of(bundle.tokenizer.encode(text, add_special_tokens=False)),
         max_tokens=1,
         sampling=SamplingParams(temperature=0.0, seed=0, logit_bias={answers.yes: _BIAS, answers.no: _BIAS}),
         want_logprobs=True,
@@ -143,11 +144,10 @@ def _likelihood(request: RankRequest, place: int, bundle: TokenizerBundle, info:
     guard, bos = bundle.tokenizer.guard, bundle.tokenizer.bos_token_id
     instruction = f"\nInstruction: {guard(well_formed(request.instruction))}" if request.instruction else ""
     before = f"Document: {guard(well_formed(request.documents[place]))}{instruction}\nQuery:"
-    encoding = bundle.tokenizer.encode_in_place(f"{before} {guard(well_formed(request.query))}")
+    (encoded,) = bundle.tokenizer.encode_in_place([f"{before} {guard(well_formed(request.query))}"])
     opening = (bos,) if bos is not None and bundle.tokenizer.encode("a", add_special_tokens=True)[0] == bos else ()
-    of_document = sum(end <= len(before) for _, end in encoding.offsets)
-    scored_from = max(1, len(opening) + of_document)  # nothing tells how likely the first token of all is
-    token_ids = (*opening, *encoding.ids)
+    scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))  # nothing tells how likely the first token of all is
+    token_ids = TokenIds.of(opening) + encoded.token_ids
     if scored_from >= len(token_ids):
         raise InvalidRequest("`query`: it has no tokens", field="query")
     return SequenceRequest(
@@ -179,7 +179,9 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
 
 def _read_before(found: Relevance) -> Relevance:
     """The score of a document once more, for which nothing had to be read."""
-    memory = msgspec.structs.replace(found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0)
+    memory = msgspec.structs.replace(
+        found.memory, ram_tokens=found.prompt_tokens, disk_tokens=0, unused_tokens=0, moved_tokens=0, shared_tokens=0
+    )
     return msgspec.structs.replace(found, memory=memory, timings=Timings())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from holdfast.intake.control_tokens import guard_against, leave_out_breaks
+from holdfast.intake.seams import find_seams
+from holdfast.intake.token_places import EncodedText
+from holdfast.messages.token_ids import TokenIds
 from holdfast.models.tokenizer_files import (
     add_missing_tokens,
     end_token_ids,
@@ -20,6 +23,8 @@ from holdfast.models.tokenizer_files import (
     vocabulary_size,
 )
 from holdfast.parsing.pieces import TokenPieces
+
+_SHORT_CHARACTERS = 4096  # about 1 ms
 
 
 class Tokenizer:
@@ -39,8 +44,11 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder().values()
         self.special_texts = tuple(token.content for token in added if token.special and token.content)
         self.bos_token_id = self._id_of("bos_token")
-        plain, complete = (backend.encode("a", add_special_tokens=special).ids[-1:] for special in (False, True))
-        self.ends_texts = plain != complete  # it writes a token behind every text
+        self.seams = find_seams(backend)
+        plain, complete = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+        self.ends_texts = plain[-1:] != complete[-1:]  # it writes a token behind every text
+        before = next((at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0)
+        self._around = TokenIds.of(complete[:before]), TokenIds.of(complete[before + len(plain) :])
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     @property
@@ -50,20 +58,39 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Long texts belong on another thread than the loop's: 10,000 tokens take about 10 ms."""
-        # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the offsets.
-        return list(self._backend.encode_batch_fast([well_formed(text)], add_special_tokens=add_special_tokens)[0].ids)
+        (encoding,) = self._encodings([well_formed(text)], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
-    def encode_in_place(self, text: str) -> Encoding:
-        """Token ids without special tokens in front, and where each stands: (first character, the one behind)."""
-        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts, without special tokens around them."""
+        return [encoding.ids for encoding in self._encodings(texts)]
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    def encode_in_place(self, texts: Sequence[str]) -> list[EncodedText]:
+        """The same, with the places where tokens stand."""
+        encodings = self._encodings(texts, with_places=True)
+        return [EncodedText(each, characters=len(text)) for text, each in zip(texts, encodings, strict=True)]
+
+    def with_special_tokens(self, token_ids: TokenIds) -> TokenIds:
+        """The tokens of a text with the special ones that this tokenizer puts around every text."""
+        return TokenIds.joined((self._around[0], token_ids, self._around[1]))
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids. Unknown ids are left out."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; a part of a character where the token is one."""
         return self.pieces.all_bytes(token_id)
+
+    def _encodings(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False, with_places: bool = False
+    ) -> Sequence[Encoding]:
+        # Of the library's functions only those for batches let go of the GIL (measured), and "fast" leaves out the places. They
+        # wake threads for it, which takes longer than a short text does.
+        if sum(map(len, texts)) <= _SHORT_CHARACTERS:
+            return [self._backend.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        encode = self._backend.encode_batch if with_places else self._backend.encode_batch_fast
+        return encode(list(texts), add_special_tokens=add_special_tokens)
 
     def _id_of(self, name: str) -> int | None:
         content = self.special_tokens.get(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.config import DEFAULT_MODEL, ModelSettings
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
@@ -17,6 +18,7 @@ from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
+from holdfast.intake.token_memory import TokenMemory
 from holdfast.intake.tokenize import Tokenizer, load_tokenizer
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling
 from holdfast.models.tokenizer_files import read_json
@@ -36,6 +38,7 @@ class TokenizerBundle:
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     read_texts: ReadTexts = field(default_factory=ReadTexts)
     first_forms: FirstForms = field(default_factory=FirstForms)
+    token_memory: TokenMemory = field(default_factory=TokenMemory)
     dialect: ModelDialect = PLAIN  # how its answers are read, and written when they are constrained
     turn_end_token_ids: tuple[int, ...] = ()  # end an answer in a chat, though the model's files do not name them as ends
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
@@ -45,10 +48,13 @@ class TokenizerBundle:
     answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
 
 
-def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers: AnswerFile | None = None) -> TokenizerBundle:
+def load_tokenizer_bundle(
+    folder: Path, *, settings: ModelSettings = DEFAULT_MODEL, answers: AnswerFile | None = None
+) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
-    keep_thoughts: those of earlier turns stay in the prompt, where the template has a switch for it.
+    settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
+    and how much is kept of texts and their tokens.
     answers: where answers are kept that are to outlive this process.
     """
     tokenizer = load_tokenizer(folder)
@@ -68,9 +74,10 @@ def load_tokenizer_bundle(folder: Path, *, keep_thoughts: bool = False, answers:
         context_tokens=_context_tokens(folder),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
+        token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
         dialect=found.dialect,
         thinking_switch=found.switch,
-        template_options=dict(found.switch.keeping) if keep_thoughts else {},
+        template_options=dict(found.switch.keeping) if settings.keep_thoughts else {},
         dialect_report=found.report,
         own_pooling=own_pooling(folder),
         answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),

@@ -24,6 +24,12 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
         buffer[:, :, start : start + array.shape[2]] = array
 
 
+def joined(runs: Sequence[tuple[mx.array, mx.array]]) -> tuple[mx.array, mx.array]:
+    """Keys and values of runs of tokens, one behind the other, in buffers of their own where there are several runs."""
+    keys, values = (mx.concatenate(list(same), axis=2) for same in zip(*runs, strict=True))
+    return keys, values
+
+
 def copied(array: mx.array) -> mx.array:
     """A bit-exact copy with a buffer of its own; `mx.contiguous` shares the buffer where a slice happens to be contiguous."""
     return array * mx.ones((), array.dtype)

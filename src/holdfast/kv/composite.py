@@ -23,6 +23,15 @@ class Composite(LayerState):
         for part in self.parts:
             yield from part.leaves()
 
+    def with_leaves(self, leaves: Iterator[LayerState]) -> LayerState:
+        """Each part with its own ones of them."""
+        return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
+
+    def freeze(self) -> None:
+        """Every part."""
+        for part in self.parts:
+            part.freeze()
+
     def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """Indexable by part, as mlx-lm's `CacheList`."""
         parts = zip(*(state.parts for state in states), strict=True)

@@ -1,6 +1,6 @@
 """What can be asked of the live state of one sequence in one layer, whatever its kind. A kind is one file and a line in `kinds`.
 
-A live object belongs to one sequence and is never shared. Device thread only.
+A live object belongs to one sequence. What it has frozen others may hold too; what it writes is its own. Device thread only.
 """
 
 from __future__ import annotations
@@ -28,12 +28,36 @@ class LayerState(ABC):
     grows: keys and values of every token are there, so any span of them can be copied out; else there is one checkpoint, of now.
     is_foreign: only mlx-lm understands it; it can be neither batched nor kept.
     window: how many tokens a query sees at most, its own included; None: all, or the layer does not attend.
+    can_share: what is frozen of it can be held by several sequences at once (`fork`). A runner may set it to False.
     """
 
     kind: str
     grows: bool = False
     is_foreign: bool = False
     window: int | None = None
+    can_share: bool = False
+
+    @property
+    def frozen_tokens(self) -> int:
+        """How many of the first tokens are frozen."""
+        return 0
+
+    def frozen_arrays(self) -> Iterator[mx.array]:
+        """The arrays of the state that are never written again, and that other sequences may hold too."""
+        return iter(())
+
+    def freeze(self) -> None:  # noqa: B027 - most kinds share nothing
+        """Never write again what is held, and give unused room back; the next tokens go into a buffer of their own. Lazy.
+
+        Does nothing to a kind that has nothing to share.
+        """
+
+    def fork(self, tokens: int) -> Self:
+        """The live state of another sequence with the first `tokens` tokens of this one, in the same buffers; copies nothing.
+
+        Only where `can_share`, and tokens ≤ frozen_tokens. Nothing is reserved in it.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
 
     @abstractmethod
     def arrays(self) -> Iterator[mx.array]:
@@ -71,6 +95,10 @@ class LayerState(ABC):
     def leaves(self) -> Iterator[LayerState]:
         """The state itself, or the parts that it is made of."""
         yield self
+
+    def with_leaves(self, leaves: Iterator[LayerState]) -> LayerState:
+        """The same with the next of these leaves in the place of its own."""
+        return next(leaves)
 
     def reserve(self, tokens: int) -> None:  # noqa: B027 - most kinds have nothing to reserve
         """Make room for this many tokens in all, if that pays; never shrinks."""
@@ -119,6 +147,10 @@ class LayerKV(LayerState):
         """Keys and values of the last `count` tokens, oldest first. count ≤ held()."""
         keys, values = (buffer[:, :, self._end - count : self._end] for buffer in self._buffers)
         return keys, values
+
+    def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
+        """The same, one pair for each buffer that has some of them; copies nothing."""
+        return (self.last(count),)
 
     def view(self, states: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         """As the layout shows keys and values."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 from holdfast.kv.form import CheckpointLayout, Codec, ModelForm
 from holdfast.kv.layer import LayerState, SnapshotMismatch
 
-__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "form_of", "restore"]
+__all__ = ["KVBlock", "SnapshotMismatch", "StateCheckpoint", "all_finite", "can_be_kept", "fork", "form_of", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +101,42 @@ def copy_checkpoint(layers: Sequence[LayerState], *, position: int) -> StateChec
     return StateCheckpoint(position=position, layers=tuple(leaf.layout() for leaf in fixed), arrays=arrays)
 
 
-def restore(layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None) -> int:
-    """Write snapshots into fresh layers; returns how many tokens they now hold. Lazy.
+def fork(layers: Sequence[LayerState], fresh: Sequence[LayerState], *, tokens: int) -> list[LayerState]:
+    """Layers of another sequence: those that grow share the first `tokens` tokens of these, the others are the fresh ones.
 
-    blocks: adjoining, from token 0 on. Raises SnapshotMismatch when kinds, shapes or positions do not fit, and spoils the layers.
+    Only where each of those can, and has frozen so many. `restore` takes what follows: blocks, the checkpoint of the others.
+    """
+    pairs = [
+        (old, new)
+        for layer, other in zip(layers, fresh, strict=True)
+        for old, new in zip(layer.leaves(), other.leaves(), strict=True)
+    ]
+    leaves = iter([old.fork(tokens) if old.grows else new for old, new in pairs])
+    return [layer.with_leaves(leaves) for layer in fresh]
+
+
+def append_block(layers: Sequence[LayerState], block: KVBlock) -> None:
+    """Write a block into what grows, behind what is there. Lazy. Raises as `restore`."""
+    growing = _leaves(layers, grow=True)
+    assert block.codec == "native", "a block is unpacked before it is restored"
+    _restore(growing, block.arrays, [leaf.layout() for leaf in growing], end=block.start + block.tokens)
+
+
+def restore(
+    layers: Sequence[LayerState], blocks: Sequence[KVBlock], checkpoint: StateCheckpoint | None, *, begin: int = 0
+) -> int:
+    """Write snapshots into layers that grow and hold `begin` tokens, or hold nothing; returns how many they now hold. Lazy.
+
+    blocks: adjoining, from token `begin` on. Raises SnapshotMismatch when kinds, shapes or positions do not fit, and spoils the
+    layers.
     """
     growing, fixed = _leaves(layers, grow=True), _leaves(layers, grow=False)
-    end = 0
+    end = begin
     for block in blocks:
-        assert block.codec == "native", "a block is unpacked before it is restored"
         if block.start != end:
             raise SnapshotMismatch(f"a run begins at token {block.start}, the one before it ends at {end}")
         end += block.tokens
-        _restore(growing, block.arrays, [leaf.layout() for leaf in growing], end=end)
+        append_block(layers, block)
     if not fixed:
         return end
     if checkpoint is None:

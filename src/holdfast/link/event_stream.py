@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.messages.commands import ControlAction
-from holdfast.messages.events import Accepted, Event, Finished, FinishReason, Rejected, Started, TokensGenerated
+from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
 RequestEvent = Accepted | Rejected | Started | TokensGenerated | Finished
@@ -137,7 +137,7 @@ class EventRouter:
         """Drop a stream that nobody reads any more. False when it had ended already."""
         return self._streams.pop(request_id, None) is not None
 
-    def route(self, events: Iterable[Event]) -> None:
+    def route(self, events: Iterable[LinkEvent]) -> None:
         """Give each event to its stream; events of detached requests are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):

@@ -16,8 +16,19 @@ from zmq.utils.monitor import recv_monitor_message
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventRouter, EventStream
-from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, ControlAction, SequenceControl, SequenceRequest
-from holdfast.messages.events import Event, Heartbeat, LoadProgress, ModelInfo, WorkerFailed, WorkerReady
+from holdfast.link.sent_prompts import SentPrompts
+from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, ControlAction, LinkCommand, SequenceControl, SequenceRequest
+from holdfast.messages.events import (
+    Accepted,
+    Heartbeat,
+    LinkEvent,
+    LoadProgress,
+    ModelInfo,
+    PromptUnknown,
+    Rejected,
+    WorkerFailed,
+    WorkerReady,
+)
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
@@ -48,9 +59,10 @@ class ZmqEngineClient:
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
         self._on_progress = on_progress
         self._router = EventRouter()
+        self._prompts = SentPrompts()
         self._unread_bytes = unread_bytes
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[Event]), msgspec.msgpack.Decoder(Heartbeat)
+        self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[LinkEvent]), msgspec.msgpack.Decoder(Heartbeat)
         self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
@@ -108,7 +120,7 @@ class ZmqEngineClient:
             unread_bytes=self._unread_bytes,
         )
         try:
-            self._send(request)
+            self._send(self._prompts.abridge(request))
         except WorkerUnavailable:
             self._router.detach(request.request_id)
             raise
@@ -185,7 +197,7 @@ class ZmqEngineClient:
         with contextlib.suppress(WorkerUnavailable):
             self._send(SequenceControl(request_id=request_id, action=action))
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: LinkCommand) -> None:
         if self._closed:
             raise WorkerUnavailable("the server is shutting down")
         try:
@@ -195,11 +207,17 @@ class ZmqEngineClient:
         # The descriptor is edge-triggered: sending may swallow the edge of an event that arrived meanwhile.
         self._loop.call_soon(self._drain)
 
+    def _send_whole(self, number: int) -> None:
+        prompt = self._prompts.whole(number)
+        if prompt is not None:
+            with contextlib.suppress(WorkerUnavailable):  # then its stream ends by that
+                self._send(prompt)
+
     def _drain(self) -> None:
         while not self._closed and _readable(self._socket):
             self._deliver(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[LinkEvent]) -> None:
         for event in events:
             if isinstance(event, LoadProgress):
                 self._on_progress(event)
@@ -210,8 +228,12 @@ class ZmqEngineClient:
                 call = self._session_calls.get(event.call_id)
                 if call is not None and not call.done():
                     call.set_result(event)
+            elif isinstance(event, Accepted | Rejected):
+                self._prompts.answered(event.request_id)
+            elif isinstance(event, PromptUnknown):
+                self._send_whole(event.number)
             elif isinstance(event, WorkerStatistics):
-                self.last_statistics = event
+                self.last_statistics = event = msgspec.structs.replace(event, link=self._prompts.figures)
                 if event.in_answer and self._statistics is not None:
                     if not self._statistics.done():
                         self._statistics.set_result(event)

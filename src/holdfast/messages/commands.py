@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.messages.requests import Pooling, RequestId, SamplingParams
 from holdfast.messages.sessions import SessionCommand
+from holdfast.messages.token_ids import TokenIds
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +33,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
     request_id: RequestId
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     max_tokens: int
     sampling: SamplingParams  # seed always set
     stop_token_ids: tuple[int, ...] = ()
@@ -55,6 +56,25 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         if self.pooling == "mean":
             return 0
         return self.scored_from - 1 if self.want_prompt_logprobs else len(self.prompt_token_ids) - 1
+
+
+class AbridgedRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A request whose prompt begins with what the worker was sent before: `request` has only the ids behind that.
+
+    A worker that does not know the beginning says so with `PromptUnknown`, and gets a `WholePrompt`.
+    """
+
+    number: int  # of the link's requests, each its own
+    key: bytes  # of the beginning
+    known_tokens: int  # that it has
+    request: SequenceRequest
+
+
+class WholePrompt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All ids of the prompt of an `AbridgedRequest`. Command of the link."""
+
+    number: int
+    token_ids: TokenIds
 
 
 ControlAction: TypeAlias = Literal["cancel", "pause", "resume"]
@@ -82,3 +102,4 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
 Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SessionCommand
+LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

@@ -67,6 +67,8 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: CacheOutcome = CacheOutcome.OFF
     ram_tokens: int = 0
+    moved_tokens: int = 0  # of these, in a parked state that is this request's own now
+    shared_tokens: int = 0  # of these, in buffers that other sequences hold too; the others were copied
     disk_tokens: int = 0
     unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
     divergence: Divergence | None = None
@@ -102,6 +104,12 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     queue_limit: int = 0
     needed_bytes: int = 0  # for TOO_LARGE: KV memory of the request, and of all
     budget_bytes: int = 0
+
+
+class PromptUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The worker does not know what the prompt of an `AbridgedRequest` begins with, and waits for its `WholePrompt`."""
+
+    number: int
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -204,3 +212,4 @@ Event: TypeAlias = (
     | SessionAnswer
     | LoadProgress
 )
+LinkEvent: TypeAlias = Event | PromptUnknown  # as they come from another process

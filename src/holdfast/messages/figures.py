@@ -48,7 +48,11 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     ram_bytes: int = 0
     ram_budget_bytes: int = 0
     ram_evicted_blocks: int = 0
+    parked_sequences: int = 0  # that have ended, and whose state is kept as it was
+    parked_bytes: int = 0  # of their states, what several share once
     ram_tokens: int = 0  # that were not read again, by where they were
+    moved_tokens: int = 0  # of these, in a parked state that went over to the next request
+    shared_tokens: int = 0  # of these, in buffers that several sequences hold
     disk_tokens: int = 0
     lookups: dict[str, int] = {}  # by CacheOutcome
     waiting: int = 0  # requests that wait for another one's reading now
@@ -65,6 +69,13 @@ class ConstraintFigures(msgspec.Struct, kw_only=True):
     masks: int = 0  # of tokens that a grammar allowed, one for each that was drawn
     mask_seconds: float = 0.0
     failures: int = 0  # sequences that ended because nothing was allowed any more
+
+
+class LinkFigures(msgspec.Struct, kw_only=True):
+    """What was sent to a worker in another process. The front counts in one of these, for the life of the worker."""
+
+    new_tokens: int = 0  # of prompts, which were sent
+    known_tokens: int = 0  # of prompts, which the worker had from earlier ones
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -88,3 +99,4 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: this worker keeps nothing
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
+    link: LinkFigures | None = None  # the front puts it in; None: the worker runs in its process

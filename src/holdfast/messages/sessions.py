@@ -103,6 +103,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     kept_tokens: int  # of these, in RAM or on disk
     ram_tokens: int
     disk_tokens: int  # on disk only
+    live_tokens: int  # of those in RAM: in a live state, so that the next turn begins without a copy
     kept_bytes: int  # of all branches in RAM and on disk, what several share counted once
     metadata: dict[str, str]
     forked_from: str = ""

@@ -68,10 +68,14 @@ def current_blas() -> BlasReport:
 
 @dataclass(frozen=True, slots=True)
 class BlasThreads:
-    """The number of threads that one loaded library multiplies with, for the whole process."""
+    """The number of threads that one loaded library multiplies with, for the whole process.
+
+    core: the processor whose kernels OpenBLAS has chosen, "" where it does not say.
+    """
 
     get: Callable[[], int]
     set: Callable[[int], None]
+    core: str = ""
 
 
 def blas_of_numpy() -> tuple[BlasThreads, ...]:
@@ -95,7 +99,9 @@ def _threads_of(file: str) -> BlasThreads | None:
     for prefix, suffix in itertools.product(("", "scipy_"), ("", "64_", "_64")):
         get, put = (f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set"))
         if hasattr(library, put):
-            return BlasThreads(getattr(library, get), getattr(library, put))
+            return BlasThreads(
+                getattr(library, get), getattr(library, put), _core(library, f"{prefix}openblas_get_corename{suffix}")
+            )
     if hasattr(library, "MKL_Set_Num_Threads"):
         return BlasThreads(library.MKL_Get_Max_Threads, library.MKL_Set_Num_Threads)
     return None
@@ -155,6 +161,15 @@ def _described(library: ctypes.CDLL, candidate: str, threads: int) -> BlasReport
         library.MKL_Set_Num_Threads(threads)
         return BlasReport(in_front=True, name="MKL", threads=threads, file=file)
     return BlasReport(in_front=True, name=Path(file).name, threads=threads, file=file)
+
+
+def _core(library: ctypes.CDLL, name: str) -> str:
+    if not hasattr(library, name):
+        return ""
+    question = getattr(library, name)
+    question.restype = ctypes.c_char_p
+    core: bytes | None = question()
+    return (core or b"").decode(errors="replace")
 
 
 def _openblas_config(library: ctypes.CDLL) -> str:

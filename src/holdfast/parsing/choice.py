@@ -31,6 +31,7 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.answer import AnswerReader
 from holdfast.parsing.call_ids import CallIds, random_text
 from holdfast.parsing.detokenize import detokenizer
@@ -49,7 +50,7 @@ _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs 
 class ChoiceRules:
     """What all choices of a request have in common."""
 
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     stop_token_ids: frozenset[int]
     max_tokens: int
     stops: tuple[str, ...] = ()
@@ -236,7 +237,7 @@ class ChoiceText:
                 logprob = math.nan if scored is None else scored.logprob
                 logprobs.append(TokenText(text=text, raw=raw, logprob=logprob, top=top, text_offset=offset))
                 offset += len(prompt_text.push((token_id,)))
-        return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=prompt, logprobs=tuple(logprobs)),)
+        return (TextDelta(index=self.index, text=self._rules.echo_text, token_ids=tuple(prompt), logprobs=tuple(logprobs)),)
 
     def _ending(self, reported: FinishReason) -> ChoiceFinished:
         """Why the answer ended is decided here: the worker's reason, unless a stop string or the only call ended it before."""

@@ -13,8 +13,9 @@ from dataclasses import replace
 import mlx.core as mx
 import msgspec
 
-from holdfast.engine.keeping import Kept, Prefix
+from holdfast.engine.keeping import Kept
 from holdfast.engine.plan import BLOCK_TOKENS, KeepPolicy
+from holdfast.engine.sequence import Prefix
 from holdfast.kv.codec import (
     Description,
     Payload,
@@ -32,6 +33,8 @@ from holdfast.kv.snapshot import KVBlock, SnapshotMismatch, StateCheckpoint, all
 from holdfast.messages.events import CacheOutcome
 from holdfast.messages.figures import CacheFigures
 from holdfast.prefix.index import PrefixIndex
+from holdfast.prefix.live import LiveChain
+from holdfast.prefix.live_tier import LiveTier
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan
@@ -51,9 +54,19 @@ logger = logging.getLogger("holdfast.cache")
 class PrefixCache:
     """The index of one model, its store, and the way between them and the engine."""
 
-    def __init__(self, index: PrefixIndex, *, store: BlockStore | None, form: ModelForm, codec: Codec = "native") -> None:
+    def __init__(
+        self,
+        index: PrefixIndex,
+        *,
+        store: BlockStore | None,
+        form: ModelForm,
+        codec: Codec = "native",
+        most_parked_bytes: int | None = None,
+    ) -> None:
+        """most_parked_bytes: of states of sequences that have ended, in live form; 0: none is parked, None: as many as fit."""
         self._index, self._store = index, store
         self._form, self._codec = form, codec
+        self.live = LiveTier(index, form=form, codec=codec, most_parked_bytes=most_parked_bytes)
         self._tended_at = self._offered_at = 0.0
         placed = index.load()
         if placed:
@@ -89,11 +102,17 @@ class PrefixCache:
         marks = self.boundaries(prompt_tokens, branch_points) or (prompt_tokens,)
         return KeepPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
-        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk."""
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
+        """Find what a sequence that knows `chain`, packed tokens, can begin from, and begin to fetch what of it is on disk.
+
+        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one it takes over.
+        """
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
         lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
+        lookup.may_move = may_move
+        if not in_blocks_only:
+            lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
         return lookup
 
@@ -130,34 +149,46 @@ class PrefixCache:
 
     def _gather(self, lookup: Lookup) -> bool:
         """Take hold of every payload of the plan, whatever becomes of it in the index; False when one is not there."""
-        for key in lookup.plan.keys:
-            payload = lookup.fetched.get(key) or self._index.payload(key)
-            if not isinstance(payload, KVBlock | StateCheckpoint):
+        for key in _missing(lookup):
+            payload = lookup.fetched.get(key) or self.payload(key)
+            if payload is None:
                 return False
             lookup.fetched[key] = payload
         return True
 
+    def payload(self, key: BlockKey) -> Payload | None:
+        """A payload that is in RAM, or a copy out of a live state; None when it is on disk only."""
+        payload = self._index.payload(key)
+        return payload if isinstance(payload, KVBlock | StateCheckpoint) else self.live.copied(key)
+
     def prefix(self, lookup: Lookup) -> Prefix | None:
-        """What to give the engine; None when there is nothing. Counts as a use."""
+        """What to give the engine; None when there is nothing. Counts as a use. What is moved is the sequence's from now on."""
         plan = lookup.plan
-        if plan.tokens == 0:
+        if lookup.cached_tokens == 0:
             return None
         blocks: list[KVBlock] = []
-        for piece in plan.pieces:
+        for piece in lookup.missing_pieces:
             kept = lookup.fetched[piece.key]
             assert isinstance(kept, KVBlock)
-            blocks.append(replace(unpack(kept.cut(piece.tokens, offset=piece.offset)), start=piece.start))
+            behind = max(0, lookup.base_tokens - piece.start)
+            cut = kept.cut(piece.tokens - behind, offset=piece.offset + behind)
+            blocks.append(replace(unpack(cut), start=piece.start + behind))
         self._index.accept(plan)
-        checkpoint = None if plan.checkpoint is None else lookup.fetched[plan.checkpoint.key]
+        checkpoint = None if lookup.checkpoint is None else lookup.fetched[lookup.checkpoint.key]
         assert checkpoint is None or isinstance(checkpoint, StateCheckpoint)
-        return Prefix(blocks=tuple(blocks), state=checkpoint)
+        kept_tokens = min(plan.tokens, lookup.cached_tokens)
+        return Prefix(base=self.live.base(lookup), blocks=tuple(blocks), state=checkpoint, kept_tokens=kept_tokens)
 
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
         return self._index.cursor(tenant=tenant)
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
+    ) -> tuple[BlockKey, ...]:
         """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new of it.
+
+        live: the sequence's live chain, which holds all of that.
 
         `cursor` moves along the chain as far as it is stored then. Longer than what the sequence knows is not kept, and nothing
         that holds values which are not finite.
@@ -165,12 +196,14 @@ class PrefixCache:
         if not kept.is_finite:
             logger.debug("what request %s has read is not kept: it holds values that are not finite", kept.request_id)
             return ()
-        blocks = [self.insert_block(cursor, chain, pack(run, self._codec)) for run in kept.blocks]
+        blocks = [self.insert_block(cursor, chain, pack(run, self._codec), live=live) for run in kept.blocks]
         if kept.state is not None:
             blocks.append(self.insert_checkpoint(cursor, chain, kept.state))
         return tuple([block.key for block in blocks if block is not None])
 
-    def insert_block(self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock) -> Block | None:
+    def insert_block(
+        self, cursor: Cursor, chain: bytes | bytearray, run: KVBlock, *, live: LiveChain | None = None
+    ) -> Block | None:
         """Take in what is not stored yet of a run that begins at its `start` in the chain; what is new."""
         end = min(run.start + run.tokens, len(chain) // TOKEN_BYTES)
         self._index.advance(cursor, chain, end=end)
@@ -181,7 +214,8 @@ class PrefixCache:
         mx.eval(packed.arrays)
         if packed.codec != "native" and not all_finite(packed.arrays).item():  # a scale beyond the range of its type
             return None
-        return self._save(self._index.insert(cursor, bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES]), packed), packed)
+        tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        return self._save(self._index.insert(cursor, tokens, packed, holder=live), packed)
 
     def insert_checkpoint(self, cursor: Cursor, chain: bytes | bytearray, state: StateCheckpoint) -> Block | None:
         """Take in a checkpoint that has seen tokens of the chain which are stored; what is new."""
@@ -206,8 +240,8 @@ class PrefixCache:
         return () if first is None else self.forget((first,))
 
     def _is_sound(self, key: BlockKey) -> bool:
-        payload = self._index.payload(key)
-        if not isinstance(payload, KVBlock | StateCheckpoint):
+        payload = self.payload(key)
+        if payload is None:
             return False
         meta, parts = to_bytes(payload)
         try:
@@ -232,15 +266,18 @@ class PrefixCache:
     def _offer_again(self) -> None:
         """Give the store once more what it had no room or no disk for."""
         for block in self._index.unsaved()[:BLOCKS_OFFERED_AGAIN]:
-            payload = self._index.payload(block.key)
-            if isinstance(payload, KVBlock | StateCheckpoint):
+            payload = self.payload(block.key)
+            if payload is not None:
                 self._index.save_again(block)
                 self._save(block, payload)
 
     def figures(self) -> CacheFigures:
         """What is kept."""
         store = None if self._store is None else self._store.statistics()
-        return msgspec.structs.replace(self._index.figures(), store=store)
+        held = self.live.held
+        return msgspec.structs.replace(
+            self._index.figures(), store=store, parked_sequences=held.parked, parked_bytes=held.parked_bytes
+        )
 
     def close(self) -> None:
         """Write what is queued and end the store's threads."""
@@ -255,10 +292,14 @@ class PrefixCache:
         lookup.hold.close()
         lookup.plan = self._plan(lookup.chain, lookup.tenant)
         lookup.hold = self._index.pinned(lookup.plan)
+        if lookup.base is not None:
+            lookup.let_go_of_base()
+            lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
 
     def _fetch(self, lookup: Lookup) -> None:
-        wanted = [key for key in lookup.plan.to_read if key not in lookup.fetched]
+        on_disk = set(lookup.plan.to_read)
+        wanted = [key for key in _missing(lookup) if key in on_disk and key not in lookup.fetched]
         lookup.awaited = {key: future for key, future in lookup.awaited.items() if key in wanted}
         if self._store is not None:
             lookup.awaited |= {key: self._store.read(key) for key in wanted if key not in lookup.awaited}
@@ -297,6 +338,12 @@ class PrefixCache:
             meta, parts = to_bytes(payload)
             self._store.put(StoredBlock(block=block, meta=meta, parts=parts))
         return block
+
+
+def _missing(lookup: Lookup) -> list[BlockKey]:
+    """What is needed beside the live state, parents before children."""
+    keys = [piece.key for piece in lookup.missing_pieces]
+    return keys if lookup.checkpoint is None else [*keys, lookup.checkpoint.key]
 
 
 def _sizes(parts: Sequence[bytes | memoryview]) -> list[int]:

@@ -2,13 +2,14 @@
 
 It joins the tree (which tokens), the RAM tier (payloads) and the disk (of which only the keys are known here). A key is in the
 tree for as long as its payload is somewhere and so is everything before it. What RAM lets go stays in the tree if the disk has
-it; what neither has is gone, with all that stands behind it.
+it, or a live chain holds its tokens; what nobody has is gone, with all that stands behind it. What a live chain holds is in RAM
+as a payload only while it is on its way to the disk.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack
 
 from holdfast.messages.events import CacheOutcome
@@ -17,7 +18,8 @@ from holdfast.prefix.branch import Branch, branch_of
 from holdfast.prefix.disk import DiskIndex, DiskSide
 from holdfast.prefix.evicted import EvictionHistory
 from holdfast.prefix.keys import child_key, root_key
-from holdfast.prefix.piece import Cursor
+from holdfast.prefix.live import LiveChain
+from holdfast.prefix.piece import Cursor, Piece
 from holdfast.prefix.pins import Pins
 from holdfast.prefix.planning import Planner
 from holdfast.prefix.ram import Payload, RamTier, Residence
@@ -39,7 +41,8 @@ class PrefixIndex:
         self._pins = Pins(self._ram, self._book)
         self._sizes: dict[BlockKey, int] = {}  # bytes of everything that is in the tree
         self._evicted = EvictionHistory()
-        self._planner = Planner(self._tree, self._evicted, in_ram=self._ram)
+        self._holders: dict[BlockKey, set[LiveChain]] = {}  # live chains that hold every token of a block
+        self._planner = Planner(self._tree, self._evicted, at_hand=self._is_at_hand)
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -97,13 +100,13 @@ class PrefixIndex:
         """
         self._tree.advance(cursor, packed, end=end)
 
-    def insert(self, cursor: Cursor, packed: bytes, payload: Payload) -> Block | None:
+    def insert(self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None) -> Block | None:
         """Keep the payload of 1 to BLOCK_TOKENS packed tokens, none of them stored, that go on where a cursor stands.
 
         The cursor has just been advanced; it moves behind them. If there is a disk, what is returned is to be given to the store,
-        and its fate to be said with `disk_changed`. None: there is no room, and no disk.
+        and its fate to be said with `disk_changed`. None: there is no room, and no disk. holder: a live chain that has them too.
         """
-        return self._add(cursor, "kv", packed, payload)
+        return self._add(cursor, "kv", packed, payload, holder=holder)
 
     def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
         """Keep a checkpoint where a cursor stands that has just been advanced. As `insert`; None also when there is one."""
@@ -120,15 +123,61 @@ class PrefixIndex:
         """Where a key's payload is; None when it is nowhere."""
         if not self._tree.has_node(key):
             return None
-        if key not in self._ram:
+        if key not in self._ram and key not in self._holders:
             return Residence.DISK
         return Residence.BOTH if key in self._book else Residence.RAM
 
     def restored(self, key: BlockKey, payload: Payload) -> bool:
         """A payload was read from disk; whether RAM keeps it too."""
-        if not self._tree.has_node(key) or key in self._ram:
+        if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         return self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
+
+    def _is_at_hand(self, key: BlockKey) -> bool:
+        """Whether nothing has to be read from disk for a key: RAM has its payload, or a live chain has all there is of it."""
+        return key in self._ram or (key in self._holders and key not in self._book)
+
+    def whole(self, pieces: Iterable[Piece]) -> list[BlockKey]:
+        """The blocks of which a chain with these pieces has every token."""
+        return [each.key for each in pieces if len(self._tree.standing(each.key).packed) == each.tokens * TOKEN_BYTES]
+
+    def holder_of(self, key: BlockKey) -> LiveChain | None:
+        """A live chain that holds every token of a block, if there is one."""
+        return next(iter(self._holders.get(key, ())), None)
+
+    def run_of(self, key: BlockKey) -> tuple[int, int]:
+        """The position of a block's first token in its chain, and how many tokens it has."""
+        return self._tree.run_of(key)
+
+    def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
+        """A live chain holds every token of these blocks. RAM lets go of what the disk has, and without a disk of all."""
+        for key in keys:
+            if self._tree.has_node(key):
+                self._holders.setdefault(key, set()).add(chain)
+                chain.keys.add(key)
+                if key in self._ram and (self._disk is None or self._book.is_stored(key)):
+                    self._ram.drop(key)
+
+    def held_alone(self, chain: LiveChain, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Of these, what is gone when a live chain lets go of it; parents first."""
+        alone = [key for key in keys if self._holders.get(key) == {chain} and key not in self._ram and key not in self._book]
+        return sorted(alone, key=lambda key: self.run_of(key))
+
+    def end_holding(
+        self, chain: LiveChain, keys: Iterable[BlockKey], *, copies: Mapping[BlockKey, Payload | None]
+    ) -> tuple[BlockKey, ...]:
+        """A live chain holds these blocks no more; returns what is gone by that. copies: payloads of some, parents first."""
+        for key, payload in copies.items():
+            if payload is not None and self._tree.has_node(key):
+                _ = self._make_room(payload.nbytes, before=self._tree.parent_of(key) or key) and self._keep(key, payload)
+        gone: list[BlockKey] = []
+        for key in tuple(keys):
+            chain.keys.discard(key)
+            holders = self._holders.get(key, set())
+            holders.discard(chain)
+            if not holders and self._holders.pop(key, None) is not None and key not in self._ram and key not in self._book:
+                gone += self._lose(key, CacheOutcome.EVICTED)
+        return tuple(gone)
 
     def hold(self, keys: Iterable[BlockKey]) -> ExitStack:
         """Keep keys, and all that stands before them, from leaving RAM and the tree for want of room."""
@@ -202,13 +251,15 @@ class PrefixIndex:
         for key in stored:
             if self._book.saved(key):
                 self._ram.release((key,))
+                if key in self._holders and key in self._ram:
+                    self._ram.drop(key)
         gone: list[BlockKey] = []
         for key in lost:
             was_saving = self._book.is_saving(key)
             is_lost = self._book.lost(key)
             if was_saving:
                 self._ram.release((key,))
-            if is_lost and key not in self._ram:
+            if is_lost and key not in self._ram and key not in self._holders:
                 gone += self._lose(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
             self._pins.sync(key)
@@ -228,7 +279,7 @@ class PrefixIndex:
         for key in keys:
             if self._disk is None or key not in self._book:
                 continue
-            if key not in self._ram:
+            if key not in self._ram and key not in self._holders:
                 self._book.expect_loss(key)  # the store tells of what it finds damaged, and of what is removed
                 gone += self._lose(key, CacheOutcome.UNREADABLE)
             elif not self._book.is_saving(key):
@@ -260,18 +311,25 @@ class PrefixIndex:
         self._book.check_invariants()
         self._pins.check_invariants()
         assert self._sizes.keys() == {key for key in self._tree if self._tree.has_node(key)}, "sizes of other keys"
-        somewhere = self._book.keys() | self._ram.keys()
+        somewhere = self._book.keys() | self._ram.keys() | self._holders.keys()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
-        assert somewhere == in_tree, "the tree has other keys than RAM and disk together"
-        assert all(block.key in self._ram for block in self._book.unsaved), "something unsaved is not in RAM"
+        assert somewhere == in_tree, "the tree has other keys than RAM, disk and live chains together"
+        assert all(holders and all(key in chain.keys for chain in holders) for key, holders in self._holders.items()), (
+            "odd holders"
+        )
+        in_memory = self._ram.keys() | self._holders.keys()
+        assert all(block.key in in_memory for block in self._book.unsaved), "something unsaved is not in memory"
 
     def _root(self, tenant: str) -> BlockKey:
         return root_key(self._fingerprint, tenant)
 
-    def _add(self, cursor: Cursor, kind: BlockKind, packed: bytes, payload: Payload) -> Block | None:
+    def _add(
+        self, cursor: Cursor, kind: BlockKind, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
+    ) -> Block | None:
         parent_key, parent_tokens, start = cursor.parent_key, cursor.parent_tokens, cursor.position
-        has_room = self._make_room(payload.nbytes, before=parent_key)
-        if not has_room and self._disk is None:
+        is_wanted = holder is None or self._disk is not None
+        has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key)
+        if not has_room and self._disk is None and holder is None:
             return None
         key = child_key(parent_key, parent_tokens, packed, kind)
         if kind == "state":
@@ -284,6 +342,8 @@ class PrefixIndex:
         block = Block(key=key, parent_key=parent_key, parent_tokens=parent_tokens, kind=kind, start=start, packed_tokens=packed)
         if self._disk is not None:
             self._begin_saving(block)
+        if holder is not None:
+            self.begin_holding(holder, (key,))
         return block
 
     def _keep(self, key: BlockKey, payload: Payload) -> bool:
@@ -304,7 +364,7 @@ class PrefixIndex:
             return False
         with self._ram.pinned((before,)) as hold:
             while (victim := self._ram.next_to_leave()) is not None:
-                is_lost = victim not in self._book
+                is_lost = victim not in self._book and victim not in self._holders
                 if is_lost and self._disk is not None and self._tree.stands_before(victim, before):
                     # Without a disk all of a chain is in RAM, and nothing leaves before what follows it.
                     hold.enter_context(self._ram.pinned((victim,)))
@@ -327,6 +387,9 @@ class PrefixIndex:
             self._sizes.pop(each, None)
             if each in self._ram:
                 self._ram.drop(each)
+            for chain in self._holders.pop(each, ()):
+                chain.keys.discard(each)
+                chain.is_stale |= cause is not CacheOutcome.EVICTED
             if self._book.is_saving(each):
                 self._ram.release((each,))
             if self._book.forget(each):

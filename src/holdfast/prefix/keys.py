@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
-from array import array
 from collections.abc import Iterable
 
+from holdfast.messages.token_ids import TokenIds
 from holdfast.store.block import KEY_BYTES, KINDS, BlockKey, BlockKind
 
 _ROOT, _CHILD = b"holdfast root 1", b"holdfast child 1"  # blake2b's `person`: the two kinds of keys can never meet
@@ -20,11 +19,7 @@ _CHILD_HEAD = struct.Struct("<32sQB")
 
 def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Token ids as little-endian uint32. Raises OverflowError for an id that does not fit."""
-    packed = array("I", token_ids)
-    assert packed.itemsize == 4
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return TokenIds.of(token_ids).packed
 
 
 def root_key(fingerprint: str, tenant: str = "") -> BlockKey:

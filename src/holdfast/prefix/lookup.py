@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from holdfast.messages.events import CacheReport
+from holdfast.prefix.live import LiveClaim
+from holdfast.prefix.piece import Piece
 from holdfast.prefix.ram import Payload
 from holdfast.prefix.reuse import ReusePlan
 from holdfast.store.block import BlockKey, StoredBlock
@@ -24,11 +26,44 @@ class Lookup:
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None: not all of it is there yet
+    may_move: bool = True  # whether a parked state may be handed over
+    base: LiveClaim | None = None  # on a live chain to begin from
+
+    @property
+    def base_tokens(self) -> int:
+        """Tokens that a live chain has."""
+        return 0 if self.base is None else self.base.tokens
 
     @property
     def cached_tokens(self) -> int:
         """Tokens that need not be read, fewer than the request knows."""
-        return self.plan.tokens
+        return max(self.plan.tokens, self.base_tokens)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens for which no memory has to be reserved: live states have it."""
+        return 0 if self.base is None else self.base.held_tokens
+
+    @property
+    def has_lost_its_base(self) -> bool:
+        """Whether it has to be looked up again."""
+        return self.base is not None and self.base.is_lost
+
+    @property
+    def missing_pieces(self) -> tuple[Piece, ...]:
+        """What of the plan is not in the base."""
+        return tuple([piece for piece in self.plan.pieces if piece.end > self.base_tokens])
+
+    @property
+    def checkpoint(self) -> Piece | None:
+        """To resume from, unless the base has all layers as they are wanted."""
+        return None if self.base is not None and self.base.needs_end else self.plan.checkpoint
+
+    def let_go_of_base(self) -> None:
+        """Do without a live chain."""
+        if self.base is not None:
+            self.base.chain.claims.remove(self.base)
+            self.base = None
 
     @property
     def fetch_seconds(self) -> float:
@@ -37,12 +72,16 @@ class Lookup:
 
     def report(self, *, lookup_seconds: float, waited_seconds: float, restore_seconds: float) -> CacheReport:
         """What was found, why not more, and what it took."""
+        shortfall, read = self.plan.shortfall, set(self.plan.to_read)
+        disk_tokens = sum(piece.end - max(piece.start, self.base_tokens) for piece in self.missing_pieces if piece.key in read)
         return CacheReport(
-            outcome=self.plan.shortfall.outcome,
-            ram_tokens=self.plan.ram_tokens,
-            disk_tokens=self.plan.disk_tokens,
-            unused_tokens=self.plan.shortfall.unused_tokens,
-            divergence=self.plan.shortfall.divergence,
+            outcome=shortfall.outcome,
+            ram_tokens=self.cached_tokens - disk_tokens,
+            moved_tokens=self.base.tokens if self.base is not None and self.base.use == "moved" else 0,
+            shared_tokens=self.base.tokens if self.base is not None and self.base.use == "shared" else 0,
+            disk_tokens=disk_tokens,
+            unused_tokens=max(0, shortfall.unused_tokens - (self.cached_tokens - self.plan.tokens)),
+            divergence=shortfall.divergence,
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
             lookup_seconds=lookup_seconds,
@@ -53,3 +92,4 @@ class Lookup:
         """Let the memory go; what was fetched stays where the index put it."""
         self.hold.close()
         self.fetched.clear()
+        self.let_go_of_base()

@@ -5,16 +5,46 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from holdfast.messages.events import CacheOutcome
+from holdfast.prefix.live import HeldMemory, LiveChain
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.prefix.reuse import ReusePlan, Shortfall
 from holdfast.store.block import BlockKey
 
+if TYPE_CHECKING:
+    from holdfast.kv.live import LiveState
+
+
+class NothingLive:
+    """Keeps no state longer than its sequence."""
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
+        """It is live for as long as it runs."""
+        return live
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """Nothing is kept."""
+
+    def leave(self, live: LiveChain) -> None:
+        """Nothing is kept."""
+
+    def reclaim(self, nbytes: int) -> None:
+        """Nothing is parked."""
+
+    @property
+    def held(self) -> HeldMemory:
+        """Nothing is parked."""
+        return HeldMemory()
+
 
 class NoCache:
     """Has nothing of any prompt, and wants nothing of any sequence."""
+
+    def __init__(self) -> None:
+        self.live = NothingLive()
 
     @property
     def keeps_anything(self) -> bool:
@@ -28,7 +58,7 @@ class NoCache:
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> None:
         """Nothing is to be copied out."""
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
         """Nothing is found."""
         plan = ReusePlan(cursor=Cursor(b""), shortfall=Shortfall(CacheOutcome.OFF))
         return Lookup(chain=chain, tenant=tenant, plan=plan, hold=ExitStack(), asked_at=time.perf_counter())
@@ -44,7 +74,9 @@ class NoCache:
         """Before the first token of a chain that will never be stored."""
         return Cursor(b"")
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: object) -> tuple[BlockKey, ...]:
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: object, *, live: LiveChain | None = None
+    ) -> tuple[BlockKey, ...]:
         """Nothing is kept."""
         return ()
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.messages.events import CacheOutcome
 from holdfast.prefix.evicted import EvictionHistory
 from holdfast.prefix.piece import Piece
-from holdfast.prefix.ram import RamTier
 from holdfast.prefix.reuse import ReusePlan, Shortfall
 from holdfast.prefix.tree import PrefixMatch, PrefixTree
 from holdfast.store.block import TOKEN_BYTES, BlockKey
@@ -16,8 +16,8 @@ from holdfast.store.block import TOKEN_BYTES, BlockKey
 class Planner:
     """Asks the tree what is there, and the history what was there once."""
 
-    def __init__(self, tree: PrefixTree, evicted: EvictionHistory, *, in_ram: RamTier) -> None:
-        self._tree, self._evicted, self._in_ram = tree, evicted, in_ram
+    def __init__(self, tree: PrefixTree, evicted: EvictionHistory, *, at_hand: Callable[[BlockKey], bool]) -> None:
+        self._tree, self._evicted, self._at_hand = tree, evicted, at_hand
 
     def plan(self, packed: bytes, *, root: BlockKey, resumable_anywhere: bool, limit: int) -> ReusePlan:
         """The longest beginning of packed tokens from which a sequence can go on; at most `limit` tokens."""
@@ -38,15 +38,15 @@ class Planner:
         keys = [piece.key for piece in pieces]
         if checkpoint is not None:
             keys.append(checkpoint.key)
-        to_read = tuple([key for key in keys if key not in self._in_ram])
+        to_read = {key: None for key in keys if not self._at_hand(key)}
         return ReusePlan(
             cursor=match.end.back_at(tokens),
             pieces=tuple(pieces),
             checkpoint=checkpoint,
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
             keys=tuple(keys),
-            to_read=to_read,
-            disk_tokens=sum([piece.tokens for piece in pieces if piece.key not in self._in_ram]) if to_read else 0,
+            to_read=tuple(to_read),
+            disk_tokens=sum([piece.tokens for piece in pieces if piece.key in to_read]) if to_read else 0,
         )
 
     def _shortfall(self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int) -> Shortfall:

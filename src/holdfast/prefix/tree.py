@@ -289,6 +289,11 @@ class PrefixTree:
         assert node.parent is not None, "a root has no key among the entries"
         return Standing(key, node.parent.key, node.parent.offset + node.parent_cut, node.packed, entry.tokens)
 
+    def run_of(self, key: BlockKey) -> tuple[int, int]:
+        """The position of a block's first token, and how many tokens the whole block has. Raises KeyError for an unknown key."""
+        entry = self._entries[key]
+        return entry.start, entry.tokens
+
     def stands_before(self, key: BlockKey, other: BlockKey) -> bool:
         """Whether a block that has a node is one of those that another one follows. Costs a step for each block before that."""
         entry = self._entries.get(other)

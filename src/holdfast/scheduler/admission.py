@@ -19,6 +19,8 @@ class KvLedger:
         self.budget_bytes = budget_bytes
         self.running_bytes = 0
         self.leaving_bytes = 0
+        self.held_bytes = 0  # of live states that no sequence here has reserved
+        self.parked_bytes = 0  # of these, what becomes free when it is asked for
         self._leaving: deque[tuple[int, int]] = deque()  # (step, bytes), not sorted by step
 
     @property
@@ -29,16 +31,17 @@ class KvLedger:
     @property
     def free_bytes(self) -> int:
         """Bytes that may be reserved now."""
-        return self.budget_bytes - self.running_bytes - self.leaving_bytes
+        return self.budget_bytes - self.running_bytes - self.leaving_bytes - self.held_bytes
 
     def capacity_for(self, tokens: int) -> int:
         """The capacity to reserve so that `tokens` tokens fit."""
         step = self._costs.reserve_step_tokens
         return -(-tokens // step) * step
 
-    def bytes_for(self, capacity_tokens: int) -> int:
-        """Bytes of one sequence of that capacity."""
-        return capacity_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
+    def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
+        """Bytes of one sequence of that capacity, without those of tokens that are held elsewhere."""
+        own_tokens = max(0, capacity_tokens - held_tokens)
+        return own_tokens * self._costs.kv_bytes_per_token + self._costs.fixed_bytes_per_sequence
 
     def check_fits_alone(self, *, final_tokens: int) -> None:
         """Raise TooLargeForMemory for what could not even run alone."""
@@ -64,22 +67,32 @@ class KvLedger:
     def _needed_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
         growing = sum(1 for other in running if other.capacity_tokens < other.final_tokens and not other.is_fully_planned)
         headroom = growing * self._costs.reserve_step_tokens * self._costs.kv_bytes_per_token
-        return self.bytes_for(self.capacity_at_admission(sequence)) + headroom
+        return self.bytes_for(self.capacity_at_admission(sequence), held_tokens=sequence.held_tokens) + headroom
 
     def may_enter_soon(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> bool:
         """Whether it will, when the steps under way are over."""
-        return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes
+        return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes - self.held_bytes
+
+    def missing_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
+        """Bytes that parked states have to give up before it may enter; 0 when that is not enough, or none have to."""
+        missing = self._needed_to_enter(sequence, running) - self.free_bytes
+        return missing if 0 < missing <= self.parked_bytes else 0
+
+    def hold_apart(self, sequence: ScheduledSequence, held_tokens: int) -> None:
+        """The first tokens of a running sequence are counted elsewhere from now on."""
+        sequence.held_tokens = held_tokens
+        self.grow(sequence, sequence.capacity_tokens)
 
     def enter(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve for a sequence and let it run."""
         capacity = self.capacity_at_admission(sequence)
-        needed = self.bytes_for(capacity)
+        needed = self.bytes_for(capacity, held_tokens=sequence.held_tokens)
         self.running_bytes += needed
         sequence.start(capacity_tokens=capacity, reserved_bytes=needed, step=step)
 
     def grow(self, sequence: ScheduledSequence, capacity_tokens: int) -> None:
         """Reserve more for a running sequence."""
-        needed = self.bytes_for(capacity_tokens)
+        needed = self.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
         self.running_bytes += needed - sequence.reserved_bytes
         sequence.capacity_tokens, sequence.reserved_bytes = capacity_tokens, needed
 

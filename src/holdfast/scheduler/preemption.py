@@ -40,9 +40,14 @@ def make_room(
     for sequence in sorted(needy, key=lambda each: each.order):
         if sequence.request_id not in running:
             continue  # preempted for an older one
-        least_bytes = _extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
+        least_bytes = extra_bytes(ledger, sequence, ledger.capacities_for_growth(sequence)[-1])
         while ledger.free_bytes - claimed_bytes < least_bytes:
             victim = first_to_give_way(running)
+            if victim is sequence and len(running) == 1 and sequence.held_tokens:
+                # What it shares may take more than its tokens need, and nobody else can free anything: it begins anew.
+                made.preempted.append(victim.request_id)
+                preempt(victim)
+                break
             if victim is sequence or _bytes_free_soon(ledger, running) - claimed_bytes >= least_bytes:
                 claimed_bytes += least_bytes
                 made.someone_waits = True
@@ -56,14 +61,15 @@ def make_room(
 
 def _grow(ledger: KvLedger, sequence: ScheduledSequence, *, spare_bytes: int) -> Reservation:
     for capacity in ledger.capacities_for_growth(sequence):
-        if _extra_bytes(ledger, sequence, capacity) <= spare_bytes:
+        if extra_bytes(ledger, sequence, capacity) <= spare_bytes:
             break
     ledger.grow(sequence, capacity)
     return Reservation(request_id=sequence.request_id, capacity_tokens=capacity)
 
 
-def _extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
-    return ledger.bytes_for(capacity_tokens) - sequence.reserved_bytes
+def extra_bytes(ledger: KvLedger, sequence: ScheduledSequence, capacity_tokens: int) -> int:
+    """What has to be reserved beyond what is, for a larger capacity."""
+    return ledger.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens) - sequence.reserved_bytes
 
 
 def first_to_give_way(running: dict[RequestId, ScheduledSequence]) -> ScheduledSequence:

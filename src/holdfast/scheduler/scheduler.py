@@ -21,7 +21,7 @@ from holdfast.scheduler.chunking import ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
 from holdfast.scheduler.decision import Decision, Reservation, SchedulerStatistics, SequenceCosts, StepOutcome
 from holdfast.scheduler.place_estimate import PlaceEstimate
-from holdfast.scheduler.preemption import RoomMade, make_room
+from holdfast.scheduler.preemption import RoomMade, extra_bytes, make_room
 from holdfast.scheduler.sequence import ScheduledSequence
 
 _NOTHING_TO_DO = Decision()
@@ -114,16 +114,39 @@ class Scheduler:
         self._known[request_id] = sequence
         self._queue.append(sequence)
 
-    def begin_behind(self, request_id: RequestId, cached_tokens: int) -> None:
+    def begin_behind(self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0) -> None:
         """A waiting request is ready: it begins behind its first tokens, which are cached; fewer than it knows.
+
+        held_tokens: of these, in live states, for which no memory has to be reserved (`hold`).
 
         Counts from the next admission on, also for one that waits again after a preemption.
         """
         sequence = self._known[request_id]
         assert request_id not in self._running, "a running sequence has begun already"
         assert 0 <= cached_tokens < sequence.prompt_tokens + sequence.drawn, "the last known token is always read"
-        sequence.cached_tokens = cached_tokens
+        sequence.cached_tokens, sequence.held_tokens = cached_tokens, held_tokens
         sequence.is_ready = True
+
+    def hold(self, *, total_bytes: int, parked_bytes: int) -> None:
+        """So much memory is taken by live states beside what is reserved; `parked_bytes` of it are given back when wanted."""
+        self._ledger.held_bytes, self._ledger.parked_bytes = total_bytes, parked_bytes
+
+    def hold_apart(self, request_id: RequestId, held_tokens: int) -> None:
+        """The first tokens of a running request are held in memory that `hold` counts, and need not be reserved."""
+        sequence = self._running.get(request_id)
+        if sequence is not None and sequence.held_tokens != held_tokens:
+            self._ledger.hold_apart(sequence, held_tokens)
+
+    def missing_bytes(self) -> int:
+        """How much of what is parked has to go before the next step can be what it should be."""
+        ledger = self._ledger
+        needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
+        growth = sum(extra_bytes(ledger, each, ledger.capacities_for_growth(each)[-1]) for each in needy)
+        missing = min(max(0, growth - ledger.free_bytes), ledger.parked_bytes)
+        head = self._next_in_queue()
+        if missing or head is None or len(self._running) >= self._settings.max_running:
+            return missing
+        return ledger.missing_to_enter(head, self._running.values())
 
     def hold_back(self, request_id: RequestId) -> None:
         """Admit a waiting request only when `begin_behind` has said from where it is to be read. It keeps its place.
@@ -180,7 +203,7 @@ class Scheduler:
         else:
             self._queue.remove(sequence)
         sequence.submitted_after_step = self._issued_steps
-        sequence.cached_tokens, sequence.is_ready = 0, True
+        sequence.cached_tokens, sequence.held_tokens, sequence.is_ready = 0, 0, True
         self._join_as_the_last(sequence)
 
     def cancel(self, request_id: RequestId) -> bool:
@@ -313,7 +336,7 @@ class Scheduler:
 
     def _preempt(self, sequence: ScheduledSequence) -> None:
         self._leave(sequence)
-        sequence.cached_tokens = 0
+        sequence.cached_tokens = sequence.held_tokens = 0
         bisect.insort(self._queue, sequence, key=_order)
         self._preemptions += 1
 

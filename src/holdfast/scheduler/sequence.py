@@ -22,6 +22,7 @@ class ScheduledSequence:
     boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
+    held_tokens: int = 0  # of these, in memory that is counted elsewhere: nothing is reserved for them
     drawn: int = 0
     planned_draws: int = 0
     known_tokens: int = 0  # to be read before the first draw after admission

@@ -255,9 +255,11 @@ class SessionService:
     def _info(self, session: Session) -> SessionInfo:
         index = self._cache.index
         branch = session.branches[0] if session.branches else None
-        kept = ram = at = 0
+        kept = ram = live = at = 0
         for step in () if branch is None else index.kept_part(branch).steps:
             kept = step.end
+            if live == at and index.holder_of(step.key) is not None:
+                live = step.end
             if index.residence(step.key) is not Residence.DISK:
                 ram += step.end - at
             at = step.end
@@ -275,6 +277,7 @@ class SessionService:
             kept_tokens=kept,
             ram_tokens=ram,
             disk_tokens=kept - ram,
+            live_tokens=live,
             kept_bytes=sum(index.size_of(key) for key in keys),
             metadata=session.metadata,
             forked_from=session.forked_from,

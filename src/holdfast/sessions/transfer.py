@@ -174,7 +174,7 @@ class Transfers:
         for key in keys:
             while contents.full():
                 yield True
-            payload = self._cache.index.payload(key)
+            payload = self._cache.payload(key)
             contents.put_nowait(to_bytes(payload) if isinstance(payload, KVBlock | StateCheckpoint) else None)
             yield False
         while not transfer.ended.is_set():

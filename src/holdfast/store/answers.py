@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.store.tables import make_tables
+from holdfast.store.tables import make_tables, use_write_ahead_log
 
 SECRET_BYTES: Final = 32
 _ID_BYTES, _SEAL_BYTES = 16, 16
@@ -150,7 +150,7 @@ class AnswerFile:
         self._path.touch(mode=0o600)
         database = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            database.execute("PRAGMA journal_mode = WAL")
+            use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
             database.execute("PRAGMA synchronous = OFF")  # a killed process loses nothing, and a power cut only a shortcut
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)

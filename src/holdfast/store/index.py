@@ -17,7 +17,7 @@ import xxhash
 
 from holdfast.store.block import Block, BlockKey, Entry
 from holdfast.store.budget import by_place
-from holdfast.store.tables import make_tables
+from holdfast.store.tables import make_tables, use_write_ahead_log
 
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
@@ -68,7 +68,7 @@ class BlockIndex:
             raise
 
     def _prepare(self) -> None:
-        self._database.execute("PRAGMA journal_mode = WAL")
+        use_write_ahead_log(self._database, busy_seconds=BUSY_SECONDS)
         self._database.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; files make up for a power cut
         self._database.execute("PRAGMA journal_size_limit = 4194304")
         if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:

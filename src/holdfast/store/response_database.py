@@ -15,7 +15,7 @@ import xxhash
 from holdfast.claims import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
-from holdfast.store.tables import make_tables
+from holdfast.store.tables import make_tables, use_write_ahead_log
 
 _FOLDER: Final = "responses"
 _FORMAT: Final = 1
@@ -48,7 +48,7 @@ CREATE TABLE items (
 CREATE INDEX items_by_owner ON items (owner, part, number);
 CREATE INDEX items_by_id ON items (id);
 """
-_PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "journal_size_limit = 4194304")
+_PRAGMAS = ("synchronous = NORMAL", "foreign_keys = ON", "journal_size_limit = 4194304")
 
 logger = logging.getLogger("holdfast.store")
 
@@ -112,6 +112,7 @@ class ResponseDatabase:
             path.touch(mode=0o600)
         database = sqlite3.connect(path or ":memory:", timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
+            use_write_ahead_log(database, busy_seconds=_BUSY_SECONDS)
             for pragma in _PRAGMAS:
                 database.execute(f"PRAGMA {pragma}")
             make_tables(database, _SCHEMA, version=_FORMAT)

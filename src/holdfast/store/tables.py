@@ -1,8 +1,29 @@
-"""The tables of a new SQLite file, which several processes may begin with at the same moment."""
+"""What is done to a new SQLite file, which several processes may begin with at the same moment."""
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import time
+
+_RETRY_SECONDS = 0.01
+
+
+def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) -> None:
+    """Switch the file to a write-ahead log, waiting for others up to `busy_seconds`. Raises sqlite3.Error.
+
+    SQLite's own timeout does not hold here: of two that switch one file at once, one is told right away that it is locked
+    (the busy handler is not called where both would wait for each other).
+    """
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS * random.random())
 
 
 def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:

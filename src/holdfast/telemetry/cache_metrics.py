@@ -16,6 +16,8 @@ _CACHE_GAUGES = (
     ("tenants", "Tenants of whom something is kept."),
     ("ram_bytes", "RAM that kept blocks take."),
     ("ram_budget_bytes", "RAM that kept blocks may take."),
+    ("parked_sequences", "Sequences that have ended and whose state is kept as it was, for who goes on from it."),
+    ("parked_bytes", "RAM that their states take, what several share once."),
     ("waiting", "Requests that wait until another one has read the same beginning."),
 )
 _CACHE_COUNTERS = (
@@ -56,10 +58,17 @@ def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator
     yield from plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
     reused = {model: {"ram": cache.ram_tokens, "disk": cache.disk_tokens} for model, cache in caches.items()}
     yield labelled(f"{prefix}reused_tokens", "Tokens not read again, by tier.", "tier", reused)
+    hows = {model: _by_how(cache) for model, cache in caches.items()}
+    yield labelled(f"{prefix}reused_ram_tokens", "Of those in RAM, by how: moved, shared, or copied.", "how", hows)
     lookups = {model: cache.lookups for model, cache in caches.items()}
     yield labelled(f"{prefix}lookups", "Requests by why no more was reused.", "outcome", lookups)
     yield from plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
     yield from histograms(prefix, _CACHE_SECONDS, caches)
+
+
+def _by_how(cache: CacheFigures) -> dict[str, int]:
+    copied = cache.ram_tokens - cache.moved_tokens - cache.shared_tokens
+    return {"moved": cache.moved_tokens, "shared": cache.shared_tokens, "copied": copied}
 
 
 def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:

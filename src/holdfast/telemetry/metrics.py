@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.telemetry.cache_metrics import cache_families
 from holdfast.telemetry.families import histograms, labelled, plain
+from holdfast.telemetry.loop_lag import LoopLag
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -54,6 +55,7 @@ class Metrics(Collector):
         self._statistics: Mapping[str, WorkerStatistics] = {}
         self._load_seconds: Mapping[str, float] = {}
         self._restarts: Mapping[str, Mapping[str, int]] = {}
+        self.loop_lag = LoopLag()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
@@ -93,7 +95,9 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the workers, as they were told last."""
+        """The loop's lag, and the families of the workers, as they were told last."""
+        lag = "By how much the event loop came late at worst while requests were served, since this was last asked for."
+        yield GaugeMetricFamily("holdfast_event_loop_lag_seconds", lag, value=self.loop_lag.take())
         load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
         for model, seconds in self._load_seconds.items():
             load.add_metric([model], seconds)
@@ -104,6 +108,12 @@ class Metrics(Collector):
         constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}
         yield from plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
         yield from histograms("holdfast_worker_", _SECONDS, self._statistics)
+        sent = {
+            model: {"new": numbers.link.new_tokens, "known": numbers.link.known_tokens}
+            for model, numbers in self._statistics.items()
+            if numbers.link is not None
+        }
+        yield labelled("holdfast_link_prompt_tokens", "Prompt tokens sent to the worker, and known to it before.", "sent", sent)
         yield from cache_families(self._statistics)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:

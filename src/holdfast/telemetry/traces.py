@@ -202,6 +202,8 @@ def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
     return {
         "holdfast.cache.outcome": memory.outcome.value,
         "holdfast.ram_tokens": memory.ram_tokens,
+        "holdfast.moved_tokens": memory.moved_tokens,
+        "holdfast.shared_tokens": memory.shared_tokens,
         "holdfast.disk_tokens": memory.disk_tokens,
         "holdfast.unused_tokens": memory.unused_tokens,
         "holdfast.waited_seconds": memory.waited_seconds,

@@ -50,7 +50,7 @@ def open_cache(
     blocks = _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
     index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
-    return PrefixCache(index, store=blocks, form=costs.form, codec=codec)
+    return PrefixCache(index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes)
 
 
 def open_sessions(memory: PrefixCache, store: StoreSettings, *, context_tokens: int) -> SessionService:

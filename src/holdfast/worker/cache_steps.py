@@ -5,7 +5,7 @@ Whatever fails here costs a request its shortcut, never its answer: that promise
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +14,7 @@ from holdfast.engine.plan import KeepPolicy
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome, CacheReport
 from holdfast.messages.figures import CacheFigures
+from holdfast.prefix.live import LiveChain
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.commits import Commits
 from holdfast.worker.counters import Counters
@@ -23,7 +24,9 @@ from holdfast.worker.parts import Cache, StepEngine
 from holdfast.worker.sequences import LiveSequence
 
 if TYPE_CHECKING:
-    from holdfast.engine.keeping import Kept, Prefix
+    from holdfast.engine.keeping import Kept
+    from holdfast.engine.sequence import Prefix
+    from holdfast.kv.live import LiveState
 
 
 class CacheSteps:
@@ -100,16 +103,55 @@ class CacheSteps:
             began_at = self._clock()
             sequence.began_from, sequence.cursor = lookup.plan.keys, lookup.plan.cursor
             prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
-            seconds = lookup.fetch_seconds + self._clock() - began_at
-            report = lookup.report(
-                lookup_seconds=sequence.lookup_seconds, waited_seconds=sequence.waited_seconds, restore_seconds=seconds
-            )
-            self._count(sequence, report)
-            self._lookups.release(sequence)
+            sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         with costing_no_answer("what request %s reads is not kept", request.request_id):
             if self._keeps(request):
                 keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
         return prefix, keep
+
+    def begin(self, sequence: LiveSequence, state: LiveState) -> None:
+        """A sequence is open, on what `opening` gave."""
+        request, lookup = sequence.request, sequence.lookup
+        base = None if lookup is None or lookup.base is None else lookup.base.chain
+        if sequence.cursor is not None and self._serves(request):
+            live = LiveChain(request_id=request.request_id, tenant=request.tenant, chain=sequence.chain, cursor=sequence.cursor)
+            sequence.live = self._cache.live.begin(lookup, live, state)
+            self._scheduler.hold_apart(request.request_id, sequence.live.held_tokens)
+        if lookup is None:
+            return
+        sequence.began_live = base
+        if base is not None and base.state is not None and not base.is_parked and base is not sequence.live:
+            base.held_tokens = base.state.frozen_tokens  # it was frozen, to be shared
+            self._scheduler.hold_apart(base.request_id, base.held_tokens)
+        report = lookup.report(
+            lookup_seconds=sequence.lookup_seconds,
+            waited_seconds=sequence.waited_seconds,
+            restore_seconds=sequence.restore_seconds,
+        )
+        self._count(sequence, report)
+        self._lookups.release(sequence)
+
+    def could_not_begin(self, sequence: LiveSequence) -> None:
+        """The engine could not open a sequence: a state that was to be moved to it is spoilt."""
+        lookup = sequence.lookup
+        if lookup is not None and lookup.base is not None and lookup.base.use == "moved":
+            with costing_no_answer("a parked state could not be given up"):
+                self._cache.live.leave(lookup.base.chain)
+
+    def make_room(self, *, live: Collection[LiveSequence]) -> None:
+        """Have parked states give up what the next step needs, and tell the scheduler what they hold."""
+        self._count_held()
+        missing = self._scheduler.missing_bytes()
+        if missing:
+            with costing_no_answer("parked states could not be given up"):
+                self._cache.live.reclaim(missing)
+                self._count_held()
+        if any(each.lookup is not None and each.lookup.has_lost_its_base for each in live):
+            self._lookups.repeat_without((), live)
+
+    def _count_held(self) -> None:
+        held = self._cache.live.held
+        self._scheduler.hold(total_bytes=held.total_bytes, parked_bytes=held.parked_bytes)
 
     def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
         waited_seconds = sequence.waited_seconds
@@ -145,7 +187,9 @@ class CacheSteps:
         with costing_no_answer("what request %s has handed over could not be forgotten", sequence.request.request_id):
             self._commits.discard((sequence,))
             gone = self._cache.forget(tuple(sequence.handed_over))
-            if not sequence.is_cold:
+            if sequence.may_blame_live_state and sequence.began_live is not None:
+                sequence.began_live.is_stale = True
+            elif not sequence.is_cold:
                 unsound = self._cache.forget_unsound(sequence.began_from)
                 if unsound:
                     sequence.began_from = ()
@@ -174,9 +218,20 @@ class CacheSteps:
 
     def copy_rest(self, sequence: LiveSequence, *, for_good: bool) -> None:
         """Copy out the rest of an open sequence that is about to be closed, `for_good` unless it is only preempted."""
-        with costing_no_answer("what request %s has read could not be kept", sequence.request.request_id):
+        with costing_no_answer(
+            "what request %s has read could not be kept",
+            sequence.request.request_id,
+            otherwise=lambda error: self.give_up(sequence),
+        ):
             if self._keeps(sequence.request):
                 self._commits.copy_rest(sequence, for_good=for_good)
+            else:
+                self._commits.leave(sequence)
+
+    def give_up(self, sequence: LiveSequence) -> None:
+        """A sequence is about to be closed of which nothing is to be kept."""
+        with costing_no_answer("the state of request %s could not be given up", sequence.request.request_id):
+            self._commits.leave(sequence)
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""

@@ -56,13 +56,24 @@ class Commits:
         rest = self._engine.keep_rest(sequence.request.request_id)
         if rest is not None:
             self._computing.append(_Rest(sequence, rest, for_good))
-        elif for_good:
+        if rest is None or not for_good:
+            self.leave(sequence)
+        if rest is None and for_good:
             self._on_end(sequence)
 
     def discard(self, sequences: Container[LiveSequence]) -> None:
         """Commit nothing more of what was copied out of these."""
+        for rest in (*self._computing, *self._computed):
+            if rest.sequence in sequences:
+                self.leave(rest.sequence)
         self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
         self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """The chain of a sequence is live no more, if it was."""
+        live, sequence.live = sequence.live, None
+        if live is not None:
+            self._cache.live.leave(live)
 
     def commit_step(self, kept: Sequence[Kept], sequences: tuple[LiveSequence, ...]) -> None:
         """A step was collected: commit what it has made of these sequences, and the rests copied out before its dispatch."""
@@ -82,12 +93,21 @@ class Commits:
         """What one sequence raises leaves the others for the next time."""
         while self._computed:
             rest = self._computed.pop(0)
-            self._commit(rest.sequence, rest.kept)
+            sequence = rest.sequence
+            try:
+                self._commit(sequence, rest.kept)
+            except BaseException:
+                self.leave(sequence)
+                raise
+            if rest.for_good and sequence.live is not None and rest.kept.is_finite:
+                live, sequence.live = sequence.live, None
+                self._cache.live.park(live, bytes(sequence.chain))
+            self.leave(sequence)
             if rest.for_good:
-                self._on_end(rest.sequence)
+                self._on_end(sequence)
 
     def _commit(self, sequence: LiveSequence, kept: Kept) -> None:
         assert sequence.cursor is not None, "committed before it was opened"
-        sequence.handed_over += self._cache.insert(sequence.cursor, sequence.chain, kept)
+        sequence.handed_over += self._cache.insert(sequence.cursor, sequence.chain, kept, live=sequence.live)
         if kept.blocks:
             self._on_progress(sequence, kept.blocks[-1].start + kept.blocks[-1].tokens)

@@ -46,6 +46,8 @@ class Counters:
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     lookups: Counter[CacheOutcome] = field(default_factory=Counter)
     ram_tokens: int = 0  # that were not read again, by where they were
+    moved_tokens: int = 0  # of these, by how they were had
+    shared_tokens: int = 0
     disk_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
@@ -60,6 +62,8 @@ class Counters:
         """One request has begun, and this is what the cache had of it."""
         self.lookups[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
+        self.moved_tokens += report.moved_tokens
+        self.shared_tokens += report.shared_tokens
         self.disk_tokens += report.disk_tokens
         self.lookup_seconds.count(report.lookup_seconds)
         if report.cached_tokens:
@@ -92,6 +96,8 @@ class Counters:
         return msgspec.structs.replace(
             cache,
             ram_tokens=self.ram_tokens,
+            moved_tokens=self.moved_tokens,
+            shared_tokens=self.shared_tokens,
             disk_tokens=self.disk_tokens,
             lookups={outcome.value: count for outcome, count in self.lookups.items()},
             lookup_seconds=self.lookup_seconds.histogram(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -9,8 +10,9 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from holdfast.messages.commands import SHUT_DOWN, Command
-from holdfast.messages.events import Event
+from holdfast.messages.commands import SHUT_DOWN, Command, LinkCommand
+from holdfast.messages.events import Event, LinkEvent, PromptUnknown
+from holdfast.worker.arrivals import Arrivals
 
 LINGER_MILLISECONDS = 2_000  # the last events (Finished of cancelled requests) must leave before the process does
 
@@ -34,7 +36,7 @@ class Inbox(Protocol):
 class ZmqInbox:
     """Inbox over a ZeroMQ PAIR socket. A front that is gone, and a byte on `wake_fd`, read as `SHUT_DOWN`."""
 
-    def __init__(self, endpoint: str, *, wake_fd: int) -> None:
+    def __init__(self, endpoint: str, *, wake_fd: int, arrivals: Arrivals | None = None) -> None:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
@@ -47,8 +49,9 @@ class ZmqInbox:
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, wake_fd):
             self._poller.register(source, zmq.POLLIN)
-        self._decoder = msgspec.msgpack.Decoder(list[Command])
+        self._decoder = msgspec.msgpack.Decoder(list[LinkCommand])
         self._encoder = msgspec.msgpack.Encoder()
+        self._arrivals = arrivals or Arrivals()
         self._over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
@@ -68,7 +71,7 @@ class ZmqInbox:
             commands.append(SHUT_DOWN)
         return commands
 
-    def send(self, events: Sequence[Event]) -> None:
+    def send(self, events: Sequence[LinkEvent]) -> None:
         """Give the front all events of one step as one message."""
         if not events:
             return
@@ -86,8 +89,9 @@ class ZmqInbox:
 
     def _drain(self) -> list[Command]:
         commands: list[Command] = []
-        while True:
-            try:
-                commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return commands
+        with contextlib.suppress(zmq.Again):
+            while True:
+                for command in self._decoder.decode(self._socket.recv(zmq.NOBLOCK)):
+                    commands += self._arrivals.take(command)
+        self.send([PromptUnknown(number=number) for number in self._arrivals.take_unknown()])
+        return commands

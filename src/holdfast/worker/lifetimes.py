@@ -57,6 +57,10 @@ class Lifetimes:
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
         for admission in admitted:
             sequence = self._ledger[admission.request_id]
+            if sequence.lookup is not None and sequence.lookup.has_lost_its_base:  # to one that was admitted with it
+                self._scheduler.restart(admission.request_id)
+                self._cache.look_up(sequence)
+                continue
             sequence.admit(now=self._clock(), capacity_tokens=admission.capacity_tokens)
             try:
                 with device_call():
@@ -68,6 +72,7 @@ class Lifetimes:
                 logger.warning("request %s cannot be served: %s", sequence.request.request_id, failure.__cause__.loggable)
                 self.drop(sequence, FinishReason.REFUSED, error=str(failure.__cause__))
                 continue
+            self._cache.could_not_begin(sequence)
             if sequence.can_begin_anew:
                 self.give_up_state(sequence, f"it cannot begin from what is cached: {failure}")
                 continue
@@ -76,7 +81,7 @@ class Lifetimes:
 
     def _open(self, sequence: LiveSequence) -> None:
         prefix, keep = self._cache.opening(sequence)
-        self._engine.open(
+        state = self._engine.open(
             sequence.request,
             generated=tuple(sequence.generated),
             capacity_tokens=sequence.capacity_tokens,
@@ -84,13 +89,14 @@ class Lifetimes:
             keep=keep,
         )
         sequence.is_open = True
+        self._cache.begin(sequence, state)
 
     def reopen_cold(self, sequence: LiveSequence) -> None:
         """Open an open sequence anew with nothing read, after a failure. Raises what the engine raises."""
         self._close(sequence, is_healthy=False)
         sequence.prompt_logprobs.clear()
         self._cache.reused_nothing(sequence)
-        sequence.began_from = ()
+        sequence.began_from, sequence.began_live = (), None
         generated = tuple(sequence.generated)
         self._engine.open(sequence.request, generated=generated, capacity_tokens=sequence.capacity_tokens)
         sequence.is_open = True
@@ -101,16 +107,17 @@ class Lifetimes:
         is_live = self._ledger.is_live(sequence)
         begins_anew = is_live and sequence.can_begin_anew
         if is_live:
-            logger.warning(
-                "request %s %s: %s", request_id, "is read again from its beginning" if begins_anew else "fails", reason
-            )
+            logger.warning("request %s %s: %s", request_id, sequence.next_attempt if begins_anew else "fails", reason)
         self._cache.distrust(sequence, live=self._ledger.live())
         sequence.give_up_state()
         if begins_anew:
             self._close(sequence, is_healthy=False)
             self._cache.reused_nothing(sequence)
-            sequence.is_cold = True
+            blames_live_state, sequence.is_cold = sequence.may_blame_live_state, not sequence.may_blame_live_state
+            sequence.avoids_live = True
             self._scheduler.restart(request_id)
+            if blames_live_state:
+                self._cache.look_up(sequence)
 
     def drop(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         """End a sequence of which the scheduler does not know yet."""
@@ -139,5 +146,7 @@ class Lifetimes:
             sequence.is_open = False
             if is_healthy:
                 self._cache.copy_rest(sequence, for_good=for_good)
+            else:
+                self._cache.give_up(sequence)
             self._engine.close(sequence.request.request_id)
         self._cache.withdraw(sequence)

@@ -55,7 +55,9 @@ class Lookups:
         request = sequence.request
         chain = bytes(sequence.chain)
         reusable = _reusable(sequence, chain)
-        sequence.lookup = lookup = self._cache.lookup(reusable, tenant=request.tenant)
+        sequence.lookup = lookup = self._cache.lookup(
+            reusable, tenant=request.tenant, in_blocks_only=sequence.avoids_live, may_move=request.is_kept
+        )
         sequence.lookup_seconds += self._clock() - began_at
         if self._waits_for_another(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
@@ -88,7 +90,8 @@ class Lookups:
         assert sequence.lookup is not None
         is_there = self._cache.advance(sequence.lookup)
         if is_there:
-            self._scheduler.begin_behind(sequence.request.request_id, sequence.lookup.cached_tokens)
+            lookup = sequence.lookup
+            self._scheduler.begin_behind(sequence.request.request_id, lookup.cached_tokens, held_tokens=lookup.held_tokens)
         return is_there
 
     def advance(self) -> None:
@@ -131,14 +134,15 @@ class Lookups:
         self._free(self._in_flight.progress(sequence.request.request_id, tokens))
 
     def repeat_without(self, gone: tuple[BlockKey, ...], live: Iterable[LiveSequence]) -> None:
-        """Blocks are gone: who of `live` was to begin from them is looked up again.
+        """Blocks or live states are gone: who of `live` was to begin from them is looked up again.
 
         Who has just been admitted begins from what it holds, as those do that have begun: it finds out by itself.
         """
         lost = set(gone)
         for other in live:
             request_id = other.request.request_id
-            stands_on_it = other.lookup is not None and not lost.isdisjoint(other.lookup.plan.keys)
+            lookup = other.lookup
+            stands_on_it = lookup is not None and (lookup.has_lost_its_base or not lost.isdisjoint(lookup.plan.keys))
             if stands_on_it and self._scheduler.is_waiting(request_id):
                 self._scheduler.hold_back(request_id)
                 self.release(other)

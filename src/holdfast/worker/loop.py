@@ -247,6 +247,7 @@ class WorkerLoop:
             self._send()
         self._cache.advance()
         self._tend_sessions()
+        self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
             self._complete_flight()  # what was copied out of one is committed when it is known how the step came out

@@ -10,12 +10,15 @@ from holdfast.messages.commands import PinnedPrefix, SequenceRequest
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
+from holdfast.prefix.live import HeldMemory, LiveChain
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.store.block import BlockKey
 
 if TYPE_CHECKING:  # at run time they bring MLX with them
-    from holdfast.engine.keeping import Kept, Prefix
+    from holdfast.engine.keeping import Kept
+    from holdfast.engine.sequence import Prefix
+    from holdfast.kv.live import LiveState
 
 Step = TypeVar("Step")  # a step under way; only the engine knows what is in it
 
@@ -38,10 +41,10 @@ class StepEngine(Protocol[Step]):
         capacity_tokens: int,
         prefix: Prefix | None = None,
         keep: KeepPolicy | None = None,
-    ) -> object:
-        """Make room for a sequence; `generated`: tokens drawn before it was preempted.
+    ) -> LiveState:
+        """Make room for a sequence; `generated`: tokens drawn before it was preempted. Returns its state.
 
-        prefix: snapshots to begin from, of which nothing is read again. keep: what to copy out while it runs.
+        prefix: what to begin from, of which nothing is read again. keep: what to copy out while it runs.
         """
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
@@ -66,8 +69,32 @@ class StepEngine(Protocol[Step]):
         """The snapshots that a collected step has made."""
 
 
+class LiveStates(Protocol):
+    """States that outlive their sequences. Device thread only; anything may raise."""
+
+    def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
+        """A sequence is open: its chain is live from now on. Returns that chain, which may be one that it has taken over."""
+
+    def park(self, live: LiveChain, chain: bytes) -> None:
+        """A sequence has ended in good order that knows `chain`, packed tokens: keep its state as it is, if there is room."""
+
+    def leave(self, live: LiveChain) -> None:
+        """A chain is live no more. What only it has is kept otherwise, if there is room."""
+
+    def reclaim(self, nbytes: int) -> None:
+        """Give up parked states until so many bytes are free."""
+
+    @property
+    def held(self) -> HeldMemory:
+        """Memory of live states that no running sequence has reserved."""
+
+
 class Cache(Protocol):
     """Keeps what sequences have computed and finds what new ones can begin from. Device thread only; anything may raise."""
+
+    @property
+    def live(self) -> LiveStates:
+        """Of sequences that run, and of those that are parked."""
 
     @property
     def keeps_anything(self) -> bool:
@@ -79,8 +106,11 @@ class Cache(Protocol):
     def policy(self, prompt_tokens: int, branch_points: Sequence[int] = ()) -> KeepPolicy | None:
         """What the engine is to copy out of a sequence with such a prompt; None when nothing is."""
 
-    def lookup(self, chain: bytes, *, tenant: str = "") -> Lookup:
-        """Find what a sequence that knows these packed tokens can begin from; what is on disk is fetched meanwhile."""
+    def lookup(self, chain: bytes, *, tenant: str = "", in_blocks_only: bool = False, may_move: bool = True) -> Lookup:
+        """Find what a sequence that knows these packed tokens can begin from; what is on disk is fetched meanwhile.
+
+        in_blocks_only: not from live states. may_move: it leaves a state that is as good as the one it takes over.
+        """
 
     def advance(self, lookup: Lookup) -> bool:
         """Take what has come from the disk; whether all of it is there. May find less than before."""
@@ -91,8 +121,13 @@ class Cache(Protocol):
     def cursor(self, *, tenant: str = "") -> Cursor:
         """A cursor before the first token of a chain."""
 
-    def insert(self, cursor: Cursor, chain: bytes | bytearray, kept: Kept) -> tuple[BlockKey, ...]:
-        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new. Moves the cursor."""
+    def insert(
+        self, cursor: Cursor, chain: bytes | bytearray, kept: Kept, *, live: LiveChain | None = None
+    ) -> tuple[BlockKey, ...]:
+        """Take in what was copied out of a sequence that knows `chain`, packed tokens; returns what is new. Moves the cursor.
+
+        live: the sequence's live chain.
+        """
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget blocks that cannot be trusted; returns what is gone by that."""

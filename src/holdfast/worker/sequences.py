@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheReport, Finished, FinishReason, Started, Timings, TokenLogprob
 from holdfast.prefix.keys import pack_tokens
+from holdfast.prefix.live import LiveChain
 from holdfast.prefix.lookup import Lookup
 from holdfast.prefix.piece import Cursor
 from holdfast.scheduler.stopping import Ending, ending
@@ -30,19 +31,23 @@ class LiveSequence:
     embedding: bytes = b""
     chain: bytearray = field(default_factory=bytearray)  # prompt and what was generated, packed
     cursor: Cursor | None = None  # how far the chain is known to be cached; None before it is opened
+    live: LiveChain | None = None  # while it is open, and until what it leaves is committed
     lookup: Lookup | None = None  # what it is to begin from, until the engine has it
     lookup_seconds: float = 0.0
     waits_since: float | None = None  # for another one that reads the same beginning
     waited_seconds: float = 0.0
     report: CacheReport | None = None  # what it began from; None before it does
     began_from: tuple[BlockKey, ...] = ()  # the blocks that its state was restored from, for the last time that it was
+    began_live: LiveChain | None = None  # the live chain that its state was made of, if it was
+    restore_seconds: float = 0.0
     handed_over: list[BlockKey] = field(default_factory=list)  # the blocks that it has brought into the cache
     lives: int = 0  # how often its state was given up: results of an earlier life are not wanted
+    avoids_live: bool = False  # it came to grief with a live state, and begins from blocks only
     is_cold: bool = False  # it came to grief with what it began from, and begins from nothing any more
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
-        self.chain += pack_tokens(self.request.prompt_token_ids)
+        self.chain += self.request.prompt_token_ids.packed
 
     def admit(self, *, now: float, capacity_tokens: int) -> None:
         """It may run from now on; a second time after a preemption, when its prompt is read once more."""
@@ -54,7 +59,17 @@ class LiveSequence:
     @property
     def can_begin_anew(self) -> bool:
         """Whether what it began from may be why it does not come out right; only once."""
-        return bool(self.began_from) and not self.is_cold
+        return self.may_blame_live_state or (bool(self.began_from) and not self.is_cold)
+
+    @property
+    def may_blame_live_state(self) -> bool:
+        """Whether a live state that it began from may be why."""
+        return self.began_live is not None and not self.avoids_live
+
+    @property
+    def next_attempt(self) -> str:
+        """How it begins anew, in words."""
+        return "begins again, from blocks" if self.may_blame_live_state else "is read again from its beginning"
 
     def stop_waiting(self, *, now: float) -> None:
         """It no longer waits for another one, if it did."""

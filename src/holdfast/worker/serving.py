@@ -17,6 +17,7 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.grammars import Grammars
 from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
+from holdfast.engine.sharing import choose_sharing
 from holdfast.messages.events import ModelInfo
 from holdfast.models import device_memory, platform
 from holdfast.models.file_hashing import FileHashing, ModelChanged
@@ -76,6 +77,7 @@ def _loop_over(
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     measured = engine.measure_costs()
+    choose_sharing(runner, loaded.model, measured.form)
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     scheduler = replace(settings.scheduler, step_tokens=step_tokens)

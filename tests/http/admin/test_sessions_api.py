@@ -35,6 +35,7 @@ OBJECT = {
     "kept_tokens": 100,
     "ram_tokens": 60,
     "disk_tokens": 40,
+    "live_tokens": 50,
     "kept_bytes": 4096,
     "metadata": {"agent": "one"},
     "forked_from": None,

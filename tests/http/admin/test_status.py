@@ -60,6 +60,8 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "queued": 1,
                 "memory": None,
                 "dialect": None,
+                "kv_bytes_per_token": 8,
+                "fixed_bytes_per_sequence": 0,
             }
         ],
     }

@@ -68,7 +68,11 @@ def test_a_hidden_thought_comes_back_out_of_its_signature(thought: str) -> None:
 
 
 @pytest.mark.parametrize("thinking", ["hm", ""])
-@pytest.mark.parametrize("signature", ["", "EqQBCgIYAhIM1gbcDa9GJwZA", Seal().sign("hm"), Seal().close("hm"), SEAL.sign("ha")])
+@pytest.mark.parametrize(
+    "signature",
+    ["", "EqQBCgIYAhIM1gbcDa9GJwZA", Seal().sign("hm"), Seal().close("hm"), SEAL.sign("ha")],
+    ids=["none", "another's", "signed elsewhere", "closed elsewhere", "of another thought"],
+)
 def test_a_thought_that_is_not_ours_is_left_out(thinking: str, signature: str) -> None:
     block = {"type": "thinking", "thinking": thinking, "signature": signature}
     assert talk(("assistant", [block, text("x")])) == [{"role": "assistant", "content": "x"}]

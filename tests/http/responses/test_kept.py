@@ -87,7 +87,7 @@ async def test_its_events_begin_with_being_queued_and_can_be_read_from_any_place
 async def test_two_clients_take_a_stream_up_again_while_it_runs() -> None:
     release = asyncio.Event()
     gateway = ScriptedGateway(script=parts("a", "b", then=release, rest="c"))
-    async with served(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         got = await begun(client)
         path = f"{RESPONSES}/{got['id']}"
 
@@ -113,7 +113,7 @@ async def test_the_lines_of_followers_are_kept_open_by_what_is_no_event_of_the_a
     release = asyncio.Event()
     async with (
         served(ScriptedGateway(script=parts("a", then=release, rest="b"))) as url,
-        httpx.AsyncClient(base_url=url) as client,
+        httpx.AsyncClient(base_url=url, timeout=60) as client,
     ):
         path = f"{RESPONSES}/{(await begun(client))['id']}?stream=true"
         async with client.stream("GET", path) as stream:

@@ -158,7 +158,7 @@ async def test_an_answer_may_take_longer_than_a_request() -> None:
     ready = asyncio.Event()
     asyncio.get_running_loop().call_later(4 * SHORT, ready.set)
     gateway = ScriptedGateway(script=[ready, *answer("done")])
-    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url) as client:
+    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         response = await client.post(CHAT, json=chat_body())
     assert response.json()["choices"][0]["message"]["content"] == "done"
 
@@ -179,7 +179,7 @@ async def test_half_a_head_behind_a_request_ends_nothing_before_that_is_answered
 async def test_a_slow_application_is_not_the_clients_fault() -> None:
     gateway = ScriptedGateway()
     body = httpx.Request("POST", "http://h", json=chat_body(user="u" * 1_000_000)).content
-    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url) as client:
+    async with served(gateway, settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         response = await client.post(CHAT, content=body)
     assert response.status_code == 200
 
@@ -222,7 +222,7 @@ async def test_a_length_that_can_be_read_in_two_ways_is_never_served(headers: by
 
 
 async def test_an_upgrade_that_is_not_known_is_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(ScriptedGateway(), settings=short()) as url, httpx.AsyncClient(base_url=url) as client:
+    async with served(ScriptedGateway(), settings=short()) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         with caplog.at_level(logging.INFO):
             for upgrade in ("h2c", "websocket"):
                 response = await client.get("/v1/models", headers={"connection": "upgrade", "upgrade": upgrade})

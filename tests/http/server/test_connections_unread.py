@@ -50,7 +50,7 @@ async def test_a_client_that_reads_nothing_is_given_up_with_one_line(caplog: pyt
     async with served(gateway, settings=ServerSettings(port=0, shutdown_seconds=0, stalled_seconds=0.2)) as url:
         with caplog.at_level(logging.INFO):
             client = await asyncio.to_thread(unread, url)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await gateway.all_closed.wait()
         said = list(caplog.records)
         client.close()
@@ -64,7 +64,7 @@ async def test_a_client_that_reads_nothing_for_a_while_and_then_on_loses_nothing
     gateway = EndlessGateway()
     async with served(gateway) as url:
         client = await asyncio.to_thread(unread, url)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             before = -1
             while before != gateway.taken:  # until it stands still
                 before = gateway.taken
@@ -75,5 +75,5 @@ async def test_a_client_that_reads_nothing_for_a_while_and_then_on_loses_nothing
                 await asyncio.get_running_loop().sock_recv(client, 1 << 20)
         assert gateway.closed == []
         client.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await gateway.all_closed.wait()

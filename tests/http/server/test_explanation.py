@@ -16,6 +16,7 @@ from tests.fakes.scripted_gateway import ScriptedGateway
 DIVERGED = CacheReport(
     outcome=CacheOutcome.DIVERGED,
     ram_tokens=2,
+    moved_tokens=1,
     disk_tokens=3,
     divergence=Divergence(position=5, stored_token_id=7, prompt_token_id=8),
     lookup_seconds=0.25,
@@ -46,6 +47,8 @@ def check(explained: Any) -> None:
         "index": 0,
         "prompt_tokens": 7,
         "ram_tokens": 2,
+        "moved_tokens": 1,
+        "shared_tokens": 0,
         "disk_tokens": 3,
         "read_tokens": 2,
         "put_back_tokens": 0,

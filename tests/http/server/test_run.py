@@ -63,4 +63,4 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals) -> None:
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(number)
         assert process.stdout.readline() == "stopped in order\n"
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import base64
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import example, given
@@ -70,6 +72,20 @@ def test_the_key_outlives_the_server_and_is_its_owners_only(tmp_path: Path) -> N
     assert Seal(tmp_path).open(sealed) == "x"
     (file,) = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_servers_that_make_the_key_at_once_have_one(tmp_path: Path) -> None:
+    for attempt in range(20):
+        folder, together = tmp_path / str(attempt), Barrier(6)
+        folder.mkdir()
+
+        def sealed(_: int, folder: Path = folder, together: Barrier = together) -> str:
+            together.wait()
+            return Seal(folder).close("x")
+
+        with ThreadPoolExecutor(6) as servers:
+            assert len(set(servers.map(sealed, range(6)))) == 1
+        assert [file.name for file in folder.iterdir()] == ["seal.key"]
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def test_requests_are_answered_over_https_whole_and_streamed(files: CertificateFiles) -> None:
-    async with serving(files) as url, httpx.AsyncClient(base_url=url, verify=files.trust()) as client:
+    async with serving(files) as url, httpx.AsyncClient(base_url=url, verify=files.trust(), timeout=60) as client:
         assert url.startswith("https://127.0.0.1:")
         whole = await client.post(CHAT, json=chat_body())
         streamed = await client.post(CHAT, json=chat_body(stream=True))
@@ -75,7 +75,7 @@ async def test_who_does_not_trust_it_gets_nothing_and_nor_does_plain_http(files:
 
 
 async def _get(url: str) -> httpx.Response:
-    async with httpx.AsyncClient(verify=ssl.create_default_context()) as client:
+    async with httpx.AsyncClient(verify=ssl.create_default_context(), timeout=60) as client:
         return await client.get(url)
 
 

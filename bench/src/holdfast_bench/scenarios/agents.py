@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast_bench.answers import Answer
+from holdfast_bench.comparison import ratio_of
 from holdfast_bench.load import Ask, Message
-from holdfast_bench.results import Sample
+from holdfast_bench.results import CaseResult, Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Stopwatch, Trial, errors_of
 
+MOST_OF_A_PEER = 0.15
+_JUDGED_TURNS = 20
 _ANSWER_TOKENS = 32
 _RESULT_TOKENS = (40, 220, 90, 400, 60, 150)  # of tool results, in turn
 _TASK_TOKENS = 80
@@ -24,7 +27,7 @@ _TOOLS = ("read_file", "write_file", "search", "run_command", "fetch_page", "lis
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    agents, turns, system = {"quick": (2, 3, 400), "normal": (6, 6, 2000), "full": (6, 20, 2000)}[scale]
+    agents, turns, system = {"quick": (2, 3, 400), "normal": (6, 6, 2000), "full": (6, _JUDGED_TURNS, 2000)}[scale]
     settings = {"agents": agents, "turns": turns, "system_tokens": system, "answer_tokens": _ANSWER_TOKENS}
     return [Case(name=f"{agents} agents, {turns} turns", settings=settings, rounds=1 if scale == "full" else 2)]
 
@@ -85,6 +88,17 @@ async def _work(trial: Trial, agent: _Agent, turns: int) -> None:
         agent.messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": f"Tool result: {result}"}]
 
 
+def _judge(case: CaseResult) -> list[str]:
+    lines = []
+    for other in case.contenders[1:]:
+        ratio = ratio_of(case, other, "total_seconds", better="lower")
+        if ratio is not None and case.settings["turns"] == _JUDGED_TURNS:
+            found = ratio.spread.median
+            verdict = "met" if found <= MOST_OF_A_PEER else "NOT MET"
+            lines.append(f"Whole trace over {other.label}: {found:.2f} ×, to be at most {MOST_OF_A_PEER} ×: {verdict}")
+    return lines
+
+
 def _system_prompt(trial: Trial) -> str:
     tools = [
         {"name": name, "description": trial.text(40, name), "parameters": {"path": "string", "limit": "integer"}}
@@ -101,6 +115,7 @@ SCENARIO = Scenario(
     model="qwen3-9m",
     cases=_cases,
     measure=_measure,
+    judge=_judge,
     uses_store=True,
     rounds=2,
 )

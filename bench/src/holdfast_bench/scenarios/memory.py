@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from holdfast_bench.answers import Answer
 from holdfast_bench.load import user
+from holdfast_bench.memory_use import resident_bytes, sampled, told_memory
 from holdfast_bench.results import Sample
 from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
-from holdfast_bench.servers import RunningServer
-from holdfast_bench.wire import get_json
 
 _ANSWER_TOKENS = 8
 _TAIL_TOKENS = 24  # of an agent's own, behind a prefix that all have
 _SETTLING_SECONDS = 1.0
-_SAMPLING_SECONDS = 0.25
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -45,19 +43,19 @@ async def _measure(trial: Trial) -> Sample:
         return Sample(errors=["only a server that is started from here can be measured"])
     await server.client.ask(user(trial.text(trial.settings["context_tokens"], "before"), max_tokens=_ANSWER_TOKENS))
     await asyncio.sleep(_SETTLING_SECONDS)
-    memory, disk, told = _memory(server), server.store_bytes(), await _told(server)
+    memory, disk, told = await resident_bytes(server), server.store_bytes(), await told_memory(server)
     sample, answers = Sample(), list[Answer]()
-    async with _sampled(server) as seen:
+    async with sampled(partial(resident_bytes, server)) as seen:
         for text in _contexts(trial):
             answers.append(await server.client.ask(user(text, max_tokens=_ANSWER_TOKENS)))
             if _is_looked_at(len(answers), trial.settings["agents"]):
                 await asyncio.sleep(_SETTLING_SECONDS)
                 step = f"{len(answers)} agent{'s' if len(answers) > 1 else ''}"
-                sample.metrics[f"kept_bytes @ {step}"] = [float(_memory(server) - memory)]
+                sample.metrics[f"kept_bytes @ {step}"] = [float(await resident_bytes(server) - memory)]
                 sample.metrics[f"disk_bytes @ {step}"] = [float(server.store_bytes() - disk)]
-                if told is not None:
-                    sample.metrics[f"ram_bytes @ {step}"] = [float((await _told(server) or 0) - told)]
-    kept, on_disk = _memory(server) - memory, server.store_bytes() - disk
+                if told is not None and (now := await told_memory(server)) is not None:
+                    sample.metrics[f"ram_bytes @ {step}"] = [float(now.ram_bytes - told.ram_bytes)]
+    kept, on_disk = await resident_bytes(server) - memory, server.store_bytes() - disk
     _add_totals(sample, answers, kept=kept, on_disk=on_disk)
     sample.metrics["peak_bytes"] = [float(max(seen))]
     return sample
@@ -83,37 +81,6 @@ def _add_totals(sample: Sample, answers: Sequence[Answer], *, kept: int, on_disk
             "disk_bytes": [float(on_disk)],
             "disk_bytes_per_token": [on_disk / tokens],
         }
-
-
-async def _told(server: RunningServer) -> int | None:
-    """Bytes of KV in RAM by what the server itself says; None for servers that say nothing of that kind."""
-    status, body = await get_json(f"{server.target.base_url}/health", api_key=server.target.api_key)
-    models = body.get("models") if status == 200 and isinstance(body, dict) else None
-    memory = models[0].get("memory") if models and isinstance(models[0], dict) else None
-    return int(memory["ram_bytes"]) if memory else None
-
-
-def _memory(server: RunningServer) -> int:
-    use = server.use()
-    return use.resident_bytes if use is not None else 0
-
-
-@contextlib.asynccontextmanager
-async def _sampled(server: RunningServer) -> AsyncIterator[list[int]]:
-    """Memory at the beginning, every so often, and at the end."""
-    seen = [_memory(server)]
-
-    async def watch() -> None:
-        while True:
-            await asyncio.sleep(_SAMPLING_SECONDS)
-            seen.append(_memory(server))
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield seen
-    finally:
-        watching.cancel()
-        seen.append(_memory(server))
 
 
 SCENARIO = Scenario(

@@ -85,6 +85,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     kept_tokens: int
     ram_tokens: int
     disk_tokens: int
+    live_tokens: int
     kept_bytes: int
     metadata: dict[str, str]
     forked_from: str | None

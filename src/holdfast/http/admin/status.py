@@ -42,7 +42,8 @@ class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
 class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet.
 
-    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it.
+    `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it. The last two are what the state
+    of a sequence takes: for each token, and once for windows and recurrent states; null until the model is loaded.
     """
 
     id: str
@@ -54,6 +55,8 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     memory: MemoryHealth | None
     dialect: DialectReport | None
+    kv_bytes_per_token: int | None
+    fixed_bytes_per_sequence: int | None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,4 +106,6 @@ def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
         queued=model.queued,
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
         dialect=dialect,
+        kv_bytes_per_token=info.kv_bytes_per_token if info else None,
+        fixed_bytes_per_sequence=info.fixed_bytes_per_sequence if info else None,
     )

@@ -37,11 +37,16 @@ class SecondsSpent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one choice began from. `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`."""
+    """What one choice began from. `ram_tokens`, `disk_tokens` and `read_tokens` add up to `prompt_tokens`.
+
+    `moved_tokens` and `shared_tokens` are parts of `ram_tokens`; the rest of those was copied.
+    """
 
     index: int
     prompt_tokens: int
     ram_tokens: int
+    moved_tokens: int  # stand where the answer before has left them
+    shared_tokens: int  # stand where other sequences use them too
     disk_tokens: int
     read_tokens: int
     unused_tokens: int  # further ones that are, or were, kept but could not be used
@@ -78,6 +83,8 @@ def explain_choice(
         index=event.index,
         prompt_tokens=event.prompt_tokens,
         ram_tokens=memory.ram_tokens,
+        moved_tokens=memory.moved_tokens,
+        shared_tokens=memory.shared_tokens,
         disk_tokens=memory.disk_tokens,
         read_tokens=event.prompt_tokens - memory.cached_tokens,
         unused_tokens=memory.unused_tokens,

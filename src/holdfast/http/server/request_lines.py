@@ -40,7 +40,8 @@ def request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = Non
             await send(message)
 
         try:
-            await app(scope, receive, send_with_id)
+            with metrics.loop_lag.watched():
+                await app(scope, receive, send_with_id)
         except ClientDisconnect:
             record.is_aborted = True
         except asyncio.CancelledError:  # only the server's stop does that, to requests that know nothing better to do

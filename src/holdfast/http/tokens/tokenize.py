@@ -24,6 +24,7 @@ from holdfast.http.server.services import Services, model_of
 from holdfast.intake.limits import check_token_ids
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
+from holdfast.messages.token_ids import TokenIds
 
 MOST_CHARACTERS = 8_000_000  # of a text: tokenizing them takes about as many microseconds
 
@@ -108,7 +109,7 @@ async def tokenize(request: Request, services: Services) -> Response:
         token_ids = (await _encoded(request, services, body)).token_ids
     else:
         text = tokenizer.guard(text) if body.parse_special is False else text
-        token_ids = tuple(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special()))
+        token_ids = TokenIds.of(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special()))
     info = next((status.info for status in services.statuses() if status.id == model), None)
     window = None if info is None else info.context_tokens
     return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
@@ -135,7 +136,7 @@ async def apply_template(request: Request, services: Services) -> Response:
     return json_response(RenderedPrompt(prompt=(await _encoded(request, services, body)).text))
 
 
-def _listed(body: TokenizeBody, tokenizer: Tokenizer, token_ids: tuple[int, ...], *, max_model_len: int | None) -> Response:
+def _listed(body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, max_model_len: int | None) -> Response:
     spelled = tokenizer.backend.id_to_token
     return json_response(
         TokenList(

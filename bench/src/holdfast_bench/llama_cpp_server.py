@@ -1,0 +1,35 @@
+"""llama.cpp's server, as the wheel `xllamacpp` brings it: `python -m holdfast_bench.llama_cpp_server MODEL_FOLDER --port PORT`.
+
+It has its own defaults, but for one: a single slot, as for one user, which keeps its state from request to request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+from pathlib import Path
+
+from holdfast_bench.models import ensure_gguf
+
+
+def _serve(model: Path, port: int) -> None:
+    file = ensure_gguf(model)
+    library = importlib.import_module("xllamacpp")
+    settings = library.CommonParams()
+    settings.model.path, settings.port, settings.n_parallel = str(file), port, 1
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = int(threads)
+    server = library.Server(settings)  # it serves while this object is there, from threads of its own
+    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    del server
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    _serve(arguments.model, arguments.port)

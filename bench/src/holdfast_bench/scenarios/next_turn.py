@@ -1,0 +1,182 @@
+"""The commonest request of an agent: its next turn, a few new tokens behind a context that the server has just had in hand.
+
+One conversation for each server and case, read before anything is measured; then turn after turn, each the text so far, the
+answer and a few new words, one token drawn. Beside Holdfast's turns stands the floor: an ordinary step of its engine, in a
+process of its own, over as many tokens behind as many, with nothing looked up, copied, kept or sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast_bench.answers import Answer
+from holdfast_bench.comparison import ratio_of
+from holdfast_bench.load import Ask, Completion, Message
+from holdfast_bench.measuring_process import MeasuringProcess
+from holdfast_bench.metrics import shown
+from holdfast_bench.results import CaseResult, Sample
+from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
+
+ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # of a turn beyond the step
+MOST_OF_A_PEER = 0.75
+_WORDS_TOKENS = 7  # of new text; the answer before it is one more
+_FEWEST_NEW, _MOST_NEW = 4, 10
+_PAUSE_SECONDS = 0.05  # an agent's next turn comes a moment later
+_FLOOR = "step"
+
+
+class StepJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the process that measures steps: which model, and how many tokens are to be behind them."""
+
+    folder: str
+    context_tokens: int
+    threads: int
+
+
+def _cases(scale: Scale) -> Sequence[Case]:
+    contexts = {"quick": (500,), "normal": (1000, 8000, 24_000), "full": (1000, 8000, 24_000, 64_000)}[scale]
+    turns = {"quick": 3, "normal": 8, "full": 12}[scale]
+    found = [
+        Case(
+            name=f"{context} tokens{', chat' if is_chat else ''}",
+            settings={"context_tokens": context, "turns": turns, "is_chat": is_chat},
+        )
+        for context in contexts
+        for is_chat in (False, True)
+    ]
+    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in (8000, 24_000)]
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """What was said to one server so far: a growing text, or messages."""
+
+    is_chat: bool
+    text: str = ""
+    messages: list[Message] = field(default_factory=list)
+    turns: int = 0
+    prompt_tokens: int = 0
+
+    def begin(self, text: str) -> None:
+        self.text, self.messages = text, [{"role": "user", "content": text}]
+
+    def go_on(self, answer: str, words: str) -> None:
+        self.turns += 1
+        self.text = " ".join(part for part in (self.text, answer, words) if part)
+        self.messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": words}]
+
+    def request(self) -> Ask | Completion:
+        if self.is_chat:
+            return Ask(messages=tuple(self.messages), max_tokens=1)
+        return Completion(prompt=self.text, max_tokens=1)
+
+
+async def _prepare(trial: Trial) -> None:
+    """Have the server read the context, and start the floor's process beside Holdfast."""
+    await _conversation(trial)
+    if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
+        job = StepJob(
+            folder=str(trial.stage.model_folder), context_tokens=trial.settings["context_tokens"], threads=trial.stage.threads
+        )
+        trial.stage.kept[_FLOOR] = await asyncio.to_thread(MeasuringProcess, "holdfast_bench.step_process", job)
+
+
+async def _conversation(trial: Trial) -> tuple[_Conversation, Answer | None]:
+    """The one under way, and the answer that came last where it has just begun."""
+    server = await trial.stage.server(trial.contender)
+    found: _Conversation | None = server.conversations.get(trial.case.name)
+    if found is not None:
+        return found, None
+    found = _Conversation(is_chat=trial.settings["is_chat"])
+    found.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
+    answer = await server.client.ask(found.request())
+    if answer.is_good:
+        _say(trial, found, answer)
+        server.conversations[trial.case.name] = found
+    return found, answer
+
+
+def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
+    conversation.prompt_tokens = answer.prompt_tokens
+    words = trial.stage.prompts.text(_WORDS_TOKENS, seed=f"{trial.case.name}/turn {conversation.turns}")
+    conversation.go_on(answer.text, words)
+
+
+async def _measure(trial: Trial) -> Sample:
+    conversation, first = await _conversation(trial)
+    if first is not None and not first.is_good:
+        return Sample(errors=errors_of([first]))
+    server, answers, new = await trial.stage.server(trial.contender), list[Answer](), list[int]()
+    used = server.use()
+    for _ in range(trial.settings["turns"]):
+        await asyncio.sleep(_PAUSE_SECONDS)
+        before = conversation.prompt_tokens
+        answers.append(await server.client.ask(conversation.request()))
+        if not answers[-1].is_good:
+            return Sample(errors=errors_of(answers))
+        _say(trial, conversation, answers[-1])
+        new.append(conversation.prompt_tokens - before)
+    sample = Sample(answers=[answer.text for answer in answers])
+    sample.metrics = {
+        "context_tokens": [float(conversation.prompt_tokens)],
+        "new_tokens": [float(count) for count in new],
+        "first_token_seconds": [answer.first_seconds for answer in answers],
+        "request_seconds": [answer.seconds for answer in answers],
+        "cached_share": [answer.cached_tokens / answer.prompt_tokens for answer in answers if answer.prompt_tokens],
+    }
+    if used is not None and (use := server.use()) is not None:
+        sample.metrics["cpu_seconds"] = [(use.cpu_seconds - used.cpu_seconds) / len(answers)]
+    floor = trial.stage.kept.get(_FLOOR)
+    if trial.contender.label == "holdfast" and isinstance(floor, MeasuringProcess):
+        steps = msgspec.json.decode(await asyncio.to_thread(floor.measure, str(new)), type=list[float])
+        sample.metrics["step_seconds"] = steps
+        pairs = zip(sample.metrics["first_token_seconds"], steps, strict=True)
+        sample.metrics["beyond_step_seconds"] = [turn - step for turn, step in pairs]
+    return sample
+
+
+def _judge(case: CaseResult) -> list[str]:
+    """What is claimed of a turn, each with the figure and whether it is met."""
+    ours, *others = case.contenders
+    lines = []
+    if beyond := ours.pooled("beyond_step_seconds"):
+        context = statistics.median(ours.pooled("context_tokens"))
+        allowed = ALLOWED_SECONDS + ALLOWED_SECONDS_PER_TOKEN * context
+        found = statistics.median(beyond)
+        lines.append(
+            f"Beyond an ordinary step: {shown(found, 's')}, to be at most {shown(allowed, 's')} behind {context:,.0f} tokens: "
+            f"{_verdict(found <= allowed)}"
+        )
+    for other in others:
+        ratio = ratio_of(case, other, "first_token_seconds", better="lower")
+        if ratio is not None:
+            lines.append(
+                f"Over {other.label}: {ratio.spread.median:.2f} ×, to be at most {MOST_OF_A_PEER} ×: "
+                f"{_verdict(ratio.spread.median <= MOST_OF_A_PEER)}"
+            )
+    new = ours.pooled("new_tokens")
+    if new and not case.settings["is_chat"] and not _FEWEST_NEW <= min(new) <= max(new) <= _MOST_NEW:
+        lines.append(f"Turns had {min(new):.0f} to {max(new):.0f} new tokens, not {_FEWEST_NEW} to {_MOST_NEW}")
+    return lines
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "NOT MET"
+
+
+SCENARIO = Scenario(
+    name="next-turn",
+    summary="the next turn of a conversation: a few new tokens behind a long context, over an engine step and other servers",
+    model="holdfast-demo-endless",
+    cases=_cases,
+    measure=_measure,
+    prepare=_prepare,
+    judge=_judge,
+    peers=("mlx_lm", "llama.cpp"),
+    against_itself="everybody",
+)

@@ -1,0 +1,83 @@
+"""The process that measures an ordinary step of the engine behind a context: the floor of a turn. Imports MLX.
+
+One sequence is alive in the engine; a step reads the next tokens of its prompt, at the place where they are, and draws one.
+Nothing is looked up, copied, kept or sent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.config import ModelSettings
+from holdfast.models import platform
+from holdfast_bench.scenarios.next_turn import StepJob
+
+_SPARE_TOKENS = 8192  # for steps
+_CHUNK_TOKENS = 512
+_WARM_STEPS = 3
+
+
+class _LiveSequence:
+    def __init__(self, job: StepJob) -> None:
+        platform.prepare_blas(job.threads)  # before the first import of MLX
+        load = importlib.import_module("holdfast.models.load")
+        probe = importlib.import_module("holdfast.engine.probe")
+        loaded = load.load_model(Path(job.folder), ModelSettings(), progress=lambda stage, fraction: None)
+        runner = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size)
+        self._plan = importlib.import_module("holdfast.engine.plan")
+        self._engine = importlib.import_module("holdfast.engine.engine").Engine(runner, vocab_size=loaded.vocab_size)
+        source = random.Random(job.context_tokens)
+        count = job.context_tokens + _SPARE_TOKENS
+        self._request = _request([source.randrange(loaded.vocab_size) for _ in range(count)])
+        self._engine.open(self._request, capacity_tokens=count)
+        self._position = 0
+        while self._position < job.context_tokens:
+            self.seconds(min(_CHUNK_TOKENS, job.context_tokens - self._position), draws=False)
+        for tokens in range(1, _WARM_STEPS + 1):
+            self.seconds(tokens)
+
+    def seconds(self, tokens: int, *, draws: bool = True) -> float:
+        """Of one step over the next tokens."""
+        span = self._plan.Span(request_id=self._request.request_id, start=self._position, tokens=tokens, draws=draws)
+        plan = self._plan.StepPlan(spans=(span,))
+        began = time.perf_counter()
+        self._engine.collect(self._engine.dispatch(plan))
+        ended = time.perf_counter()
+        self._position += tokens
+        return ended - began
+
+
+def _request(tokens: list[int]) -> Any:
+    names = ("commands", "requests", "token_ids")
+    commands, requests, token_ids = (importlib.import_module(f"holdfast.messages.{name}") for name in names)
+    return commands.SequenceRequest(
+        request_id="live",
+        prompt_token_ids=token_ids.TokenIds.of(tokens),
+        max_tokens=1,
+        sampling=requests.SamplingParams(temperature=0.0, seed=0),
+    )
+
+
+def _main() -> None:
+    sequence = _LiveSequence(msgspec.json.decode(sys.argv[1], type=StepJob))
+    _say("ready")
+    for line in sys.stdin:
+        counts = msgspec.json.decode(line, type=list[int])
+        _say(msgspec.json.encode([sequence.seconds(count) for count in counts]).decode())
+    importlib.import_module("mlx.core").clear_streams()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main()
