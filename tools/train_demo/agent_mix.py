@@ -27,13 +27,13 @@ LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("
 """Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
 LATE_FROM = 0.9
 WITH_JSON = (
-    ("replay", 0.36),
+    ("replay", 0.33),
     ("short", 0.1),
-    ("several", 0.1),
+    ("several", 0.09),
     ("files", 0.03),
     ("tools", 0.05),
     ("json", 0.15),
-    ("puzzled", 0.22),
+    ("puzzled", 0.26),
 )
 """Of the third continued training: JSON as the answer, and what nobody understands."""
 
@@ -209,7 +209,7 @@ def puzzled_talk(rng: Random) -> Conversation:
     conversation = Conversation()
     for _ in range(rng.choice((1, 1, 1, 2, 3, 5, 8))):
         kind = rng.random()
-        if kind < 0.3:
+        if kind < 0.2:
             conversation.exchange(beyond.unclear(rng), beyond.UNCLEAR)
         elif kind < 0.75:
             conversation.exchange(*first_words.small_talk(rng))

@@ -106,6 +106,6 @@ RECIPES = {
         _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
         _agent("holdfast-demo", _DEMO, 22.0, seed=31),
-        _json("holdfast-demo", _DEMO, 3.8, seed=41),
+        _json("holdfast-demo", _DEMO, 5.0, seed=41),
     )
 }
