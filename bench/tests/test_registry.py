@@ -38,13 +38,16 @@ async def sample_of(name: str, folder: Path, server: NullServer) -> Sample:
     stage = Stage(ServerStarter(folder, BenchModel(name="none", folder=folder)), PromptMaker(None))
     async with serving(server) as url:
         case = Case(name="small", settings=SMALL[name])
-        return await SCENARIOS[name].measure(Trial(stage=stage, contender=by_url(url), case=case, seed="s"))
+        trial = Trial(stage=stage, contender=by_url(url), case=case, seed="s")
+        if (prepare := SCENARIOS[name].prepare) is not None:
+            await prepare(trial)
+        return await SCENARIOS[name].measure(trial)
 
 
 @pytest.mark.parametrize("name", SMALL)
 async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: Path) -> None:
     sample = await sample_of(
-        name, tmp_path, NullServer(token_seconds=0.0005, prompt_token_seconds=0.002 if name == "salvage" else 0.0001)
+        name, tmp_path, NullServer(token_seconds=0.0005, prompt_token_seconds=0.005 if name == "salvage" else 0.0001)
     )
     assert sample.errors == []
     assert sample.answers

@@ -176,7 +176,7 @@ def test_what_is_frozen_between_any_two_spans_is_attended_to_as_one(name: str, l
         if len(spans) == 1:
             runner.forward([a_span(sequences[1], start, count, draws=True)], StepContext())
         start += count
-        for leaf in (leaf for each in sequences for layer in each.layers for leaf in layer.leaves()):
+        for leaf in (leaf for each in sequences for layer in each.live.layers for leaf in layer.leaves()):
             leaf.freeze()
             holders += [leaf.fork(leaf.frozen_tokens)] if isinstance(leaf, FullKV) else []
-    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].layers[-1].leaves())
+    assert any(isinstance(leaf, FullKV) and len(leaf.parts(leaf.tokens)) == 6 for leaf in sequences[0].live.layers[-1].leaves())

@@ -83,7 +83,7 @@ def test_where_marks_would_change_the_text_the_beginning_is_rendered_alone() -> 
 
 def test_a_conversation_without_breakpoints_is_rendered_once() -> None:
     class OnceRendered(ChatTemplate):
-        def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
+        def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
             raise AssertionError("rendered again")
 
     template = OnceRendered({"default": CHATML}, special_tokens={})

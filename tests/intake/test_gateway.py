@@ -293,9 +293,9 @@ async def test_many_messages_and_long_answers_are_rendered_on_another_thread(bun
     class NotingTemplate(ChatTemplate):
         threads: ClassVar[list[threading.Thread]] = []
 
-        def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
+        def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
             self.threads.append(threading.current_thread())
-            return super().render(prompt, field=field)
+            return super().render(prompt, field=field, tenant=tenant)
 
     template = NotingTemplate({"default": toy_tokenizers.CHATML}, special_tokens=bundle.tokenizer.special_tokens)
     noting = replace(bundle, template=template)

@@ -157,6 +157,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that texts of a test are long ones."""
+    monkeypatch.setattr(seams_module, "_SHORT_CHARACTERS", 1)
     monkeypatch.setattr(seams_module, "_LONG_CHARACTERS", 3)
 
 

@@ -59,9 +59,10 @@ class NotingTokenizer(Tokenizer):
 
 def test_only_what_is_new_is_tokenized() -> None:
     memory, tokenizer = TokenMemory(), NotingTokenizer()
-    for text in ("<|im_start|>hello<|im_end|>", "<|im_start|>hello<|im_end|><|im_start|>world"):
+    first, second = f"<|im_start|>{'hello' * 20}", f"<|im_start|>{'world' * 20}"
+    for text in (f"{first}<|im_end|>", f"{first}<|im_end|>{second}"):
         memory.tokens_of(text, tokenizer)
-    assert tokenizer.asked == ["<|im_start|>hello", "<|im_end|>", "<|im_start|>world"]
+    assert tokenizer.asked == [first, "<|im_end|>", f"<|im_end|>{second}"]
 
 
 def test_no_tenant_finds_the_texts_of_another() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import random
 import stat
 import statistics
 import tempfile
@@ -140,6 +141,32 @@ async def test_a_request_is_cancelled_while_the_worker_asks_for_its_prompt() -> 
         assert client.open_streams == 0
     sequence = [each for each in peer.commands if isinstance(each, SequenceRequest | SequenceControl)]
     assert sequence == [first, second, cancel("2"), third]
+
+
+async def test_many_at_once_of_whom_some_leave_get_their_own_answers_and_arrive_in_order() -> None:
+    choose = random.Random(13)
+    sent: list[SequenceRequest] = []
+
+    async def ask(number: int) -> None:
+        for _ in range(choose.randrange(6)):
+            await client.statistics()  # a way there and back
+        beginning = choose.choice((7, 5000, 9000))
+        prompt = tuple(range(beginning, beginning + choose.randrange(6 * STEP_TOKENS)))
+        sent.append(a_request(str(number), prompt=(*prompt, number)))
+        stream = client.submit(sent[-1])
+        if choose.random() < 0.3:
+            if choose.random() < 0.5:
+                await client.statistics()
+            await stream.aclose()
+        else:
+            assert [event async for event in stream] == [Accepted(request_id=str(number)), finished(str(number))]
+
+    async with linked(known_steps=8) as (client, peer):
+        await asyncio.gather(*map(ask, range(200)))
+        sent.append(a_request("last"))
+        assert [event async for event in client.submit(sent[-1])][-1] == finished("last")
+        assert client.open_streams == 0
+    assert [command for command in peer.commands if isinstance(command, SequenceRequest)] == sent
 
 
 async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from holdfast.telemetry.loop_lag import TICK_SECONDS, LoopLag
+from holdfast.telemetry.loop_lag import TICK_SECONDS, Lag, LoopLag
 from holdfast.telemetry.metrics import Metrics
 
 BLOCKED_SECONDS = 0.01  # in which several ticks are due
@@ -21,8 +21,20 @@ async def blocked(lag: LoopLag) -> None:
 async def test_what_holds_the_loop_is_seen_once() -> None:
     lag = LoopLag()
     await blocked(lag)
-    assert lag.take() >= BLOCKED_SECONDS - 2 * TICK_SECONDS
-    assert lag.take() == 0.0
+    assert lag.take().late >= BLOCKED_SECONDS - 2 * TICK_SECONDS
+    assert lag.take() == Lag()
+
+
+async def test_the_loops_own_work_is_told_apart_from_waiting() -> None:
+    lag = LoopLag()
+    await blocked(lag)
+    waited = lag.take()
+    with lag.watched():
+        used = time.thread_time()
+        while time.thread_time() - used < BLOCKED_SECONDS:
+            pass
+        await asyncio.sleep(0.002)
+    assert lag.take().busy >= BLOCKED_SECONDS > waited.busy
 
 
 async def test_nothing_ticks_when_no_request_is_served() -> None:
@@ -34,9 +46,9 @@ async def test_nothing_ticks_when_no_request_is_served() -> None:
     lag.take()
     time.sleep(0.01)
     await asyncio.sleep(0.002)
-    assert lag.take() == 0.0
+    assert lag.take() == Lag()
     await blocked(lag)
-    assert lag.take() > 0.0
+    assert lag.take().late > 0.0
 
 
 async def test_the_lag_stands_in_the_exposition() -> None:

@@ -41,13 +41,12 @@ async def measure_case(
     scenario: Scenario, case: Case, contenders: Sequence[Contender], stage: Stage, *, effort: Effort, say: Callable[[str], None]
 ) -> CaseResult:
     """All rounds of all contenders; never raises for what a server does wrong."""
-    clock = _Clock(effort)
     result = CaseResult(scenario=scenario.name, case=case.name, model="", settings=dict(case.settings))
     result.contenders = [ContenderResult(label=contender.label) for contender in contenders]
     rounds = effort.rounds or case.rounds or scenario.rounds
     await _warm_up(contenders, stage)
     await _prepare(scenario, case, contenders, stage)
-    clock.tick(counts=False)
+    clock = _Clock(effort)  # what was before counts for the deadline only
     measured = {"nobody": 0, "first": 1, "everybody": len(contenders)}[scenario.against_itself]
     for contender, each in zip(contenders[:measured], result.contenders, strict=False):
         itself: list[Sample] = []
@@ -124,11 +123,9 @@ class _Clock:
     def seconds(self) -> float:
         return time.perf_counter() - self._began
 
-    def tick(self, *, counts: bool = True) -> None:
+    def tick(self) -> None:
         now = time.perf_counter()
-        if counts:
-            self._longest = max(self._longest, now - self._last)
-        self._last = now
+        self._longest, self._last = max(self._longest, now - self._last), now
 
     def is_late(self, *, parts: int, first_round: bool) -> bool:
         if first_round:

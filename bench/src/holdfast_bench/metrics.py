@@ -28,6 +28,9 @@ METRICS = {
     "beyond_ids_seconds": Metric(unit="s", better="lower", meaning="the difference: rendering, tokenizing, history"),
     "first_token_seconds": Metric(unit="s", better="lower", meaning="from connecting to the first text"),
     "event_loop_lag_seconds": Metric(unit="s", better="lower", meaning="by how much the front's event loop came late at worst"),
+    "event_loop_busy_seconds": Metric(
+        unit="s", better="lower", meaning="processor time that the event loop took at most before it came round"
+    ),
     "new_tokens": Metric(unit="tokens", better="neither", meaning="by which the prompt is longer than that of the turn before"),
     "cpu_seconds": Metric(unit="s", better="lower", meaning="processor time of all processes of the server for one request"),
     "beyond_step_seconds": Metric(

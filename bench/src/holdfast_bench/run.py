@@ -1,11 +1,11 @@
-"""A whole run: scenarios one after the other, each saved as it ends, within a given time."""
+"""A whole run: scenarios one after the other, each case saved as it ends, within a given time."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,32 +80,39 @@ async def run_benchmarks(plan: RunPlan, *, say: Callable[[str], None]) -> Result
         results.client = await client_floor(stages.starter(BenchModel(name="null", folder=Path(folder))))
         with contextlib.closing(stages):
             for item in plan.items:
-                results.cases += await _run_item(item, plan, stages, clock, say)
-                write_results(results, plan.out / RESULTS_FILE)
+                async for case in _run_item(item, plan, stages, clock, say):
+                    results.cases.append(case)
+                    write_results(results, plan.out / RESULTS_FILE)
     return results
 
 
-async def _run_item(item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, say: Callable[[str], None]) -> list[CaseResult]:
+async def _run_item(
+    item: Item, plan: RunPlan, stages: _Stages, clock: _Budget, say: Callable[[str], None]
+) -> AsyncIterator[CaseResult]:
     model_name = item.model_name
     cases = item.cases(plan.scale)
     file = plan.out / PARTS_FOLDER / f"{item.scenario.name}-{Path(model_name).name}.json"
     if plan.resume and file.exists():
         clock.skip(len(cases))
         say(f"{item.scenario.name}: taken from {file.name}")
-        return read_results(file).cases
+        for case_result in read_results(file).cases:
+            yield case_result
+        return
     try:
         stage, model = stages.stage(model_name)
     except HoldfastError as error:  # a model that is not to be had here; the other scenarios may have theirs
         clock.skip(len(cases))
         say(f"{item.scenario.name}: left out, {error}")
-        return [_left_out(item, case, f"left out: {error}") for case in cases]
+        for case in cases:
+            yield _left_out(item, case, f"left out: {error}")
+        return
     done = []
     for case in cases:
         done.append(await _run_case(item, case, plan, stage, clock, say))
         done[-1].model = model.name
+        yield done[-1]
     part = Results(made_at=now(), version=holdfast_version(), commit=commit(), command=plan.command, cases=done)
     write_results(part, file)
-    return done
 
 
 async def _run_case(

@@ -27,7 +27,8 @@ from holdfast.models.cores import usable_cores
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
 _MIN_ROWS = 64  # of a block: keys are read once for so many queries, however many keys there are
 _SMALL_PRODUCT = 1_000_000  # multiplications, at most, that OpenBLAS does without packing
-_LEAST_STEP = 400  # columns; with fewer, numpy is called too often
+_LEAST_STEP = 200  # columns; with fewer, numpy is called too often
+_FEW_ROWS = 32  # with more, packing is worth its time
 SCORES_WORTH_IT = 1 << 15  # below, waiting for MLX and waking threads takes as long as it saves
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -180,7 +181,7 @@ def _step(queries: _Array) -> int:
 
     For AVX-512 OpenBLAS has kernels for small products that pack nothing. For few rows packing is most of the work.
     """
-    step = min(1024, _SMALL_PRODUCT // queries.size) if _has_small_products() else 0
+    step = min(1024, _SMALL_PRODUCT // queries.size) if len(queries) <= _FEW_ROWS and _has_small_products() else 0
     return step if step >= _LEAST_STEP else 0
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,17 +35,19 @@ class _Spot(NamedTuple):
 
 
 def breakpoint_places(
-    asked: ChatPrompt, shown: ChatPrompt, text: str, *, template: ChatTemplate, guard: Guard
+    asked: ChatPrompt, shown: ChatPrompt, text: str, *, template: ChatTemplate, guard: Guard, tenant: str | None = None
 ) -> tuple[int, ...]:
     """The characters of a rendered prompt behind which its breakpoints are, in their order; 0 where it cannot be told.
 
     asked: the conversation as it came, whose contents may be in parts. shown: as the template was given it.
+    tenant: as `ChatTemplate.render` takes it.
     """
     if not asked.cache_breakpoints:
         return ()
     breakpoints = [_normal(each, asked.messages) for each in asked.cache_breakpoints]
     spots = [_spot(each, asked.messages, shown.messages, guard) for each in breakpoints]
-    found = _marked_places(shown, text, spots, template)
+    render = partial(template.render, tenant=tenant)
+    found = _marked_places(shown, text, spots, render)
     return tuple(
         found[number] if number in found else _end_of_beginning(each, shown, text, template)
         for number, each in enumerate(breakpoints)
@@ -92,7 +95,9 @@ def _behind_parts(at: CacheBreakpoint, parts: Sequence[str], content: str, guard
     return _Spot(at.messages, behind) if content.strip() else None
 
 
-def _marked_places(shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate) -> dict[int, int]:
+def _marked_places(
+    shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], render: Callable[[ChatPrompt], str]
+) -> dict[int, int]:
     """Where marks come out, by their numbers; empty when the text is another one with them."""
     messages = list(shown.messages)
     for number, spot in sorted(enumerate(spots), key=lambda each: each[1] or _Spot(0, 0), reverse=True):
@@ -101,7 +106,7 @@ def _marked_places(shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], 
             marked = content[: spot.character] + _MARK.format(number) + content[spot.character :]
             messages[spot.message] = {**messages[spot.message], "content": marked}
     try:
-        marked = well_formed(template.render(msgspec.structs.replace(shown, messages=tuple(messages))))
+        marked = well_formed(render(msgspec.structs.replace(shown, messages=tuple(messages))))
     except InvalidRequest:
         return {}
     if _MARKS.sub("", marked) != text:

@@ -65,8 +65,8 @@ class FirstForms:
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A definition with its keys in their first order."""
         exact = exact_key(tool, tenant=tenant)
-        if exact is not None and (known := self._known_tool(exact)) is not None:
-            return known
+        if exact is not None and (known := self._known_as(exact)) is not None:
+            return cast(KeptTool, known)
         try:
             ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change its own
             content = json.dumps(ordered, sort_keys=True)
@@ -80,8 +80,13 @@ class FirstForms:
 
     def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> str:
         """The arguments of a call, JSON text, as they were first seen; changed ones are others."""
-        said = canonical_arguments(arguments)
-        return cast(str, self._first_of(_key(tenant, "call", call_id, said), arguments, len(arguments)))
+        exact = _key(tenant, "call as it came", call_id, arguments)
+        if (known := self._known_as(exact)) is not None:
+            return cast(str, known)
+        key = _key(tenant, "call", call_id, canonical_arguments(arguments))
+        first = self._first_of(key, arguments, len(arguments))
+        self._first_of(exact, key, 0)
+        return cast(str, first)
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
         """A system prompt of several parts, or of one, as text. Clients that join parts do so in various ways."""
@@ -93,15 +98,15 @@ class FirstForms:
             self._first_of(key, text, len(text))
         return cast(str, text)
 
-    def _known_tool(self, exact: bytes) -> KeptTool | None:
-        """The first form of a definition that was sent exactly so before, if it is still known."""
+    def _known_as(self, exact: bytes) -> Any:
+        """The first form of what was sent exactly so before; None if it is not known any more."""
         with self._lock:
             key: bytes = self._first[exact][0] if exact in self._first else b""
             if key not in self._first:
                 return None
             self._first.move_to_end(exact)
             self._first.move_to_end(key)
-            return cast(KeptTool, self._first[key][0])
+            return self._first[key][0]
 
     def _first_of(self, key: bytes, form: Any, size: int) -> Any:
         with self._lock:

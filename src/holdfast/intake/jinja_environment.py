@@ -9,9 +9,12 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.intake.kept_tool import KeptTool, made_once
+
+_OF_DICTIONARIES = frozenset(dir(dict))
 
 
 class _GenerationBlock(Extension):
@@ -28,8 +31,16 @@ class _GenerationBlock(Extension):
 class _Environment(ImmutableSandboxedEnvironment):
     """As in `transformers`, but templates may append to lists and take from them: some that people mended by hand do."""
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The same as the original's, in a third of the time for the messages, which are looked at most."""
+        if type(obj) is dict and attribute not in _OF_DICTIONARIES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """What a template may reach."""
+        if type(obj) in (str, LoopContext):
+            return not attr.startswith("_")  # which is what the original comes to
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 

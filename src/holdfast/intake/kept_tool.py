@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-_MOST_MADE = 4  # things of one definition: it broken for control tokens, its JSON in a template's form
+_MOST_MADE = 5  # things of one definition: it broken for control tokens, its JSON in a template's form, its hash
 _WITHOUT_REFERENCES = 2  # a version of marshal's in which the same content is always written the same
 
 

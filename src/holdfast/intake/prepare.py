@@ -117,7 +117,7 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
     past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
     prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
     # The template writes the special tokens itself, BOS included.
-    text = well_formed(bundle.template.render(prompt, field=request.prompt_field))
+    text = well_formed(bundle.template.render(prompt, field=request.prompt_field, tenant=request.tenant))
     answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     return PromptText(
@@ -129,7 +129,9 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             else opens_thought(opening, bundle.dialect)
         ),
         branch_points=bundle.template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else (),
-        breakpoints=breakpoint_places(asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard),
+        breakpoints=breakpoint_places(
+            asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard, tenant=request.tenant
+        ),
         opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
     )
@@ -147,7 +149,7 @@ def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: P
 
 
 def prompt_tokens(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
-    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window."""
+    """The tokens of the prompt, however many. Raises InvalidRequest, and PromptTooLong far beyond the window (ids: beyond it)."""
     field, tokenizer = request.prompt_field, bundle.tokenizer
     if len(prompt.token_ids) > info.context_tokens:
         raise PromptTooLong(prompt_tokens=len(prompt.token_ids), context_tokens=info.context_tokens, field=field)

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 from tokenizers import AddedToken, models
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 _IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[[^\[\]\s]{1,64}\]")}
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
+_SHORT_CHARACTERS = 64  # no piece is shorter, but for the last
 _LONG_CHARACTERS = 2048  # a piece is cut between words behind so many
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})  # no space joins what stands before it
 _SPACES = r"\s+"  # what takes every space that nothing else takes
@@ -58,13 +58,17 @@ class Seams:
 
     def pieces(self, text: str) -> Iterator[str]:
         """The text in pieces. How a beginning is cut does not depend on what comes behind it, but for its last piece."""
-        starts = [0]
+        start, marks = 0, []
         for kind in {mark[0] for mark in self.marks}:  # a search for one character is fast, one for several is not
-            starts += [found.start() for found in _IN_BRACKETS[kind].finditer(text) if found.group() in self.marks]
-        for start, end in pairwise((*sorted({*starts, len(text)}),)):
-            yield from self._short(text[start:end])
+            marks += [found.start() for found in _IN_BRACKETS[kind].finditer(text) if found.group() in self.marks]
+        for mark in sorted(marks):
+            if mark - start >= _SHORT_CHARACTERS:
+                yield from self._bounded(text[start:mark])
+                start = mark
+        if start < len(text):
+            yield from self._bounded(text[start:])
 
-    def _short(self, piece: str) -> Iterator[str]:
+    def _bounded(self, piece: str) -> Iterator[str]:
         start = 0
         while self.between_words and len(piece) - start > _LONG_CHARACTERS:
             space = _BETWEEN_WORDS.search(piece, start + _LONG_CHARACTERS)

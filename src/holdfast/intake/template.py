@@ -16,6 +16,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from holdfast.errors import InvalidRequest, ModelLoadError
 from holdfast.intake.complete_tools import complete_tool
 from holdfast.intake.conversation import RoleHabits, template_messages, with_roles
+from holdfast.intake.growing_template import RenderedMessages, growing
 from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.kept_tool import KeptTool
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
@@ -43,10 +44,14 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
         self._templates: dict[str, Template] = {}
+        self._growing: dict[str, Template] = {}  # of those that write each message for itself
+        self._rendered = RenderedMessages()
         self._roles, self._habits = RoleHabits(), ToolHabits()
         for name, source in sources.items():
             try:
                 self._templates[name] = environment.from_string(source)
+                if not _CHANGES_LISTS.search(source) and (grown := growing(environment, source)) is not None:
+                    self._growing[name] = grown
             except TemplateSyntaxError as error:
                 raise ModelLoadError(f"the chat template {name!r} is broken: {error.message} (line {error.lineno})") from error
         self._keep_parts = not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
@@ -66,8 +71,11 @@ class ChatTemplate:
         """The source that is used for requests with tools."""
         return self.sources.get("tool_use", self.sources["default"])
 
-    def render(self, prompt: ChatPrompt, *, field: str = "messages") -> str:
-        """The conversation as the model's text. Raises InvalidRequest when the template refuses it."""
+    def render(self, prompt: ChatPrompt, *, field: str = "messages", tenant: str | None = None) -> str:
+        """The conversation as the model's text. Raises InvalidRequest when the template refuses it.
+
+        tenant: whose it is, if what it shares with others of theirs may be remembered.
+        """
         if clash := sorted(_RESERVED & prompt.template_options.keys()):
             raise InvalidRequest(f"chat template options may not be named {', '.join(clash)}", field="chat_template_kwargs")
         if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
@@ -76,7 +84,7 @@ class ChatTemplate:
         if prompt.continue_last:
             _mark_last(messages)
         try:
-            text = self._run_for(prompt, messages, answer=not prompt.continue_last)
+            text = self._run_for(prompt, messages, answer=not prompt.continue_last, tenant=tenant)
         except _RENDER_ERRORS as error:
             message = "the model's chat template refuses this conversation"
             raise InvalidRequest(message, field=field, shown=f": {error}") from error  # templates may quote what they refuse
@@ -129,14 +137,19 @@ class ChatTemplate:
             messages = tools_in_text(messages, prompt.tools, self._habits.in_text)
         return with_roles(messages, self._roles)
 
-    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
+    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool, tenant: str | None = None) -> str:
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.tools]
         tools = tools if self._habits.in_text is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests
         try:
-            return self._run(name, messages, tools=tools or None, options=prompt.template_options, answer=answer)
+            variables = self._variables(name, tools=tools or None, options=prompt.template_options, answer=answer)
+            if tenant is not None and name in self._growing:
+                text = self._rendered.render(self._growing[name], messages, variables, tenant=tenant)
+                if text is not None:
+                    return text
+            return self._templates[name].render(variables, messages=messages)
         except _RENDER_ERRORS:
             if not tools:
                 raise
@@ -174,10 +187,13 @@ class ChatTemplate:
         options: Mapping[str, Any],
         answer: bool,
     ) -> str:
-        variables = {**self._special_tokens, **self._wanted(name, tools), **options}
-        return self._templates[name].render(
-            variables, messages=messages, tools=tools, documents=None, add_generation_prompt=answer
-        )
+        return self._templates[name].render(self._variables(name, tools=tools, options=options, answer=answer), messages=messages)
+
+    def _variables(
+        self, name: str, *, tools: list[dict[str, Any]] | None, options: Mapping[str, Any], answer: bool
+    ) -> dict[str, Any]:
+        given = {"tools": tools, "documents": None, "add_generation_prompt": answer}
+        return {**self._special_tokens, **self._wanted(name, tools), **options, **given}
 
     def _wanted(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Tools as text, for those templates that take them so."""

@@ -70,12 +70,11 @@ class TokenMemory:
         """A text's tokens, without special ones around it. places: the characters that will be asked for."""
         texts = list(tokenizer.seams.pieces(text))
         wanted = _by_piece(places, texts)
+        distinct = dict.fromkeys(texts)
         with self._lock:
-            pieces = {each: piece for each in texts if (piece := self._known((tenant, each))) is not None}
+            pieces = {each: piece for each in distinct if (piece := self._known((tenant, each))) is not None}
         lacking = [
-            each
-            for each in dict.fromkeys(texts)
-            if each not in pieces or not pieces[each].places.keys() >= wanted.get(each, frozenset())
+            each for each in distinct if each not in pieces or not pieces[each].places.keys() >= wanted.get(each, frozenset())
         ]
         if lacking:
             made = dict(self._encoded(lacking, wanted, tokenizer))

@@ -10,8 +10,10 @@ import hashlib
 
 from holdfast.messages.token_ids import TOKEN_ID_BYTES, TokenIds
 
-STEP_TOKENS = 1024  # so many may be sent again; keys of 100,000 tokens take 0.5 ms, with steps of 256 0.7 ms
-MOST_STEPS = 8192  # of all prompts: 32 MiB of token ids in the worker
+# So many may be sent again. From 2,048 bytes on hashlib lets go of the interpreter's lock, for which the event loop might have to
+# wait each time. The keys of 100,000 tokens take 0.6 ms.
+STEP_TOKENS = 500
+MOST_STEPS = 16_384  # of all prompts: 33 MB of token ids in the worker
 _STEP_BYTES = STEP_TOKENS * TOKEN_ID_BYTES
 _ROOT, _STEP = b"holdfast tenant", b"holdfast prompt"  # blake2b's `person`: the two kinds of keys can never meet
 

@@ -1,23 +1,34 @@
 """How late the event loop comes round while requests are served: ticks that should come every few milliseconds.
 
 What holds the loop (a long parse, a template, a library that keeps the interpreter's lock in another thread) delays every other
-answer, and shows in no figure of one request. At rest nothing ticks.
+answer, and shows in no figure of one request. A machine that is busy with other things makes ticks late too; then the loop's own
+work between two of them stays small. At rest nothing ticks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 TICK_SECONDS = 0.002
 
 
+@dataclass(slots=True, kw_only=True)
+class Lag:
+    """Of a while, in seconds."""
+
+    late: float = 0.0  # by how much the latest tick came late
+    busy: float = 0.0  # processor time that the loop's own thread took between two ticks, the most
+
+
 class LoopLag:
-    """The latest tick since somebody asked. Loop's thread only, but for `take`."""
+    """The lag since somebody asked. Loop's thread only."""
 
     def __init__(self) -> None:
-        self._longest = 0.0
+        self._lag = Lag()
         self._served = 0  # requests, now
         self._tick: asyncio.TimerHandle | None = None
 
@@ -32,17 +43,18 @@ class LoopLag:
         finally:
             self._served -= 1
 
-    def take(self) -> float:
-        """Seconds by which the latest tick came late; begins anew."""
-        longest, self._longest = self._longest, 0.0
-        return longest
+    def take(self) -> Lag:
+        """What there was; begins anew."""
+        lag, self._lag = self._lag, Lag()
+        return lag
 
     def _set_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + TICK_SECONDS
-        self._tick = loop.call_at(due, self._on_tick, loop, due)
+        self._tick = loop.call_at(due, self._on_tick, loop, due, time.thread_time())
 
-    def _on_tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        self._longest = max(self._longest, loop.time() - due)
+    def _on_tick(self, loop: asyncio.AbstractEventLoop, due: float, used: float) -> None:
+        self._lag.late = max(self._lag.late, loop.time() - due)
+        self._lag.busy = max(self._lag.busy, time.thread_time() - used)
         if self._served:
             self._set_tick(loop)
         else:

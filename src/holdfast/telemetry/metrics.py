@@ -96,8 +96,12 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The loop's lag, and the families of the workers, as they were told last."""
-        lag = "By how much the event loop came late at worst while requests were served, since this was last asked for."
-        yield GaugeMetricFamily("holdfast_event_loop_lag_seconds", lag, value=self.loop_lag.take())
+        lag = self.loop_lag.take()
+        for name, documentation, seconds in (
+            ("lag", "By how much the event loop came late at worst while requests were served, since last asked for.", lag.late),
+            ("busy", "Processor time that the event loop took at most before it came round, since last asked for.", lag.busy),
+        ):
+            yield GaugeMetricFamily(f"holdfast_event_loop_{name}_seconds", documentation, value=seconds)
         load = GaugeMetricFamily("holdfast_load_seconds", "What loading the model took.", labels=["model"])
         for model, seconds in self._load_seconds.items():
             load.add_metric([model], seconds)

@@ -24,8 +24,9 @@ from holdfast_bench.scenario import Case, Scale, Scenario, Trial, errors_of
 
 ALLOWED_SECONDS, ALLOWED_SECONDS_PER_TOKEN = 0.005, 0.2e-6  # of a turn beyond the step
 MOST_OF_A_PEER = 0.75
-_WORDS_TOKENS = 7  # of new text; the answer before it is one more
 _FEWEST_NEW, _MOST_NEW = 4, 10
+_WORDS_TOKENS = range(_FEWEST_NEW, _MOST_NEW - 1)  # of new text; the answer before it is one more, and two may become one
+_TRIES = 20
 _PAUSE_SECONDS = 0.05  # an agent's next turn comes a moment later
 _FLOOR = "step"
 
@@ -49,7 +50,8 @@ def _cases(scale: Scale) -> Sequence[Case]:
         for context in contexts
         for is_chat in (False, True)
     ]
-    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in (8000, 24_000)]
+    chats = {"quick": (), "normal": (8000,), "full": (8000, 24_000)}[scale]
+    return [case for case in found if not case.settings["is_chat"] or case.settings["context_tokens"] in chats]
 
 
 @dataclass(slots=True)
@@ -78,7 +80,15 @@ class _Conversation:
 
 async def _prepare(trial: Trial) -> None:
     """Have the server read the context, and start the floor's process beside Holdfast."""
-    await _conversation(trial)
+    server = await trial.stage.server(trial.contender)
+    conversation = _Conversation(is_chat=trial.settings["is_chat"])
+    conversation.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
+    answer = await server.client.ask(conversation.request())
+    if answer.is_good:
+        _say(trial, conversation, answer)
+        server.conversations[trial.case.name] = conversation
+    else:
+        trial.stage.drop(trial.contender, kill=True)  # it may still be at it, and the others must not wait for that
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
         job = StepJob(
             folder=str(trial.stage.model_folder), context_tokens=trial.settings["context_tokens"], threads=trial.stage.threads
@@ -86,32 +96,26 @@ async def _prepare(trial: Trial) -> None:
         trial.stage.kept[_FLOOR] = await asyncio.to_thread(MeasuringProcess, "holdfast_bench.step_process", job)
 
 
-async def _conversation(trial: Trial) -> tuple[_Conversation, Answer | None]:
-    """The one under way, and the answer that came last where it has just begun."""
-    server = await trial.stage.server(trial.contender)
-    found: _Conversation | None = server.conversations.get(trial.case.name)
-    if found is not None:
-        return found, None
-    found = _Conversation(is_chat=trial.settings["is_chat"])
-    found.begin(trial.stage.prompts.text(trial.settings["context_tokens"], seed=trial.case.name))
-    answer = await server.client.ask(found.request())
-    if answer.is_good:
-        _say(trial, found, answer)
-        server.conversations[trial.case.name] = found
-    return found, answer
-
-
 def _say(trial: Trial, conversation: _Conversation, answer: Answer) -> None:
     conversation.prompt_tokens = answer.prompt_tokens
-    words = trial.stage.prompts.text(_WORDS_TOKENS, seed=f"{trial.case.name}/turn {conversation.turns}")
-    conversation.go_on(answer.text, words)
+    conversation.go_on(answer.text, _words(trial, f"{trial.case.name}/turn {conversation.turns}"))
+
+
+def _words(trial: Trial, seed: str) -> str:
+    """A few words of as many tokens as are wanted; the last try where there are none."""
+    prompts, text = trial.stage.prompts, ""
+    for number in range(_TRIES):
+        text = prompts.text(_WORDS_TOKENS[-1], seed=f"{seed}/{number}")
+        if len(prompts.tokens(f" {text}")) in _WORDS_TOKENS:
+            break
+    return text
 
 
 async def _measure(trial: Trial) -> Sample:
-    conversation, first = await _conversation(trial)
-    if first is not None and not first.is_good:
-        return Sample(errors=errors_of([first]))
     server, answers, new = await trial.stage.server(trial.contender), list[Answer](), list[int]()
+    conversation: _Conversation | None = server.conversations.get(trial.case.name)
+    if conversation is None:
+        return Sample(errors=["it has not read the context in time"])
     used = server.use()
     for _ in range(trial.settings["turns"]):
         await asyncio.sleep(_PAUSE_SECONDS)
