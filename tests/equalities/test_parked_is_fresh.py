@@ -1,0 +1,69 @@
+"""Cached is fresh, for live states: taken over, rewound, shared with one that runs, put into blocks when they have to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.engine.engine import Engine
+from tests.fakes.architectures import KEEPABLE, probed
+from tests.fakes.caching_worker import greedy, random_prompt
+from tests.fakes.running_ahead import RunningAhead
+from tests.fakes.stepped_worker import SMALL_BLOCK, SteppedWorker, make_blocks_small
+
+FAST = ["llama", "gemma3_text", "qwen3_next"]
+CASES = [
+    pytest.param(name, engine, marks=[] if name in FAST else pytest.mark.slow)
+    for name in KEEPABLE
+    for engine in (Engine, RunningAhead)
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        make_blocks_small(patch)
+        yield
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_whatever_a_request_begins_from_it_is_answered_as_alone(name: str, engine: type[Engine]) -> None:
+    leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
+    resumes_anywhere, can_share = all(leaf.grows for leaf in leaves), any(leaf.can_share for leaf in leaves if leaf.grows)
+    ends_where_it_is_known = resumes_anywhere or engine is Engine  # else it has read behind its end and cannot go back
+    subject = SteppedWorker(name, engine=engine)
+
+    def ask(request_id: str, prompt: tuple[int, ...], max_tokens: int = 6) -> tuple[int, ...]:
+        subject.send(greedy(request_id, prompt, max_tokens=max_tokens))
+        subject.run_to_end()
+        subject.check_answer(request_id)
+        while subject.step():
+            pass
+        return prompt + tuple(subject.inbox.tokens(request_id))
+
+    first = ask("first", random_prompt(40))
+    turn = ask("turn", first + random_prompt(9, "b"))
+    moved = subject.inbox.finished("turn").memory.moved_tokens
+    assert moved == len(first) - 1 or not ends_where_it_is_known
+    rewound = ask("rewound", turn[:-4] + random_prompt(5, "c"))
+    moved = subject.inbox.finished("rewound").memory.moved_tokens
+    assert moved == len(turn) - 4 or not resumes_anywhere
+    subject.send(greedy("runs", rewound + random_prompt(3, "d"), max_tokens=30))
+    while len(subject.inbox.tokens("runs")) < 5:
+        subject.step()
+    subject.send(greedy("fork", rewound + random_prompt(4, "e")))
+    subject.run_to_end()
+    for request_id in ("runs", "fork"):
+        subject.check_answer(request_id)
+    shared = subject.inbox.finished("fork").memory.shared_tokens
+    assert shared >= SMALL_BLOCK or not (can_share and resumes_anywhere)
+    while subject.step():
+        pass
+    subject.worker.cache.live.reclaim(1 << 40)
+    assert not subject.worker.cache.live.held.parked
+    ask("from blocks", rewound + random_prompt(8, "f"))
+    found = subject.inbox.finished("from blocks").memory
+    assert (found.moved_tokens, found.shared_tokens) == (0, 0)
+    assert found.cached_tokens == len(rewound) or not resumes_anywhere  # the one that ran on has read its last token
+    subject.end()
