@@ -137,7 +137,7 @@ def _judge(case: CaseResult) -> list[str]:
     for name in judged:
         if found := ours.pooled(name):
             verdict = "met" if max(found) <= MOST_OF_THE_STATES else "NOT MET"
-            lines.append(f"{name.replace('_', ' ')}: {max(found):.2f} ×, to be at most {MOST_OF_THE_STATES} ×: {verdict}")
+            lines.append(f"{name.replace('_', ' ')}: {max(found):.3f} ×, to be at most {MOST_OF_THE_STATES} ×: {verdict}")
     return lines
 
 
