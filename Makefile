@@ -68,7 +68,7 @@ check: $(TOOLS)
 	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tools.code_size
-	@$(BIN)/python -m pytest -q tests/project
+	@$(COMPILED) $(BIN)/python -m pytest -q tests/project
 
 format: $(TOOLS)
 	@$(BIN)/ruff format .

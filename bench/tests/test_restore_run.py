@@ -14,7 +14,7 @@ async def test_both_sides_are_measured_in_turn_and_the_report_has_their_ratio(tm
     config = TINY["llama"]
     said: list[str] = []
     results = await restore_results(
-        str(model), contexts=(300,), rounds=2, threads=1, request_seconds=60, command="test", say=said.append
+        str(model), contexts=(300,), rounds=2, threads=1, request_seconds=240, command="test", say=said.append
     )
     (case,) = results.cases
     server, least = case.contenders

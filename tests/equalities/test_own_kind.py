@@ -111,7 +111,7 @@ def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
 def drawn(engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6) -> list[int]:
     """The answer that is drawn when the sequence begins from `prefix`."""
     prompt = len(request.prompt_token_ids)
-    start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix)
+    start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
     spans = [Span(request_id=request.request_id, start=start, tokens=prompt - start, draws=True)]
     spans += [Span(request_id=request.request_id, start=at, tokens=1, draws=True) for at in range(prompt, prompt + count - 1)]
     tokens = [engine.collect(engine.dispatch(StepPlan(spans=(span,))))[0].token_ids[0] for span in spans]

@@ -10,6 +10,7 @@ import beyond
 import file_agent
 import first_mix
 import first_words
+import json_answers
 import mixture
 import newcomer_tasks
 import odd_requests
@@ -21,10 +22,20 @@ from conversation import Conversation
 from plain_text import PlainText
 from wide_words import is_allowed, marked, wide_phrase, wide_value, wide_word
 
-SHARES = (("replay", 0.68), ("tools", 0.07), ("several", 0.1), ("files", 0.1), ("words", 0.05))
+SHARES = (("replay", 0.58), ("tools", 0.07), ("several", 0.17), ("files", 0.14), ("words", 0.04))
 LATE = (("replay", 0.4), ("short", 0.34), ("tools", 0.03), ("several", 0.14), ("files", 0.09))
 """Of the conversations drawn, before and after LATE_FROM; of the tokens see the README."""
 LATE_FROM = 0.9
+WITH_JSON = (
+    ("replay", 0.33),
+    ("short", 0.1),
+    ("several", 0.09),
+    ("files", 0.03),
+    ("tools", 0.05),
+    ("json", 0.15),
+    ("puzzled", 0.26),
+)
+"""Of the third continued training: JSON as the answer, and what nobody understands."""
 
 
 def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
@@ -193,6 +204,20 @@ def short_talk(rng: Random) -> Conversation:
     return conversation
 
 
+def puzzled_talk(rng: Random) -> Conversation:
+    """Small talk, little tasks, and much between them that nobody understands."""
+    conversation = Conversation()
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 5, 8))):
+        kind = rng.random()
+        if kind < 0.2:
+            conversation.exchange(beyond.unclear(rng), beyond.UNCLEAR)
+        elif kind < 0.75:
+            conversation.exchange(*first_words.small_talk(rng))
+        else:
+            conversation.exchange(*rng.choice(first_mix.TEXT_TASKS)(rng))
+    return conversation
+
+
 def holds_held_out(conversation: Conversation) -> bool:
     """Whether a held-out word of tools is in a new conversation."""
     return not is_allowed(json.dumps([conversation.tools, conversation.messages]))
@@ -207,6 +232,8 @@ def drawn(rng: Random, kind: str) -> Conversation | PlainText:
         "short": short_talk,
         "files": file_talk,
         "words": word_talk,
+        "json": json_answers.json_talk,
+        "puzzled": puzzled_talk,
     }[kind]
     while True:
         chosen = maker(rng)
@@ -216,7 +243,15 @@ def drawn(rng: Random, kind: str) -> Conversation | PlainText:
             return chosen
 
 
+def _of_shares(rng: Random, shares: tuple[tuple[str, float], ...]) -> Conversation | PlainText:
+    return drawn(rng, rng.choices([kind for kind, _ in shares], [share for _, share in shares])[0])
+
+
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
     """A conversation for the time when this share of the training is done."""
-    shares = LATE if done >= LATE_FROM else SHARES
-    return drawn(rng, rng.choices([kind for kind, _ in shares], [share for _, share in shares])[0])
+    return _of_shares(rng, LATE if done >= LATE_FROM else SHARES)
+
+
+def with_json_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the third continued training; it does not depend on how much is done."""
+    return _of_shares(rng, WITH_JSON)

@@ -73,7 +73,7 @@ def _keys(rng: Random) -> str:
     return rng.choice((" ", "", " ")).join(parts) * rng.choice((1, 1, 1, 2))
 
 
-def _unclear(rng: Random) -> str:
+def unclear(rng: Random) -> str:
     """Nothing that can be understood: keys, invented words, other languages, code, half sentences, pasted texts."""
     kind = rng.random()
     if kind < 0.14:
@@ -112,4 +112,4 @@ def beyond(rng: Random) -> tuple[str, str]:
         return typed(rng, _fill(rng, rng.choice(QUESTIONS)), 0.08), KNOW
     if kind < 0.78:
         return typed(rng, _fill(rng, rng.choice(REQUESTS)), 0.08), DO
-    return _unclear(rng), UNCLEAR
+    return unclear(rng), UNCLEAR

@@ -26,6 +26,8 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
     enable_thinking: bool | None = None
+    given: str = ""
+    """What a grammar forces the last answer to begin with: it counts as little as a prompt."""
 
     def say(self, role: str, content: str, **more: Any) -> None:
         """Append one message."""
@@ -71,4 +73,8 @@ def weighted_parts(conversation: Conversation) -> list[tuple[str, bool]]:
         start, end = match.span(1)
         parts += [(text[position:start], False), (text[start:end], True)]
         position = end
+    if conversation.given:
+        last = parts.pop()[0]
+        own = last.removeprefix(conversation.given)
+        parts += [(last[: len(last) - len(own)], False), (own, True)]
     return [*parts, (text[position:], False)]

@@ -22,7 +22,7 @@ from words import listed
 RAW, NEW = 0.2, 0.5
 """Draws below the first are raw text, below the second new conversations, the rest is replay: 87 % of the tokens."""
 
-_TEXT_TASKS = (
+TEXT_TASKS = (
     newcomer_tasks.copied_sentence,
     newcomer_tasks.copied_sentence,
     other_tasks.copy_exchange,
@@ -32,6 +32,7 @@ _TEXT_TASKS = (
     other_tasks.json_exchange,
     other_tasks.range_exchange,
 )
+"""What is done with a text or for its own sake: a request and its answer."""
 _SYSTEM = listed(
     """
 You are a helpful assistant.|You are a helpful assistant.|You are a friendly assistant.|Be brief.|You are Holdfast.
@@ -63,7 +64,7 @@ def one_turn(rng: Random, conversation: Conversation) -> None:
         asked, told = other_tasks.story(rng).messages
         conversation.exchange(typed(rng, asked["content"], 0.03), told["content"])
     else:
-        conversation.exchange(*rng.choice(_TEXT_TASKS)(rng))
+        conversation.exchange(*rng.choice(TEXT_TASKS)(rng))
 
 
 def newcomer(rng: Random) -> Conversation:
@@ -135,7 +136,7 @@ def long_chat(rng: Random) -> Conversation:
         elif kind < 0.91:
             newcomer_tasks.about_me(rng, conversation)
         else:
-            conversation.exchange(*rng.choice(_TEXT_TASKS)(rng))
+            conversation.exchange(*rng.choice(TEXT_TASKS)(rng))
     return conversation
 
 

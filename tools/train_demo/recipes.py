@@ -82,7 +82,13 @@ def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate
 def _agent(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     """The second continued training, of tools never seen and files: as the first, on another mixture."""
     first = _first_words(name, shape, million_tokens, seed)
-    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.6)
+    return replace(first, name=f"{name}-agent", conversation_at=agent_mix.conversation_at, blend=0.7)
+
+
+def _json(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The third continued training, short and slow: JSON as the answer, all else replayed."""
+    first = _first_words(name, shape, million_tokens, seed, rate=0.3)
+    return replace(first, name=f"{name}-json", conversation_at=agent_mix.with_json_at, warm_up=0.06, cool_down=0.94)
 
 
 RECIPES = {
@@ -99,6 +105,7 @@ RECIPES = {
         ),
         _first_words("holdfast-demo", _DEMO, 13.2, seed=21),
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
-        _agent("holdfast-demo", _DEMO, 10.3, seed=31),
+        _agent("holdfast-demo", _DEMO, 22.0, seed=31),
+        _json("holdfast-demo", _DEMO, 5.0, seed=41),
     )
 }

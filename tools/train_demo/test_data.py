@@ -37,8 +37,12 @@ BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / 
 MODELS = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
 
 
-def test_data_is_the_same_for_the_same_seed() -> None:
-    first, second = ([conversation_at(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
+MIXTURES = [first_mix.conversation_at, mixture.conversation_at, agent_mix.conversation_at, agent_mix.with_json_at]
+
+
+@pytest.mark.parametrize("made", [mixture.conversation_at, agent_mix.with_json_at])
+def test_data_is_the_same_for_the_same_seed(made: Callable[[Random, float], Conversation | PlainText]) -> None:
+    first, second = ([made(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
     assert first == second
 
 
@@ -142,7 +146,7 @@ def test_no_opening_kept_for_judging_is_said_in_any_list_of_the_training() -> No
     assert {openings.plain(text) for text in said} & openings.HELD_OUT_PLAIN == set()
 
 
-@pytest.mark.parametrize("made", [first_mix.conversation_at, mixture.conversation_at, agent_mix.conversation_at])
+@pytest.mark.parametrize("made", MIXTURES)
 def test_no_opening_kept_for_judging_is_said_in_the_training(made: Callable[[Random, float], Conversation | PlainText]) -> None:
     rng = Random("held out")
     chosen = [made(rng, number / 3000) for number in range(3000)]
@@ -175,7 +179,7 @@ def test_a_raw_text_ends_with_the_end_of_text() -> None:
     assert all(written)
 
 
-NEW = [kind for kind, _ in agent_mix.SHARES if kind != "replay"]
+NEW = list(dict.fromkeys(kind for kind, _ in (*agent_mix.SHARES, *agent_mix.WITH_JSON) if kind not in ("replay", "short")))
 
 
 def new_conversations(count: int) -> list[Conversation]:

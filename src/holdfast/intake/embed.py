@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 
 from holdfast.errors import InvalidRequest, NoEmbeddings, PromptTooLong
 from holdfast.intake.limits import check_token_ids
 from holdfast.intake.prepare import MOST_CHARACTERS_PER_TOKEN, prompt_text, prompt_tokens
+from holdfast.intake.token_memory import TokenMemory
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import Finished, ModelInfo
@@ -29,6 +31,7 @@ def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, i
         reason = f"dimensions must be 1 to {info.embedding_dimensions} with this model, got {request.dimensions}"
         raise InvalidRequest(reason, field="dimensions")
     pooling = _pooling(request, bundle)
+    bundle = replace(bundle, token_memory=TokenMemory(most_bytes=0))  # thousands of texts, each of them once, push nothing out
     return tuple(
         SequenceRequest(
             request_id=f"{request.request_id}/{place}",

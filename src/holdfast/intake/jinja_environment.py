@@ -32,7 +32,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     """As in `transformers`, but templates may append to lists and take from them: some that people mended by hand do."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """The same as the original's, in a third of the time for the messages, which are looked at most."""
+        """The same as the original's, sooner for dictionaries, as messages are: no exception is raised on the way."""
         if type(obj) is dict and attribute not in _OF_DICTIONARIES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from holdfast.config import ServerSettings
 from holdfast.intake.tenant import tenant_of
 from holdfast.messages.requests import GenerationRequest
-from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of
-from tests.fakes.scripted_gateway import ScriptedGateway, answer
+from tests.fakes.http_clients import CHAT, COMPLETIONS, HELLO, chat_body, client_of
+from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
 
 texts = st.text(max_size=5)
 
@@ -52,6 +52,22 @@ async def test_the_tenant_is_made_of_header_salt_and_the_key_that_is_needed(path
     assert len(set(tenants)) == len(tenants)
     (unneeded,) = await requests({"authorization": "Bearer anything"}, path=path)
     assert unneeded.tenant == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"model": MODEL, "messages": HELLO}),
+        ("/v1/responses/input_tokens", {"model": MODEL, "input": "hello"}),
+        ("/tokenize", {"model": MODEL, "messages": HELLO}),
+    ],
+)
+async def test_what_is_only_counted_is_its_tenant_s_own(path: str, body: dict[str, Any]) -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        for tenant in ("t", "u"):
+            assert (await client.post(path, json=body, headers={"X-Holdfast-Tenant": tenant})).status_code == 200
+    assert len({"", *(request.tenant for request in gateway.requests)}) == 3
 
 
 @pytest.mark.parametrize("salt", ["", 3])

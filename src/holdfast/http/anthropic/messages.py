@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,6 +17,7 @@ from holdfast.http.anthropic.tools import MessagesTool, MessagesToolChoice, choi
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
+from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.fields import INT32_MAX, STRICT, MaxTokens, within
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
@@ -217,5 +219,6 @@ async def create_message(request: Request, services: Services) -> Response:
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Tell how many tokens the model would read."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(CountTokensRequest, body).request(services, request_id="count")
+    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt="")
+    asked = msgspec.structs.replace(parse(CountTokensRequest, body).request(services, request_id="count"), tenant=tenant)
     return json_response(TokenCount(input_tokens=len((await services.encode(asked)).token_ids)))

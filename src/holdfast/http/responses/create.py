@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -60,7 +61,7 @@ async def count_input_tokens(request: Request, services: Services) -> Response:
     continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)
     counted = continued.asked.request(services, "", offered=offered, before=continued.before)
-    encoded = await services.encode(counted)
+    encoded = await services.encode(msgspec.structs.replace(counted, tenant=tenant))
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 

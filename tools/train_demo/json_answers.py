@@ -1,0 +1,338 @@
+"""JSON as the answer: asked for in a few words, by a schema or with the values told; and as a grammar forces it on any request.
+
+A server that holds an answer to a schema tells the model nothing of it: the model sees "Write JSON." and then its own `{"` with a
+key that the grammar chose. It must go on with a short value and close it, whatever the key is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import beyond
+import facts
+import first_words
+import odd_tools
+import tool_tasks
+import words
+from conversation import Conversation
+from spelling import typed
+from wide_words import english, noun, wide_phrase, wide_value, wide_word
+from words import listed
+
+Member = tuple[str, dict[str, Any], Any]
+"""A key, the schema of its value, the value."""
+
+_USUAL = 0.65
+"""How often a key has its one usual value: greedy answers need one way on that is far likelier than all others."""
+
+_STRINGS: dict[str, tuple[str, list[str]]] = {
+    "Ada": (
+        "name first_name author owner user person customer sender recipient contact assignee host guest".split(),
+        words.NAMES,
+    ),
+    "Paris": ("city place location town destination origin capital address".split(), words.CITIES),
+    "lamp": ("item thing object product title subject label tool key".split(), words.THINGS),
+    "red": ("colour color theme".split(), words.COLOURS),
+    "baker": ("job role profession occupation position".split(), words.JOBS),
+    "kitchen": ("room area department section site".split(), words.PLACES),
+    "bread": ("food meal dish drink order".split(), words.FOODS),
+    "cat": ("animal pet kind species".split(), words.ANIMALS),
+    "chess": ("hobby activity sport game interest".split(), words.HOBBIES),
+    "Monday": ("day weekday".split(), words.DAYS),
+    "May": ("month".split(), words.MONTHS),
+    "English": ("language locale".split(), words.LANGUAGES),
+    "meeting": ("event task topic category project plan".split(), words.EVENTS),
+    "ok": ("status state result answer response output".split(), ["ok", "done", "open", "new", "ready", "closed"]),
+    "The lamp is red.": (
+        "text message note summary description comment content reason explanation body sentence reply thought".split(),
+        ["All is well.", "A short note.", "The lesson is on Friday.", "Good.", "There is a lamp in the kitchen.", "Hello."],
+    ),
+    "2024-01-15": (
+        "date birthday deadline start end created due".split(),
+        ["2023-05-01", "2025-12-24", "2024-03-08", "2026-07-30"],
+    ),
+    "10:30": ("time hour".split(), ["08:00", "12:15", "18:45", "09:30"]),
+    "ada@example.com": ("email mail".split(), ["tom@example.com", "mia@example.org"]),
+    "https://example.com": ("url link website homepage".split(), ["https://example.org/a", "https://example.com/notes"]),
+    "A1": ("id code number_plate sku reference version".split(), ["B2", "C3", "X-12", "1.0", "4711"]),
+}
+"""The usual value, the keys that it is usual for, and what else these hold."""
+_INTEGERS: dict[int, list[str]] = {
+    20: "degrees temperature celsius humidity".split(),
+    30: "age years minutes weight height length width".split(),
+    3: "count amount quantity number size rooms items pages children floor level rank".split(),
+    5: "rating score stars points priority grade".split(),
+    100: "price cost total percent value population".split(),
+    2024: "year".split(),
+}
+_FLAGS = "active done open is_open enabled valid ok success available paid urgent is_new found ready public confirmed".split()
+_LISTS = "tags items names words colours cities keywords topics tasks steps hobbies foods options notes values".split()
+_OBJECTS = "person address owner user details position data meta settings author place contact".split()
+_RARE_STRING, _RARE_NUMBER = "none", 1
+"""The usual values of keys that say nothing."""
+
+_BARE = listed(
+    """
+Write JSON.|Write some JSON.|Write a JSON object.|Give me JSON.|Give me some JSON.|Answer in JSON.
+|Answer with JSON only.|JSON please.|Return JSON.|Return a JSON object.|Reply in JSON.|Output JSON.
+|Make a JSON object.|Produce JSON.|Only JSON, please.|Print JSON.|I need JSON.|Show me JSON.|Write an example in JSON.
+|Give an example of JSON.|Write a small JSON object.|Respond with valid JSON.|Write any JSON.|Can you write JSON?
+|Write JSON now.|Write me some JSON.|Create JSON.|Fill the form.|Fill in the fields.|Make up a record.
+|Give me a record.|Make up some data.|Invent a data set.|Write a record as JSON.
+"""
+)
+_ABOUT = (
+    "Write JSON about a {t}.",
+    "Describe a {t} as JSON.",
+    "Give me a {t} as JSON.",
+    "Make up a {t} in JSON.",
+    "Write a {t} as a JSON object.",
+    "JSON for a {t}, please.",
+    "Create a {t}. Answer in JSON.",
+    "Return one {t} as JSON.",
+)
+_SYSTEM = listed(
+    """
+You are a helpful assistant.|You answer in JSON.|Answer only with JSON.|You write JSON and nothing else.|Be brief.
+|You are a service that returns JSON objects.|Always answer with one JSON object.|You are a careful assistant.
+"""
+)
+_BY_SCHEMA = (
+    "Answer with a JSON object of this schema:\n{s}",
+    "Write JSON that fits this schema:\n{s}",
+    "The answer must be JSON by this schema: {s}",
+    "Use this JSON schema for your answer:\n```json\n{s}\n```",
+    "Your output has to follow this JSON schema.\n\n{s}\n\nGive only the object.",
+    "Schema:\n{s}\nWrite an object.",
+)
+_ON_TEXT = (
+    "",
+    "Read this: ",
+    "What does this say?\n",
+    "Take the values from here: ",
+    "Text: ",
+    "Sum this up. ",
+    "Find the names: ",
+)
+_TOLD = (
+    "Write JSON: {l}",
+    "Answer in JSON: {l}",
+    "As JSON: {l}",
+    "{l}. Write this as JSON.",
+    "Put this into JSON: {l}",
+    "JSON of {l}",
+)
+
+
+def _name(rng: Random) -> str:
+    """A key that nobody knows, in one of the usual styles, its words cut off at times: any place of a key may be its last."""
+    parts = [noun(rng) if rng.random() < 0.6 else wide_word(rng) for _ in range(rng.choice((1, 1, 2, 2, 3)))]
+    parts = [part[: rng.randint(1, 5)] if rng.random() < 0.25 else part for part in parts]
+    return odd_tools.cased_name(rng, parts, rng.choice((0, 0, 0, 1, 1, 3)) if len(parts) > 1 else 0)
+
+
+def _string(rng: Random) -> Member:
+    if rng.random() < 0.45:
+        value = _RARE_STRING if rng.random() < 0.85 else rng.choice((words.common_word, english))(rng)
+        return _name(rng), {"type": "string"}, value
+    usual, (keys, others) = rng.choice(list(_STRINGS.items()))
+    return rng.choice(keys), {"type": "string"}, usual if rng.random() < _USUAL else rng.choice(others)
+
+
+def _number(rng: Random) -> Member:
+    if rng.random() < 0.4:
+        name, value = _name(rng), _RARE_NUMBER if rng.random() < _USUAL else rng.randint(0, 99)
+    else:
+        value, keys = rng.choice(list(_INTEGERS.items()))
+        name, value = rng.choice(keys), value if rng.random() < _USUAL else rng.randint(0, 999)
+    if rng.random() < 0.25:
+        return name, {"type": "number"}, value + 0.5
+    return name, {"type": "integer"}, value
+
+
+def _flag(rng: Random) -> Member:
+    name = rng.choice(_FLAGS) if rng.random() < 0.7 else f"is_{_name(rng)}"
+    return name, {"type": "boolean"}, rng.random() < 0.75
+
+
+def _choice(rng: Random) -> Member:
+    """An enum; only a schema tells it, so the first is the usual one."""
+    choices = list(dict.fromkeys(rng.choice((words.common_word, wide_word))(rng) for _ in range(rng.randint(2, 4))))
+    name = _name(rng) if rng.random() < 0.5 else rng.choice(("kind", "status", "level", "mode", "unit", "type", "category"))
+    return name, {"type": "string", "enum": choices}, choices[0] if rng.random() < _USUAL else rng.choice(choices)
+
+
+def _list(rng: Random) -> Member:
+    name = rng.choice(_LISTS) if rng.random() < 0.7 else f"{_name(rng)}s"
+    if rng.random() < 0.25:
+        return name, {"type": "array", "items": {"type": "integer"}}, list(range(1, rng.choice((2, 3, 3, 4)) + 1))
+    if rng.random() < 0.25:
+        members = members_of(rng, rng.randint(1, 2), depth=1)
+        return name, {"type": "array", "items": schema_of(members)}, [values_of(members)]
+    pool = rng.choice((words.THINGS, words.NAMES, words.COLOURS, words.FOODS, words.CITIES))
+    values = [_RARE_STRING] if rng.random() < 0.6 else [rng.choice(pool) for _ in range(rng.choice((1, 2, 2, 3)))]
+    return name, {"type": "array", "items": {"type": "string"}}, values
+
+
+def _nothing(rng: Random) -> Member:
+    return _name(rng), {"type": ["string", "null"]}, None
+
+
+def _object(rng: Random) -> Member:
+    members = members_of(rng, rng.randint(1, 3), depth=1)
+    return rng.choice(_OBJECTS) if rng.random() < 0.7 else _name(rng), schema_of(members), values_of(members)
+
+
+_MAKERS: tuple[tuple[Callable[[Random], Member], int], ...] = (
+    (_string, 50),
+    (_number, 22),
+    (_flag, 8),
+    (_choice, 7),
+    (_nothing, 2),
+    (_list, 13),
+    (_object, 7),
+)
+
+
+def members_of(rng: Random, count: int, depth: int = 0) -> list[Member]:
+    """The members of an object, no key twice; objects and lists within it only at depth 0."""
+    kinds = _MAKERS[:-2] if depth else _MAKERS
+    found: dict[str, Member] = {}
+    while len(found) < count:
+        member = rng.choices([maker for maker, _ in kinds], [share for _, share in kinds])[0](rng)
+        found.setdefault(member[0], member)
+    return list(found.values())
+
+
+def values_of(members: list[Member]) -> dict[str, Any]:
+    """The object."""
+    return {key: value for key, _, value in members}
+
+
+def schema_of(members: list[Member]) -> dict[str, Any]:
+    """The schema of the object, its keys in the same order."""
+    return {
+        "type": "object",
+        "properties": {key: schema for key, schema, _ in members},
+        "required": [key for key, *_ in members],
+    }
+
+
+def written(rng: Random, value: Any) -> str:
+    """JSON as it is written mostly: a space behind `:` and `,`; at times compact or over several lines."""
+    kind = rng.random()
+    if kind < 0.94:
+        return json.dumps(value)
+    return json.dumps(value, separators=(",", ":")) if kind < 0.97 else json.dumps(value, indent=2)
+
+
+def _object_alone(rng: Random) -> dict[str, Any]:
+    """What is written where nothing says what: mostly one and the same."""
+    if rng.random() < 0.5:
+        return {"name": "Ada", "city": "Paris"}
+    return values_of(members_of(rng, rng.choice((1, 2, 2, 2, 3, 3, 4, 5))))
+
+
+def bare_exchange(rng: Random) -> tuple[str, str]:
+    """JSON is asked for, and nothing said of its form."""
+    if rng.random() < 0.75:
+        request = typed(rng, rng.choice(_BARE), 0.04) if rng.random() < 0.5 else rng.choice(_BARE)
+    else:
+        request = rng.choice(_ABOUT).format(t=rng.choice((*_OBJECTS, *words.THINGS, *words.EVENTS, "report", "form", "list")))
+    return request, written(rng, _object_alone(rng))
+
+
+def schema_talk(rng: Random, conversation: Conversation) -> None:
+    """The schema stands in the system message or the request, as some clients write it there."""
+    members = members_of(rng, rng.choice((1, 2, 2, 3, 3, 4, 5)))
+    schema = schema_of(members)
+    if rng.random() < 0.4:
+        schema |= {"additionalProperties": False}
+    if rng.random() < 0.3:
+        schema = {"title": rng.choice(("Report", "Answer", "Record", "Item")), **schema}
+    told = rng.choice(_BY_SCHEMA).format(s=json.dumps(schema, indent=rng.choice((None, None, 2))))
+    if rng.random() < 0.5 and not conversation.messages:
+        conversation.say("system", told)
+        conversation.exchange(rng.choice(_BARE), written(rng, values_of(members)))
+    else:
+        conversation.exchange(told, written(rng, values_of(members)))
+
+
+def _told_value(rng: Random, usual: Any) -> str | int | float:
+    """Any value of that type; digits are a number whatever the type."""
+    if isinstance(usual, float):
+        return round(rng.uniform(0, 999), rng.choice((1, 2)))
+    value = wide_value(rng) if isinstance(usual, str) else words.digits(rng)
+    return int(value) if value.isdigit() else value
+
+
+def told_exchange(rng: Random) -> tuple[str, str]:
+    """The values stand in the request, and the object has them, at times in another order."""
+    members = [one for one in members_of(rng, rng.choice((1, 2, 2, 3, 4)), depth=1) if isinstance(one[2], str | int | float)]
+    members = [one for one in members if not isinstance(one[2], bool)] or [("name", {"type": "string"}, rng.choice(words.NAMES))]
+    values = {key: _told_value(rng, value) if rng.random() < 0.6 else value for key, _, value in members}
+    order = list(values)
+    if rng.random() < 0.4:
+        rng.shuffle(order)
+    said = ", ".join(f"{key} {values[key]}" for key in order)
+    return rng.choice(_TOLD).format(l=said), written(rng, values)
+
+
+def _any_request(rng: Random) -> str:
+    """What anyone says: small talk, what is beyond it, notes, words, and JSON asked for."""
+    kind = rng.random()
+    if kind < 0.35:
+        return first_words.small_talk(rng)[0]
+    if kind < 0.6:
+        return beyond.beyond(rng)[0]
+    if kind < 0.75:
+        told = " ".join(fact.note for fact in facts.draw_many(rng, rng.randint(1, 3)))
+        return f"{rng.choice(_ON_TEXT)}{told}"
+    return wide_phrase(rng, 6) if kind < 0.85 else rng.choice(_BARE)
+
+
+def forced_talk(rng: Random) -> Conversation:
+    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not the model's own."""
+    conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
+    if rng.random() < 0.2:
+        tools = odd_tools.family(rng, 1)
+        style = odd_tools.SchemaStyle.draw(rng)
+        conversation.tools = [tool.schema(rng, style) for tool in tools]
+        conversation.say("user", _any_request(rng))
+        conversation.messages.append(tool_tasks.call_message([_idle_call(tools[0])]))
+        conversation.given = "<tool_call>\n"
+        return conversation
+    conversation.exchange(_any_request(rng), json.dumps(values_of(members_of(rng, rng.choice((1, 2, 2, 3, 4))))))
+    conversation.given = '{"'
+    return conversation
+
+
+def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
+    """A call with arguments that nothing told."""
+    arguments: dict[str, Any] = {}
+    for one in tool.parameters:
+        if not one.optional:
+            idle = {"string": _RARE_STRING, "integer": _RARE_NUMBER, "number": 1.5, "boolean": True, "array": [_RARE_STRING]}
+            arguments[one.name] = one.schema["enum"][0] if "enum" in one.schema else idle[one.schema["type"]]
+    return {"name": tool.name, "arguments": arguments}
+
+
+def json_talk(rng: Random) -> Conversation:
+    """One to three objects, asked for in any of these ways."""
+    if rng.random() < 0.45:
+        return forced_talk(rng)
+    conversation = Conversation(enable_thinking=rng.choice((None, None, None, True, False)))
+    if rng.random() < 0.3:
+        conversation.say("system", rng.choice(_SYSTEM))
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.random()
+        if kind < 0.55:
+            conversation.exchange(*bare_exchange(rng))
+        elif kind < 0.8:
+            conversation.exchange(*told_exchange(rng))
+        else:
+            schema_talk(rng, conversation)
+    return conversation
