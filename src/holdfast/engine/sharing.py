@@ -21,16 +21,20 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 16, 64  # more where it seems slow: a busy machin
 _MOST_TIMES = 2.0  # as long as over one buffer; attention that reads all, writes it and reads it again takes 3 and more
 
 
-def choose_sharing(runner: Runner, model: Any, form: ModelForm | None) -> None:
-    """Measure the attention of a decoding step, have the runner's layers share or not, and add to its reason why. Device thread.
+def choose_sharing(runner: Runner, model: Any, form: ModelForm | None, *, composes_attention: bool | None = None) -> None:
+    """Have the runner's layers share or not, and add to its reason why. Device thread.
 
     form: of what is kept of the model, as the engine measures it; None when its state is mlx-lm's own.
+    composes_attention: whether attention takes parts as they are, else it is measured; None: as the device has it.
     """
+    takes_parts = StepContext().composes_attention if composes_attention is None else composes_attention
     pair = [each for each in form.block[:2] if isinstance(each, HeadsForm)] if form is not None else []
     if len(pair) < 2 or not any(leaf.can_share for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return
     if not runner.attends_to_parts:
         runner.shares, why = False, "attention outside the seam takes one buffer"
+    elif takes_parts:
+        runner.shares, why = True, "attention takes several buffers as they are"
     else:
         heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
         shared = heads // pair[0].heads if isinstance(heads, int) else 1

@@ -62,6 +62,6 @@ class SchedulerStatistics:
     running: int
     queued: int
     reading: int  # running sequences that still read their prompt
-    reserved_bytes: int  # of running sequences, and of ended ones that a step under way still touches
+    reserved_bytes: int  # of running sequences, live states that they share included, and of ended ones that a step still touches
     budget_bytes: int
     preemptions: int  # since the start

@@ -273,7 +273,7 @@ class Scheduler:
             running=len(self._running),
             queued=len(self._queue),
             reading=len(self._reading),
-            reserved_bytes=self._ledger.reserved_bytes,
+            reserved_bytes=self._ledger.reserved_bytes + self._ledger.held_bytes - self._ledger.parked_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
         )
