@@ -59,6 +59,19 @@ def test_what_comes_from_disk_is_told_apart_with_the_time_it_took(tmp_path: Path
     assert (report(inbox, "ram").ram_tokens, report(inbox, "ram").disk_tokens) == (299, 0)
 
 
+def test_who_begins_together_from_the_same_blocks_on_disk_holds_them_once(tmp_path: Path) -> None:
+    shared = random_prompt(300)
+    asked = [greedy(name, shared + random_prompt(20, name)) for name in "abc"]
+    tiny_worker(tmp_path).serve([[greedy("before", shared)]])
+    inbox = tiny_worker(tmp_path).serve([asked])
+    alone = [in_turn(tiny_worker(), each) for each in asked]
+    assert [inbox.tokens(each.request_id) for each in asked] == [
+        one.tokens(each.request_id) for one, each in zip(alone, asked, strict=True)
+    ]
+    told = [report(inbox, each.request_id) for each in asked]
+    assert sorted((each.disk_tokens, each.shared_tokens) for each in told) == [(0, 300), (0, 300), (300, 0)]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
     alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))

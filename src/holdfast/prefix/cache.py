@@ -111,7 +111,7 @@ class PrefixCache:
         asked_at = time.perf_counter()
         plan = self._plan(chain, tenant)
         lookup = Lookup(chain=chain, tenant=tenant, plan=plan, hold=self._index.pinned(plan), asked_at=asked_at)
-        lookup.may_move = may_move
+        lookup.may_move, lookup.in_blocks_only = may_move, in_blocks_only
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
         self._fetch(lookup)
@@ -169,6 +169,7 @@ class PrefixCache:
         plan = lookup.plan
         if lookup.cached_tokens == 0:
             return None
+        self.live.join(lookup)
         blocks: list[KVBlock] = []
         for piece in lookup.missing_pieces:
             kept = lookup.fetched[piece.key]

@@ -51,6 +51,16 @@ class LiveTier:
         claim.use = self._use_of(claim, may_move=lookup.may_move)
         return claim
 
+    def join(self, lookup: Lookup) -> None:
+        """Have a lookup that found blocks only share what is live by now: somebody has begun from the same ones meanwhile."""
+        wanted = lookup.plan.tokens
+        if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
+            return
+        chain, tokens = self._chains.longest(lookup.chain[: wanted * TOKEN_BYTES], tenant=lookup.tenant)
+        if chain is not None and chain.state is not None and chain.state.can_share and tokens >= LEAST_SHARED_TOKENS:
+            lookup.base = LiveClaim(chain=chain, tokens=tokens)
+            chain.claims.append(lookup.base)
+
     def base(self, lookup: Lookup) -> LiveBase | None:
         """The live state that a lookup has claimed, for the engine. What is moved is the sequence's own from now on."""
         claim = lookup.base

@@ -26,6 +26,7 @@ class Lookup:
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Payload] = field(default_factory=dict)
     fetched_at: float | None = None  # None: not all of it is there yet
+    in_blocks_only: bool = False  # not from live states
     may_move: bool = True  # whether a parked state may be handed over
     base: LiveClaim | None = None  # on a live chain to begin from
 
