@@ -71,7 +71,7 @@ and says so. Before sums and counts it thinks, in `<think>` marks. What it was m
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn and what is wrong with its answer (empty: nothing)."""
+    """One turn, its answer with the thought before it, and what is wrong with it (empty: nothing)."""
 
     opening: Opening
     answer: str
@@ -90,6 +90,7 @@ def conversation(llm: LLM) -> Iterator[Turn]:
         messages.append({"role": "user", "content": opening.text})
         answer = llm.chat(messages, temperature=0, max_tokens=MOST_TOKENS + 1)
         messages.append({"role": "assistant", "content": answer.text})
+        thought = f"<think>\n{answer.reasoning.strip()}\n</think>\n\n" if answer.reasoning else ""
         wrong = fault(
             opening.kind,
             said_until(number),
@@ -98,7 +99,7 @@ def conversation(llm: LLM) -> Iterator[Turn]:
             tokens=answer.completion_tokens,
             ended=answer.finish_reason == "stop",
         )
-        yield Turn(opening, answer.text, wrong)
+        yield Turn(opening, thought + answer.text, wrong)
 
 
 def as_document(turns: list[Turn]) -> str:
