@@ -47,7 +47,7 @@ async def sample_of(name: str, folder: Path, server: NullServer) -> Sample:
 @pytest.mark.parametrize("name", SMALL)
 async def test_a_scenario_gives_figures_that_can_be_shown(name: str, tmp_path: Path) -> None:
     sample = await sample_of(
-        name, tmp_path, NullServer(token_seconds=0.0005, prompt_token_seconds=0.005 if name == "salvage" else 0.0001)
+        name, tmp_path, NullServer(token_seconds=0.0005, prompt_token_seconds=0.02 if name == "salvage" else 0.0001)
     )
     assert sample.errors == []
     assert sample.answers

@@ -17,13 +17,10 @@ import xxhash
 
 from holdfast.store.block import Block, BlockKey, Entry
 from holdfast.store.budget import by_place
-from holdfast.store.tables import make_tables, use_write_ahead_log
+from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
 
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
-# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8. What is found wrong here
-# is a DatabaseError without a code.
-DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 
 # The first eight columns of `blocks` are what its seal is over.
 _SCHEMA = """

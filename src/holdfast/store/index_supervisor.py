@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from holdfast.store.folder import StoreFolder
-from holdfast.store.index import DAMAGE_SIGNS, INDEX_FORMAT, BlockIndex
+from holdfast.store.index import INDEX_FORMAT, BlockIndex
 from holdfast.store.reconcile import Gone, reconcile
+from holdfast.store.tables import DAMAGE_SIGNS
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS = 4

@@ -15,7 +15,7 @@ import xxhash
 from holdfast.claims import Claim, claim, sweep
 from holdfast.store.block import StoreRefused
 from holdfast.store.folder import StoreFolder
-from holdfast.store.tables import make_tables, use_write_ahead_log
+from holdfast.store.tables import DAMAGE_SIGNS, make_tables, use_write_ahead_log
 
 _FOLDER: Final = "responses"
 _FORMAT: Final = 1
@@ -91,8 +91,10 @@ class ResponseDatabase:
             if self._database is None:
                 self._database = self._open()
             yield self._database
-        except sqlite3.DatabaseError as error:
-            if type(error) is not sqlite3.DatabaseError:  # full, locked, read-only, …: not its own fault
+        except DAMAGE_SIGNS as error:
+            if (
+                isinstance(error, sqlite3.Error) and type(error) is not sqlite3.DatabaseError
+            ):  # the disk
                 raise
             self._set_aside(error)
             raise FileDamaged from error
@@ -152,7 +154,7 @@ class ResponseDatabase:
         dead = [run for run in runs if run[0] not in living]
         database.executemany("UPDATE records SET run = NULL, is_lost = 1 WHERE run = ?", dead)
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+    def _set_aside(self, error: Exception) -> None:
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -178,7 +180,7 @@ def clear_responses(folder: Path) -> None:
             for table in ("items", "records"):
                 database.execute(f"DELETE FROM {table}")
             database.execute("VACUUM")
-    except sqlite3.DatabaseError:
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         path.unlink(missing_ok=True)
 
 

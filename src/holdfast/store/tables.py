@@ -6,6 +6,9 @@ import random
 import sqlite3
 import time
 
+# Python decodes SQLite's texts, messages too: those of a damaged file need not be UTF-8. What is found wrong here
+# is a DatabaseError without a code.
+DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
 _RETRY_SECONDS = 0.01
 
 
