@@ -92,9 +92,8 @@ class ResponseDatabase:
                 self._database = self._open()
             yield self._database
         except DAMAGE_SIGNS as error:
-            if (
-                isinstance(error, sqlite3.Error) and type(error) is not sqlite3.DatabaseError
-            ):  # the disk
+            is_damage = type(error) in (sqlite3.DatabaseError, UnicodeDecodeError)
+            if not is_damage:  # it is full, locked, read-only, …: not its own fault
                 raise
             self._set_aside(error)
             raise FileDamaged from error
