@@ -72,6 +72,16 @@ def test_who_begins_together_from_the_same_blocks_on_disk_holds_them_once(tmp_pa
     assert sorted((each.disk_tokens, each.shared_tokens) for each in told) == [(0, 300), (0, 300), (300, 0)]
 
 
+def test_an_agent_that_parts_from_a_parked_ones_prompt_takes_nothing_from_it() -> None:
+    shared, own = random_prompt(1000), {name: random_prompt(40, name) for name in "ab"}
+    first = [greedy(name, shared + own[name]) for name in "ab"]
+    alone = {each.request_id: in_turn(tiny_worker(), each).tokens(each.request_id) for each in first}
+    turns = [greedy(f"{name}2", (*shared, *own[name], *alone[name], 1, 2, 3)) for name in "ab"]
+    inbox = in_turn(tiny_worker(), *first, *turns)
+    assert [report(inbox, name).shared_tokens for name in ("b", "a2", "b2")] == [1000, 0, 0]
+    assert [report(inbox, name).moved_tokens for name in ("b", "a2", "b2")] == [0, 1045, 1045]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_without_room_in_ram_all_comes_from_disk(tmp_path: Path, name: str) -> None:
     alone = in_turn(tiny_worker(name=name), greedy("again", random_prompt(300)))

@@ -54,6 +54,7 @@ class LiveChain:
     tenant: str
     session_id: str = ""  # the session that its last request was of, if any
     chain: bytes | bytearray  # packed
+    prompt_tokens: int = 0  # of its last request
     cursor: Cursor
     state: LiveState | None = None  # None: it is not open yet
     keys: set[BlockKey] = field(default_factory=set)

@@ -21,6 +21,7 @@ from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # fewer are copied
 MOST_LOST_SHARE = 8  # a parked state is moved to who needs all of it but one part in so many, or a block
+CUE_TOKENS = 16  # at a prompt's end, which templates write otherwise once there is an answer
 
 
 class LiveTier:
@@ -75,15 +76,20 @@ class LiveTier:
         return LiveBase(state=chain.state, tokens=tokens, use=claim.use)
 
     def _use_of(self, claim: LiveClaim, *, may_move: bool) -> BaseUse:
-        """A parked state is moved if nobody else wants it and little of it is lost."""
+        """A parked state is moved if nobody else wants it and little of it is lost.
+
+        Who parts from it within its prompt is another agent, to which it may lose nothing where the beginning can be shared.
+        """
         chain, tokens = claim.chain, claim.tokens
         assert chain.state is not None, "a live chain to begin from is gone"
         is_free = all(other.tokens <= tokens and other.use != "moved" for other in chain.claims if other is not claim)
         lost = chain.state.tokens - tokens
         is_little = lost <= max(BLOCK_TOKENS, tokens // MOST_LOST_SHARE)
-        if claim.needs_end or (may_move and chain.is_parked and is_free and is_little):
+        can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
+        goes_on = tokens >= chain.prompt_tokens - CUE_TOKENS or not can_share
+        if claim.needs_end or (may_move and chain.is_parked and is_free and is_little and goes_on):
             return "moved"
-        return "shared" if chain.state.can_share and tokens >= LEAST_SHARED_TOKENS else "copied"
+        return "shared" if can_share else "copied"
 
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
         """A sequence is open: its chain is live from now on. Returns it: `live`, or the one that it has taken over.
@@ -95,7 +101,7 @@ class LiveTier:
         if claim is not None and claim.use == "moved":
             taken = claim.chain
             taken.chain, taken.cursor, taken.is_parked = live.chain, live.cursor, False
-            taken.request_id, taken.session_id = live.request_id, live.session_id
+            taken.request_id, taken.session_id, taken.prompt_tokens = live.request_id, live.session_id, live.prompt_tokens
             live = taken
         else:
             self._chains.add(live)

@@ -120,6 +120,7 @@ class CacheSteps:
                 tenant=request.tenant,
                 session_id=request.session_id,
                 chain=sequence.chain,
+                prompt_tokens=len(request.prompt_token_ids),
                 cursor=sequence.cursor,
             )
             sequence.live = self._cache.live.begin(lookup, live, state)
