@@ -31,7 +31,7 @@ def test_a_model_that_is_wanted_is_loaded_where_there_is_room_and_nobody_else_is
 
 def test_the_longest_unused_makes_room_and_is_gone_before_the_next_is_loaded() -> None:
     models = [ready("a", used_at=2), ready("b", used_at=1), wanted("c")]
-    assert decide(models, TWO, now=3) == Verdict(unload=("b",))
+    assert decide(models, TWO, now=3) == Verdict(unload=("b",), makes_room={"b": "c"})
     stopping = [models[0], replace(models[1], phase="stopping"), models[2]]
     assert decide(stopping, TWO, now=3) == Verdict()
     assert decide([models[0], replace(models[1], phase="unloaded"), models[2]], TWO, now=3) == Verdict(load=("c",))
@@ -40,15 +40,15 @@ def test_the_longest_unused_makes_room_and_is_gone_before_the_next_is_loaded() -
 def test_nobody_goes_for_a_model_that_is_used_until_its_turn_is_over_and_then_it_is_drained() -> None:
     models = [ready("a", leases=1, ready_at=5), ready("b", leases=3, ready_at=4), wanted("c")]
     assert decide(models, TWO, now=6) == Verdict(look_again_at=14)
-    assert decide(models, TWO, now=14) == Verdict(drain=frozenset("b"))
+    assert decide(models, TWO, now=14) == Verdict(drain=frozenset("b"), makes_room={"b": "c"})
     drained = [models[0], replace(models[1], leases=0, waiting_since=2), models[2]]
-    assert decide(drained, TWO, now=20) == Verdict(unload=("b",))
+    assert decide(drained, TWO, now=20) == Verdict(unload=("b",), makes_room={"b": "c"})
 
 
 def test_no_more_go_than_have_to() -> None:
     limits = PlaceLimits(memory_bytes=100)
     models = [ready("small", used_at=1), ready("large", used_at=2, footprint_bytes=80), wanted("c", footprint_bytes=60)]
-    assert decide(models, limits, now=3) == Verdict(unload=("large",))
+    assert decide(models, limits, now=3) == Verdict(unload=("large",), makes_room={"large": "c"})
 
 
 def test_nobody_goes_while_that_would_not_be_enough() -> None:
@@ -60,13 +60,13 @@ def test_nobody_goes_while_that_would_not_be_enough() -> None:
 def test_pinned_models_stay_and_whom_they_leave_no_room_is_told() -> None:
     models = [ready("a", is_pinned=True), ready("b", is_pinned=True), wanted("c")]
     assert decide(models, TWO, now=99) == Verdict(blocked=("c",))
-    assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(unload=("b",))
+    assert decide([models[0], ready("b"), wanted("c")], TWO, now=99) == Verdict(unload=("b",), makes_room={"b": "c"})
 
 
 def test_a_model_larger_than_the_budget_is_tried_when_it_is_alone() -> None:
     limits = PlaceLimits(memory_bytes=5)
     assert decide([wanted("a")], limits, now=0) == Verdict(load=("a",))
-    assert decide([ready("b"), wanted("a")], limits, now=0) == Verdict(unload=("b",))
+    assert decide([ready("b"), wanted("a")], limits, now=0) == Verdict(unload=("b",), makes_room={"b": "a"})
 
 
 def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> None:
@@ -77,11 +77,16 @@ def test_an_unused_model_goes_when_its_time_is_over_or_at_once_or_never() -> Non
         assert decide([kept], TWO, now=999) == Verdict()
 
 
+def test_a_model_that_is_asked_to_go_goes_when_nobody_uses_it_any_more() -> None:
+    assert decide([ready("a", is_to_go=True)], TWO, now=5) == Verdict(unload=("a",))
+    assert decide([ready("a", is_to_go=True, leases=1)], TWO, now=5) == Verdict(drain=frozenset("a"))
+
+
 def test_who_came_first_is_not_passed_by_one_that_needs_less() -> None:
     limits = PlaceLimits(memory_bytes=100, turn_seconds=10)
     models = [ready("a", leases=1, footprint_bytes=80), wanted("large", 1, footprint_bytes=60), wanted("small", 2)]
     assert decide(models, limits, now=0) == Verdict(look_again_at=10)
-    assert decide(models, limits, now=10) == Verdict(drain=frozenset("a"))
+    assert decide(models, limits, now=10) == Verdict(drain=frozenset("a"), makes_room={"a": "large"})
     gone = [replace(models[0], phase="unloaded"), *models[1:]]
     assert decide(gone, limits, now=11) == Verdict(load=("large", "small"))
 
@@ -89,7 +94,7 @@ def test_who_came_first_is_not_passed_by_one_that_needs_less() -> None:
 def test_a_place_that_comes_free_is_not_made_free_twice() -> None:
     stopping = Candidate(name="a", phase="stopping", footprint_bytes=10, waiting_since=3)
     assert decide([stopping, ready("b"), wanted("c", 2)], TWO, now=0) == Verdict()  # c takes a's place
-    assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0) == Verdict(unload=("b",))  # a has it again
+    assert decide([stopping, ready("b"), wanted("c", 4)], TWO, now=0).unload == ("b",)  # a has it again
 
 
 @dataclass

@@ -16,8 +16,8 @@ from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.zmq_client import ZmqEngineClient
 from holdfast.messages.events import Finished, TokensGenerated
 from holdfast.messages.prompt_keys import STEP_TOKENS
-from holdfast.residency.residency import Residency
 from tests.fakes.fake_engine import expected_tokens
+from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
 
 
@@ -26,15 +26,15 @@ async def collected(stream: EventStream) -> list[RequestEvent]:
 
 
 @asynccontextmanager
-async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[Residency]:
-    made = Residency({"m": fake_settings(behaviour, residency=settings)})
+async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[OneModel]:
+    made = OneModel(fake_settings(behaviour, residency=settings))
     await made.start()
     try:
         yield made
     finally:
         await made.stop()
         (status,) = made.statuses()
-        assert (status.state, status.pid) == ("stopped", None)
+        assert (status.state, status.pid) == ("unloaded", None)
 
 
 async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:

@@ -1,7 +1,7 @@
 """Who is loaded and who must go: one pure decision over all models. No clock, no process, no task.
 
-A model that somebody wants takes a place: one of `max_loaded`, and so many bytes of `memory_bytes`. Those who want one are served in
-the order in which they came. Room is made by models that nobody uses, the longest unused first. If that is not enough, a model
+A model that somebody wants takes a place: one of `max_loaded`, and some of `memory_bytes`. Those who want one are served in the
+order in which they came. Room is made by models that nobody uses, the longest unused first. If that is not enough, a model
 that has had its turn is *drained*: it is given no new requests, and goes when those that run have ended. So nobody starves, and
 nothing is unloaded that somebody uses.
 """
@@ -9,8 +9,8 @@ nothing is unloaded that somebody uses.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Phase: TypeAlias = Literal["unloaded", "loading", "ready", "stopping"]
@@ -25,6 +25,7 @@ class Candidate:
     footprint_bytes: int  # of memory, when it is loaded: measured, or an estimate
     leases: int = 0  # requests that use it, or wait only until it is loaded
     is_pinned: bool = False
+    is_to_go: bool = False  # somebody has asked for that
     idle_seconds: float | None = None  # how long it stays unused; None: for ever
     used_at: float = 0.0  # when it was used last, or became ready if that is later
     ready_at: float = 0.0  # when it became ready, and its turn began
@@ -46,14 +47,20 @@ class Verdict:
 
     load: tuple[str, ...] = ()
     unload: tuple[str, ...] = ()
+    makes_room: Mapping[str, str] = field(default_factory=dict)  # of those that are unloaded or drained: for whom
     drain: frozenset[str] = frozenset()
-    blocked: tuple[str, ...] = ()  # can have no place, as pinned models leave none
+    blocked: tuple[str, ...] = ()  # wanted, and can have no place, as pinned models leave none
     look_again_at: float = math.inf  # when the passing of time alone may change this
 
 
 def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
     """What to do, as things are at the time `now`. What is loading or stopping has its place until that has ended."""
     return _Decision(models, limits, now=now).verdict()
+
+
+def idle_until(model: Candidate) -> float:
+    """When an unused model goes, if it is not used before."""
+    return math.inf if model.idle_seconds is None else model.used_at + model.idle_seconds
 
 
 class _Decision:
@@ -63,35 +70,39 @@ class _Decision:
         self._reserved: list[Candidate] = []  # for whom room is being made
         self._unload: list[Candidate] = []
         self._drain: list[Candidate] = []
+        self._makes_room: dict[str, str] = {}
         self._blocked: list[Candidate] = []
         self._look_again_at = math.inf
 
     def verdict(self) -> Verdict:
         """The decision, which is made only once."""
-        self._end_idle()
+        for model in self._models:
+            if model.is_to_go and model.phase == "ready":
+                (self._drain if model.leases else self._unload).append(model)
+            elif _is_unused(model):
+                self._end_idle(model)
         waiting = [model for model in self._models if model.waiting_since is not None and model.phase == "unloaded"]
         for model in sorted(waiting, key=_number):
-            if not _fits(model, [other for other in self._models if other.is_pinned and other is not model], self._limits):
+            pinned = [other for other in self._models if other.is_pinned and other.phase != "unloaded"]
+            if not _fits(model, pinned, self._limits):
                 self._blocked.append(model)
             elif not self._find_place(model):
                 break  # whoever came later has to wait, or the first would wait for ever
         return Verdict(
             load=_names(self._load),
             unload=_names(self._unload),
+            makes_room=self._makes_room,
             drain=frozenset(_names(self._drain)),
             blocked=_names(self._blocked),
             look_again_at=self._look_again_at,
         )
 
-    def _end_idle(self) -> None:
-        for model in self._models:
-            if model.idle_seconds is None or not _is_unused(model):
-                continue
-            ends_at = model.used_at + model.idle_seconds
-            if ends_at <= self._now:
-                self._unload.append(model)
-            else:
-                self._look_again_at = min(self._look_again_at, ends_at)
+    def _end_idle(self, model: Candidate) -> None:
+        ends_at = idle_until(model)
+        if ends_at <= self._now:
+            self._unload.append(model)
+        else:
+            self._look_again_at = min(self._look_again_at, ends_at)
 
     def _find_place(self, model: Candidate) -> bool:
         """Load it, or make room for it. False when that cannot be done yet."""
@@ -104,6 +115,7 @@ class _Decision:
         if chosen is None:
             self._look_again_when_turns_end()
             return False
+        self._makes_room |= {victim.name: model.name for victim in chosen}
         self._unload += [victim for victim in chosen if victim in idle]
         self._drain += [victim for victim in chosen if victim in busy]
         self._reserved.append(model)

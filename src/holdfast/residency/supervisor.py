@@ -17,7 +17,7 @@ from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from holdfast.worker.assignment import WorkerSettings
 
-ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
@@ -37,7 +37,7 @@ class WorkerSupervisor:
     def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
         self.created = int(time.time())  # Unix time
-        self._state: ModelState = "loading"
+        self._state: WorkerState = "loading"
         self.info: ModelInfo | None = None
         self.restarts = {"died": 0, "hung": 0}  # by cause
         self._settings, self._on_progress = settings, on_progress
@@ -48,7 +48,7 @@ class WorkerSupervisor:
         self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
-    def state(self) -> ModelState:
+    def state(self) -> WorkerState:
         """How the model is doing. A worker that is gone is one to be restarted from that moment on."""
         return "restarting" if self._state == "ready" and self.client is None else self._state
 
