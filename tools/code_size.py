@@ -15,7 +15,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
 MOST_CODE_LINES = 36_500
 MOST_CLASSES = 760
-MOST_CLASSES = 725
 
 _NO_CODE = {
     tokenize.COMMENT,
