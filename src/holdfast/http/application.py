@@ -51,7 +51,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     middleware = [
         Middleware(request_lines, metrics=services.metrics, traces=services.traces),
         *_cors(services.server.cors_origins),
-        Middleware(Guard, server=services.server, dialects=table),
+        Middleware(Guard, server=services.server, dialects=table, drain=services.drain),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
     app = Starlette(

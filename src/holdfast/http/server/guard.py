@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.config import ServerSettings
 from holdfast.http.server.api_key import KEY_HEADERS, given_keys, opens
 from holdfast.http.server.dialect import DialectTable
+from holdfast.http.server.drain import Drain
 from holdfast.http.server.errors import answer_of
 from holdfast.http.server.extensions import SESSION_HEADER, TENANT_HEADER
 from holdfast.http.server.host_header import host_name, is_address, is_loopback, normal_name
@@ -24,8 +25,8 @@ _ONCE = frozenset(
 class Guard:
     """ASGI middleware that stands before all endpoints, and that gives them the path that was meant."""
 
-    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable) -> None:
-        self._app, self._dialects = app, dialects
+    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable, drain: Drain) -> None:
+        self._app, self._dialects, self._drain = app, dialects, drain
         self._api_key = server.api_key
         self._any_host = "*" in server.allowed_hosts
         self._hosts = _LOOPBACK | {normal_name(name) for name in (server.host, *server.allowed_hosts)}
@@ -39,7 +40,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path = self._dialects.served_path(scope["path"])
-        refusal = self._refusal(path, scope["headers"])
+        refusal = self._refusal(path, scope["headers"]) or self._drain.refusal(scope["method"], path)
         if refusal is None:
             scope["path"] = path
             await self._app(scope, receive, send)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
+from holdfast.http.server.drain import Drain
 from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
@@ -79,6 +80,7 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    drain: Drain = field(default_factory=Drain)
 
 
 _LOADING = frozenset({"loading", "restarting"})
