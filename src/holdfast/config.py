@@ -43,7 +43,7 @@ def _setting(
     default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, off: bool = False, secret: bool = False
 ) -> T:
     """A field with what readers and documentation need. `off`: that word stands for 0, while 0 itself stands for `auto`, as in
-    every setting that may be None, for which people write `auto`: Holdfast decides.
+    every setting that may be None, for which people write `auto`: Holdfast decides. A duration that may be is written `never`.
     """
     metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "off": off, "secret": secret}
     made: T = field(default=default, metadata=metadata, repr=not secret)
@@ -101,7 +101,9 @@ class ServerSettings:
 class ModelSettings:
     """Which model is loaded, and how."""
 
-    path: str = _setting("", "Model folder or Hub id; empty: the bundled demo model.", flag="MODEL")
+    path: str = _setting(
+        "", "Model folder, Hub id or name in `models.toml`; empty: all models, or the bundled demo model.", flag="MODEL"
+    )
     name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
     revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
     dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
@@ -141,11 +143,30 @@ DEFAULT_MODEL = ModelSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogSettings:
+    """Which models are served where no single one is named."""
+
+    file: str = _setting(
+        "", "File with the models to serve; empty: `models.toml` in the folder of settings, if it is there.", flag="--models"
+    )
+    folders: tuple[str, ...] = _setting(
+        ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
+        "Folders in which models are looked for, each as FOLDER/MODEL or FOLDER/OWNER/MODEL; empty: none.",
+    )
+    hub_cache: bool = _setting(True, "Whether the models in the Hub's cache are served as well.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencySettings:
     """How the front looks after its workers."""
 
     load_seconds: float = _setting(
         60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+    )
+    idle_seconds: float | None = _setting(
+        None,
+        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all.",
+        limits=Limits(at_least=0),
     )
     unread_bytes: int = _setting(
         256 << 10,
@@ -304,6 +325,7 @@ class Settings:
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
+    catalog: CatalogSettings = CatalogSettings()
     residency: ResidencySettings = ResidencySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -356,12 +378,15 @@ def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> P
     """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
-    places = [(folder or Path.cwd()) / "holdfast.toml"]
+    places = [folder or Path.cwd(), *config_folders(environ)]
+    return next((file for place in places if (file := place / "holdfast.toml").is_file()), None)
+
+
+def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The user's folder of settings, ~/.config/holdfast; none for a user without a home. It need not be there."""
     if environ.get("XDG_CONFIG_HOME"):
-        places.append(Path(environ["XDG_CONFIG_HOME"]) / "holdfast" / "holdfast.toml")
-    elif environ.get("HOME"):
-        places.append(Path(environ["HOME"]) / ".config" / "holdfast" / "holdfast.toml")
-    return next((place for place in places if place.is_file()), None)
+        return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)
+    return (Path(environ["HOME"]) / ".config" / "holdfast",) if environ.get("HOME") else ()
 
 
 def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> EffectiveSettings:
