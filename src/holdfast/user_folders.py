@@ -1,4 +1,4 @@
-"""Where Holdfast keeps things: what it may lose among the caches of the user who runs it, logs and reports in a state folder."""
+"""Where Holdfast keeps things: what it may lose (among the user's caches), what it is told (settings), what it tells (state)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def state_folder(environ: Mapping[str, str]) -> Path:
 def logs_folder(environ: Mapping[str, str]) -> Path:
     """The folder for log files. Raises RuntimeError as above."""
     return state_folder(environ) / "logs"
+
+
+def configuration_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder among the user's settings. It need not be there. Raises RuntimeError for a user without a home."""
+    if environ.get("XDG_CONFIG_HOME"):
+        return Path(environ["XDG_CONFIG_HOME"]).absolute() / "holdfast"
+    return (Path(environ["HOME"]) if environ.get("HOME") else Path.home()) / ".config" / "holdfast"
 
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:

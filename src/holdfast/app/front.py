@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,11 +24,12 @@ import uvloop
 from holdfast import __version__
 from holdfast.app.addresses import lan_addresses
 from holdfast.app.ready import ReadyServer, announce
-from holdfast.app.reload import Hangups, ReloadedSettings
+from holdfast.app.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.app.run_folder import run_folder
 from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
+from holdfast.key_file import key_file_of, read_keys
 from holdfast.models.download import resolve_model, served_id
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
@@ -61,13 +63,14 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
+    _check_keys(settings)
     folder = resolve_model(settings.model, progress=progress)
     try:
         with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            reloads = [ReloadedSettings(effective).reload, *([certificate.reload] if certificate is not None else ())]
             front = Front(settings, folder, progress=progress, started_at=started_at, certificate=certificate)
             front.tells_of_itself(private, log_file=log_file)
-            runner.run(front.serve(lambda: hangups.reload_on(reloads)))
+            front.reloads.append(ReloadedSettings(effective).reload)
+            runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
     except WorkerUnavailable as error:
         logger.error("%s", error)
         return BROKEN
@@ -87,6 +90,7 @@ class Front:
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
+        self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
         self._folder_of_record: Path | None = None
         self._log_file: LogFile | None = None
         self._model = served_id(settings.model)
@@ -136,6 +140,7 @@ class Front:
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
+            self.reloads.append(partial(reload_keys, app.state.services.keys))
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
             listening = asyncio.Event()
@@ -187,15 +192,17 @@ class Front:
         figures = (await self._residency.statistics()).get(self._model)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
+        server = self._settings.server
+        needs_key = bool(server.api_key) or key_file_of(server.keys_file, os.environ) is not None
         ready = ReadyServer(
             url=url,
             model=self._model,
             info=(await self._residency.client(self._model)).info,
             ready_seconds=time.monotonic() - self._started_at,
-            needs_key=bool(self._settings.server.api_key),
+            needs_key=needs_key,
             store_folder=self._settings.store.folder,
             lan_urls=_lan_urls(listens_on, url),
-            is_open=not self._settings.server.api_key and not is_loopback(listens_on),
+            is_open=not needs_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
         )
         self._was_ready = True
@@ -269,6 +276,12 @@ def _certificate(settings: Settings) -> ServerCertificate | None:
     from holdfast.http.server.tls import certificate_of
 
     return certificate_of(settings.server)
+
+
+def _check_keys(settings: Settings) -> None:
+    """Read before all that takes its time. Raises ConfigError."""
+    if (path := key_file_of(settings.server.keys_file, os.environ)) is not None:
+        read_keys(path)
 
 
 def _with_store_folder(settings: Settings) -> Settings:

@@ -8,11 +8,14 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.config import EffectiveSettings, value_of
 from holdfast.errors import ConfigError
 from holdfast.telemetry.logs import set_level
+
+if TYPE_CHECKING:
+    from holdfast.http.server.key_ring import KeyRing
 
 Reload: TypeAlias = Callable[[], None]  # takes in one thing anew, in the loop, and says in one line of the log what came of it
 
@@ -44,6 +47,14 @@ class ReloadedSettings:
         ]
         needs = f"; changed, but only after a restart: {', '.join(changed)}" if changed else ""
         _log.warning("%s%s", said, needs) if changed else _log.info("%s", said)
+
+
+def reload_keys(keys: KeyRing) -> None:
+    """Read the file of API keys again; if it cannot be used, they stay as they are."""
+    try:
+        _log.info("%s", keys.reload())
+    except ConfigError as error:
+        _log.error("%s", error)
 
 
 class Hangups:
