@@ -59,6 +59,12 @@ class ServerSettings:
         8321, "Port to listen on; 0 takes a free one.", flag="--port", short="-p", limits=Limits(at_least=0, at_most=65535)
     )
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
+    keys_file: str = _setting(
+        "auto", "File of named API keys, as `holdfast keys` writes it. `auto`: your own, if there is one; `off`: none."
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are believed; empty: nobody's are."
+    )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
@@ -211,12 +217,28 @@ class SchedulerSettings:
     expected_output_tokens: int = _setting(
         1024, "Tokens of answer reserved at admission; it grows past that.", limits=Limits(at_least=1)
     )
+    aging_seconds: float = _setting(
+        60.0,
+        "How long a request of a batch waits, while others run, before it counts as an interactive one.",
+        limits=Limits(at_least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
     """What one request may ask for."""
 
+    max_requests_per_key: int = _setting(
+        0,
+        "Most answers that one API key may have running or waiting at once; more get a 429. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
+    max_requests_per_address: int = _setting(0, "The same for one client address, whatever its keys.", limits=Limits(at_least=0))
+    request_seconds: float = _setting(
+        0.0,
+        "How long a request may take, waiting included, before it ends with an error; clients may ask for less. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
     max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
@@ -317,6 +339,17 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    file: str = _setting(
+        "off",
+        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none.",
+        flag="--log-file",
+    )
+    file_bytes: int = _setting(
+        10 * _MIB, "Size at which that file is set aside and a new one is begun.", limits=Limits(at_least=1 << 16)
+    )
+    old_files: int = _setting(
+        4, "How many that were set aside are kept; the oldest goes first.", limits=Limits(at_least=1, at_most=100)
+    )
     traces: bool = _setting(
         False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
     )
@@ -339,11 +372,25 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsSources:
+    """Where settings are read from. `flags`: key → value; one of None was not given. No file: none is read."""
+
+    file: Path | None
+    environ: Mapping[str, str] = field(repr=False)
+    flags: Mapping[str, object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
     """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL"."""
 
     settings: Settings
     origins: Mapping[str, str]
+    sources: SettingsSources
+
+    def read_again(self) -> EffectiveSettings:
+        """The settings as the same sources say them now. Raises ConfigError."""
+        return load_settings(file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags)
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -397,7 +444,8 @@ def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mappi
     settings = Settings(**{section: slice_type(**values[section]) for section, slice_type in _sections().items()})
     origins = {key: given[key].origin if key in given else "default" for key in specs}
     _check_together(settings, origins)
-    return EffectiveSettings(settings=settings, origins=origins)
+    sources = SettingsSources(file=file, environ=environ, flags=flags)
+    return EffectiveSettings(settings=settings, origins=origins, sources=sources)
 
 
 def value_of(settings: Settings, key: str) -> Any:

@@ -100,6 +100,14 @@ class ModelPinned(InvalidRequest):
         super().__init__(f"model {model!r} is pinned, and stays loaded; unpin it first", field="model")
 
 
+class ServerStopping(WorkerUnavailable):
+    """The server is about to end and takes no new requests: 503 with Retry-After."""
+
+    def __init__(self, *, retry_after_seconds: float) -> None:
+        super().__init__(f"the server is stopping and takes no new requests; try again in {retry_after_seconds:.0f} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
 class GenerationFailed(HoldfastError):
     """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ModelSettings, ResidencySettings, StoreSettings
-from holdfast.link.client import EngineClient
+from holdfast.link.model_client import ModelClient
 from holdfast.models.device_memory import MemoryShare
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.model_slot import ModelFiles
@@ -58,7 +58,7 @@ class OneModel(Residency):
         )
         self._held = AsyncExitStack()
 
-    async def client(self, model: str, sequences: int = 1) -> EngineClient:
+    async def client(self, model: str, sequences: int = 1) -> ModelClient:
         """The link to its worker, which is waited for."""
         return await self._held.enter_async_context(self.lease(model, sequences))
 

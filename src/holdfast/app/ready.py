@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.config import LogSettings
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.figures import CacheFigures
+from holdfast.telemetry.log_file import OFF
 
 logger = logging.getLogger("holdfast.app")
 OPEN = (
@@ -44,13 +45,14 @@ class ReadyServer:
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
-    """A short block on standard output for people; one log line where logs are JSON."""
-    if log.format == "json":
+    """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
+    if log.format == "json" or log.file not in ("", OFF):
         urls = ", ".join((ready.url, *ready.lan_urls))
         what = f"model {ready.model}, layout {ready.info.layout}" if ready.info else f"models {_names(ready)}"
         logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
         if ready.is_open:
             logger.warning(OPEN)
+    if log.format == "json":
         return
     from rich.console import Console
     from rich.markup import escape

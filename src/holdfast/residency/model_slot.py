@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.errors import HoldfastError, ModelLoadError, WorkerUnavailable
-from holdfast.link.client import EngineClient
+from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
 from holdfast.residency.budget import Candidate, Phase
@@ -62,6 +62,7 @@ class ModelSlot:
         self.changes: Counter[str] = Counter()  # loads, failed loads, and unloads by their reason
         self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
         self._earlier_restarts: Counter[str] = Counter()  # of workers before the last load
+        self._earlier_resumed = 0
         self._fetch = fetch
         self.loads = 0  # that were begun
         self.is_launched = asyncio.Event()  # a worker's process is there, or one could not be had
@@ -78,6 +79,11 @@ class ModelSlot:
         """How often a worker was replaced, by cause."""
         now = {"died": 0, "hung": 0} if self.supervisor is None else self.supervisor.restarts
         return {cause: self._earlier_restarts[cause] + count for cause, count in now.items()}
+
+    @property
+    def resumed(self) -> int:
+        """Streams that have gone on with another worker."""
+        return self._earlier_resumed + (0 if self.supervisor is None else self.supervisor.resumed)
 
     @property
     def footprint_bytes(self) -> int:
@@ -189,6 +195,7 @@ class ModelSlot:
         if supervisor is not None:
             await supervisor.stop()
             self._earlier_restarts += Counter(supervisor.restarts)
+            self._earlier_resumed += supervisor.resumed
         self.supervisor, self.phase, self.is_to_go, self.is_drained = None, "unloaded", False, False
 
     async def wait_ready(self) -> None:
@@ -197,7 +204,7 @@ class ModelSlot:
         supervisor = await asyncio.shield(self._launched)
         await supervisor.wait_ready()
 
-    async def client(self, *, sequences: int) -> EngineClient:
+    async def client(self, *, sequences: int) -> ModelClient:
         """The link to its worker, for one who has a lease. Raises WorkerUnavailable, QueueFull."""
         assert self._launched is not None, "no lease without a load"
         supervisor = await asyncio.shield(self._launched)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ResidencySettings
 from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, UnknownModel, WorkerUnavailable
-from holdfast.link.client import EngineClient
+from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, ResidencyFigures, WorkerStatistics
 from holdfast.models.device_memory import MemoryShare, memory_report
@@ -48,6 +48,7 @@ class ModelStatus:
     memory: CacheFigures | None
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
+    resumed: int = 0  # streams that have gone on with another worker
     is_pinned: bool = False
     is_awaited: bool = True  # the server is not ready without it: it is pinned, was named at the start, or is the only one
     idle_seconds_left: float | None = None  # until it is unloaded if nobody uses it; None: it is not going to be
@@ -119,7 +120,7 @@ class Residency:
         await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
 
     @contextlib.asynccontextmanager
-    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[EngineClient]:
+    async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
         """The link to the worker of a model, for so many sequences; it is not unloaded until the lease ends.
 
         A model that is not loaded is, and waited for: until there is room for it, and until it serves.
@@ -239,7 +240,7 @@ class Residency:
         except HoldfastError:
             raise slot.cannot_be_served() from None
 
-    async def _client(self, slot: ModelSlot, sequences: int) -> EngineClient:
+    async def _client(self, slot: ModelSlot, sequences: int) -> ModelClient:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -361,6 +362,7 @@ class Residency:
             memory=figures.memory,
             created=slot.created,
             restarts=slot.restarts,
+            resumed=slot.resumed,
             is_pinned=slot.is_pinned,
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=max(ends_at - asyncio.get_running_loop().time(), 0.0) if is_unused else None,

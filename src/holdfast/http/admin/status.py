@@ -16,6 +16,8 @@ from holdfast.intake.dialects import DialectReport
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE
 
+_STOPPING = "stopping"
+
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written.
@@ -78,7 +80,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
     statuses = services.statuses()
-    status = _status(statuses)
+    status = _STOPPING if services.drain.is_on else _status(statuses)
     models = [_health(model, services.dialects.get(model.id)) for model in statuses]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
 
@@ -98,6 +100,7 @@ async def metrics(request: Request, services: Services) -> Response:
         await services.statistics(),
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
+        resumed={model.id: model.resumed for model in models},
         residency={model.id: model.figures for model in models},
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})

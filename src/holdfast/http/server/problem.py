@@ -15,6 +15,7 @@ from holdfast.errors import (
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
+    ServerStopping,
     SessionRefused,
     TooLargeForMemory,
     UnknownModel,
@@ -71,8 +72,9 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case InvalidRequest():
             return _client_problem(error)
-        case QueueFull():
-            return Problem(status=503, code="queue_full", message=str(error), headers=_later(error.retry_after_seconds))
+        case QueueFull() | ServerStopping():
+            code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
+            return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
         case WorkerUnavailable():
             return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
         case ResponsesUnavailable():
