@@ -51,7 +51,7 @@ async def residency(behaviour: str = "good", *, settings: ResidencySettings | No
     finally:
         await made.stop()
         (status,) = made.statuses()
-        assert (status.state, status.pid) == ("unloaded", None)
+        assert (status.state in ("unloaded", "failed"), status.pid) == (True, None)
 
 
 async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
@@ -157,7 +157,7 @@ async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> 
         outcomes = await asyncio.gather(*(made.client("m") for _ in range(5)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 5
         assert all("the folder is bad" in str(outcome) for outcome in outcomes)
-        with pytest.raises(WorkerUnavailable, match="has failed"):
+        with pytest.raises(WorkerUnavailable, match="the folder is bad"):
             await made.client("m")
         with pytest.raises(ModelLoadError):
             await made.wait_ready()

@@ -203,6 +203,8 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
         assert states(made) == {"a": "unloaded", "b": "unloaded", "c": "ready"}
     async with models(catalog_over("a", "b", "c"), TWO) as made:
         await made.load("a")
+        while not made.statuses()[0].figures.footprint_bytes:  # until its worker has told
+            await asyncio.sleep(0.005)
         await made.load("b")
         assert [made.shares[name].parts for name in "ab"] == [2, 1]
         assert made.shares["b"].taken_bytes > 0

@@ -160,9 +160,8 @@ class Residency:
         try:
             while slot.phase != "unloaded" and slot.loads == load:
                 slot.is_to_go = True
-                changed = self._changed
                 self._look()
-                await changed.wait()
+                await self._changed.wait()
         finally:
             if slot.loads == load and slot.phase in ("loading", "ready"):
                 slot.is_to_go = False

@@ -6,7 +6,7 @@ import contextlib
 import json
 from typing import Literal, TypeAlias
 
-from holdfast.errors import WorkerUnavailable
+from holdfast.errors import UnknownModel, WorkerUnavailable
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, model_of
 from holdfast.residency.residency import ModelStatus
@@ -35,7 +35,7 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
 async def learn_capabilities(model_id: str, services: Services) -> None:
     """Have the files of a model read that say what it can do, if nobody has needed them yet."""
     if model_id not in services.dialects:
-        with contextlib.suppress(WorkerUnavailable):  # they are broken: nothing is known of it
+        with contextlib.suppress(UnknownModel, WorkerUnavailable):  # they are broken: nothing is known of it
             await services.tokenizer_of(model_id)
 
 
