@@ -304,7 +304,8 @@ class Residency:
             if failure is not None and self._slots[gone].phase == "unloaded":
                 logger.info("model %s is loaded again, as the one that it made room for could not be", gone)
                 self._begin(self._load_again(gone), name=f"load of {gone} again")
-        if failure is not None:
+        first = self._first_loads.get(name)
+        if failure is not None and (first is None or first.done()):  # else `wait_ready` tells
             logger.error("model %s could not be loaded: %s", name, failure)
         self._look()
 
