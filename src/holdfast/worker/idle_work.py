@@ -89,6 +89,15 @@ class IdleWork:
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):
                 self._drop(sequence)
 
+    def check_invariants(self) -> None:
+        """Assert that idle work is in the scheduler only while nothing else is there, and that what waits is known."""
+        reading = self._settled()
+        others = [each for each in self._ledger.live() if not each.request.is_idle_work]
+        assert reading is None or not others, "idle work goes on beside a request"
+        assert len(self._waiting) <= MOST_WAITING, "too many conversations wait"
+        idle = [each for each in self._ledger.live() if each.request.is_idle_work]
+        assert all(each is reading or each in self._waiting for each in idle), "idle work is lost"
+
     def _settled(self) -> LiveSequence | None:
         """What is being read ahead, if it has not ended; of what has, the figures are taken."""
         if self._reading is not None and not self._ledger.is_live(self._reading):

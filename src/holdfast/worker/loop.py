@@ -132,6 +132,7 @@ class WorkerLoop:
         """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
         self._ledger.check_invariants()
         self._scheduler.check_invariants()
+        self._idle.check_invariants()
 
     def _receive(self, *, timeout_seconds: float) -> list[Command]:
         self._pulse.rest()
