@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 34_200
-MOST_CLASSES = 700
+MOST_CODE_LINES = 36_500
+MOST_CLASSES = 760
 
 _NO_CODE = {
     tokenize.COMMENT,

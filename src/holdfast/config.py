@@ -44,7 +44,7 @@ def _setting(
     default: T, doc: str, *, flag: str = "", short: str = "", limits: Limits = FREE, off: bool = False, secret: bool = False
 ) -> T:
     """A field with what readers and documentation need. `off`: that word stands for 0, while 0 itself stands for `auto`, as in
-    every setting that may be None, for which people write `auto`: Holdfast decides.
+    every setting that may be None, for which people write `auto`: Holdfast decides. A duration that may be is written `never`.
     """
     metadata = {"doc": doc, "flag": flag, "short": short, "limits": limits, "off": off, "secret": secret}
     made: T = field(default=default, metadata=metadata, repr=not secret)
@@ -60,6 +60,12 @@ class ServerSettings:
         8321, "Port to listen on; 0 takes a free one.", flag="--port", short="-p", limits=Limits(at_least=0, at_most=65535)
     )
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
+    keys_file: str = _setting(
+        "auto", "File of named API keys, as `holdfast keys` writes it. `auto`: your own, if there is one; `off`: none."
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are believed; empty: nobody's are."
+    )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
@@ -102,7 +108,9 @@ class ServerSettings:
 class ModelSettings:
     """Which model is loaded, and how."""
 
-    path: str = _setting("", "Model folder or Hub id; empty: the bundled demo model.", flag="MODEL")
+    path: str = _setting(
+        "", "Model folder, Hub id or name in `models.toml`; empty: all models, or the bundled demo model.", flag="MODEL"
+    )
     name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
     revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
     dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
@@ -147,11 +155,30 @@ DEFAULT_MODEL = ModelSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogSettings:
+    """Which models are served where no single one is named."""
+
+    file: str = _setting(
+        "", "File with the models to serve; empty: `models.toml` in the folder of settings, if it is there.", flag="--models"
+    )
+    folders: tuple[str, ...] = _setting(
+        ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
+        "Folders in which models are looked for, each as FOLDER/MODEL or FOLDER/OWNER/MODEL; empty: none.",
+    )
+    hub_cache: bool = _setting(True, "Whether the models in the Hub's cache are served as well.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencySettings:
     """How the front looks after its workers."""
 
     load_seconds: float = _setting(
         60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
+    )
+    idle_seconds: float | None = _setting(
+        None,
+        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all.",
+        limits=Limits(at_least=0),
     )
     unread_bytes: int = _setting(
         256 << 10,
@@ -182,12 +209,28 @@ class SchedulerSettings:
     expected_output_tokens: int = _setting(
         1024, "Tokens of answer reserved at admission; it grows past that.", limits=Limits(at_least=1)
     )
+    aging_seconds: float = _setting(
+        60.0,
+        "How long a request of a batch waits, while others run, before it counts as an interactive one.",
+        limits=Limits(at_least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
     """What one request may ask for."""
 
+    max_requests_per_key: int = _setting(
+        0,
+        "Most answers that one API key may have running or waiting at once; more get a 429. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
+    max_requests_per_address: int = _setting(0, "The same for one client address, whatever its keys.", limits=Limits(at_least=0))
+    request_seconds: float = _setting(
+        0.0,
+        "How long a request may take, waiting included, before it ends with an error; clients may ask for less. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
     max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
@@ -288,6 +331,17 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    file: str = _setting(
+        "off",
+        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none.",
+        flag="--log-file",
+    )
+    file_bytes: int = _setting(
+        10 * _MIB, "Size at which that file is set aside and a new one is begun.", limits=Limits(at_least=1 << 16)
+    )
+    old_files: int = _setting(
+        4, "How many that were set aside are kept; the oldest goes first.", limits=Limits(at_least=1, at_most=100)
+    )
     traces: bool = _setting(
         False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
     )
@@ -299,6 +353,7 @@ class Settings:
 
     server: ServerSettings = ServerSettings()
     model: ModelSettings = ModelSettings()
+    catalog: CatalogSettings = CatalogSettings()
     residency: ResidencySettings = ResidencySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     limits: LimitsSettings = LimitsSettings()
@@ -309,11 +364,25 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsSources:
+    """Where settings are read from. `flags`: key → value; one of None was not given. No file: none is read."""
+
+    file: Path | None
+    environ: Mapping[str, str] = field(repr=False)
+    flags: Mapping[str, object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
     """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL"."""
 
     settings: Settings
     origins: Mapping[str, str]
+    sources: SettingsSources
+
+    def read_again(self) -> EffectiveSettings:
+        """The settings as the same sources say them now. Raises ConfigError."""
+        return load_settings(file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags)
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -337,12 +406,15 @@ def default_file(environ: Mapping[str, str], *, folder: Path | None = None) -> P
     """The settings file when none is named: HOLDFAST_CONFIG, ./holdfast.toml, or that in ~/.config/holdfast."""
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
-    places = [(folder or Path.cwd()) / "holdfast.toml"]
+    places = [folder or Path.cwd(), *config_folders(environ)]
+    return next((file for place in places if (file := place / "holdfast.toml").is_file()), None)
+
+
+def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The user's folder of settings, ~/.config/holdfast; none for a user without a home. It need not be there."""
     if environ.get("XDG_CONFIG_HOME"):
-        places.append(Path(environ["XDG_CONFIG_HOME"]) / "holdfast" / "holdfast.toml")
-    elif environ.get("HOME"):
-        places.append(Path(environ["HOME"]) / ".config" / "holdfast" / "holdfast.toml")
-    return next((place for place in places if place.is_file()), None)
+        return (Path(environ["XDG_CONFIG_HOME"]) / "holdfast",)
+    return (Path(environ["HOME"]) / ".config" / "holdfast",) if environ.get("HOME") else ()
 
 
 def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> EffectiveSettings:
@@ -364,7 +436,8 @@ def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mappi
     settings = Settings(**{section: slice_type(**values[section]) for section, slice_type in _sections().items()})
     origins = {key: given[key].origin if key in given else "default" for key in specs}
     _check_together(settings, origins)
-    return EffectiveSettings(settings=settings, origins=origins)
+    sources = SettingsSources(file=file, environ=environ, flags=flags)
+    return EffectiveSettings(settings=settings, origins=origins, sources=sources)
 
 
 def value_of(settings: Settings, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of values. Used by `config` only."""
+"""Readers of settings: a TOML file, variables and flags; sizes, durations and other kinds of values."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ class SettingSpec:
     limits: Limits
     auto: bool  # the value may be None, written as auto or 0: Holdfast decides
     off: bool  # the word "off" stands for 0
+    never: bool  # the value may be None, written as never
     secret: bool
 
     @property
@@ -92,20 +93,20 @@ class Given:
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
     """What a dataclass field says about its setting."""
     choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
-    auto = type_hint == int | None
+    auto, never = type_hint == int | None, type_hint == float | None
     if choices:
         kind = "choice"
     elif type_hint is bool:
         kind = "switch"
     elif auto or type_hint is int:
         kind = "size" if key.endswith("_bytes") else "number"
-    elif type_hint is float:
+    elif never or type_hint is float:
         kind = "duration"
     elif type_hint is str:
         kind = "text"
     else:
         kind = "list"
-    return SettingSpec(key=key, kind=kind, default=default, choices=choices, auto=auto, **metadata)
+    return SettingSpec(key=key, kind=kind, default=default, choices=choices, auto=auto, never=never, **metadata)
 
 
 def parse_size(text: str) -> int:
@@ -143,7 +144,7 @@ def describe(spec: SettingSpec, value: Any) -> str:
     if spec.secret:
         return "(set)" if value else ""
     if value is None:
-        return "auto"
+        return "never" if spec.never else "auto"
     if spec.off and value == 0:
         return "off"
     match spec.kind:
@@ -175,12 +176,13 @@ def allowed(spec: SettingSpec) -> str:
         "size": "a size such as 512MB or 8 GiB",
         "duration": "seconds or a duration such as 250 ms",
     }
-    return nouns[spec.kind] + spec.limits.in_words() + (", auto or off" if spec.off else ", or auto" if spec.auto else "")
+    words = ", auto or off" if spec.off else ", or auto" if spec.auto else ", or never" if spec.never else ""
+    return nouns[spec.kind] + spec.limits.in_words() + words
 
 
 def convert(spec: SettingSpec, given: Given) -> Any:
     """The value in the setting's own type, checked. Raises ConfigError."""
-    if spec.auto and given.value == "auto":
+    if (spec.auto and given.value == "auto") or (spec.never and given.value == "never"):
         return None
     if spec.off and given.value == "off":
         return 0
@@ -258,7 +260,7 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
         place = _place(text, origin, section=section)
         if section not in sections:
             raise ConfigError(
-                f"unknown section [{section}] ({place}){_nearest(section, sections)}; sections: {', '.join(sections)}"
+                f"unknown section [{section}] ({place}){did_you_mean(section, sections)}; sections: {', '.join(sections)}"
             )
         if not isinstance(table, dict):
             raise ConfigError(f"{section} is a section: write [{section}] and its settings beneath ({place})")
@@ -296,10 +298,11 @@ def given_by_flags(specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
 
 
 def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigError:
-    return ConfigError(f"unknown {noun} {name} ({place}){_nearest(name, known)}; `holdfast config` lists all settings")
+    return ConfigError(f"unknown {noun} {name} ({place}){did_you_mean(name, known)}; `holdfast config` lists all settings")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that is nearest to one that is none, as the end of a sentence; empty where none is near."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if not near:  # the right name in the wrong section, or in no section

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -36,6 +37,18 @@ WITH_JSON = (
     ("puzzled", 0.26),
 )
 """Of the third continued training: JSON as the answer, and what nobody understands."""
+
+WITH_FORMS = (
+    ("replay", 0.33),
+    ("short", 0.1),
+    ("several", 0.08),
+    ("files", 0.03),
+    ("tools", 0.05),
+    ("json", 0.06),
+    ("forms", 0.14),
+    ("puzzled", 0.28),
+)
+"""Of the fourth: calls that are forced, of classes with fields, end."""
 
 
 def several_requests(rng: Random, tools: list[odd_tools.OddTool]) -> tuple[str, list[list[dict[str, Any]]]]:
@@ -233,6 +246,7 @@ def drawn(rng: Random, kind: str) -> Conversation | PlainText:
         "files": file_talk,
         "words": word_talk,
         "json": json_answers.json_talk,
+        "forms": partial(json_answers.forced_talk, called=0.75),
         "puzzled": puzzled_talk,
     }[kind]
     while True:
@@ -255,3 +269,8 @@ def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
 def with_json_at(rng: Random, done: float) -> Conversation | PlainText:
     """A conversation of the third continued training; it does not depend on how much is done."""
     return _of_shares(rng, WITH_JSON)
+
+
+def with_forms_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the fourth continued training; it does not depend on how much is done."""
+    return _of_shares(rng, WITH_FORMS)

@@ -294,20 +294,58 @@ def _any_request(rng: Random) -> str:
     return wide_phrase(rng, 6) if kind < 0.85 else rng.choice(_BARE)
 
 
-def forced_talk(rng: Random) -> Conversation:
-    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not the model's own."""
+def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
+    """Any request, and an answer that a grammar forces into JSON or (in a share of `called`) a call: its beginning is not the model's own."""
     conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
-    if rng.random() < 0.2:
-        tools = odd_tools.family(rng, 1)
-        style = odd_tools.SchemaStyle.draw(rng)
-        conversation.tools = [tool.schema(rng, style) for tool in tools]
-        conversation.say("user", _any_request(rng))
-        conversation.messages.append(tool_tasks.call_message([_idle_call(tools[0])]))
-        conversation.given = "<tool_call>\n"
-        return conversation
+    if rng.random() < called:
+        return _forced_call(rng, conversation)
     conversation.exchange(_any_request(rng), json.dumps(values_of(members_of(rng, rng.choice((1, 2, 2, 3, 4))))))
     conversation.given = '{"'
     return conversation
+
+
+def _forced_call(rng: Random, conversation: Conversation) -> Conversation:
+    """A call that the request does not ask for, of an odd tool or of a form: what a client makes of a class with fields is a tool, too."""
+    tool, arguments = _form_tool(rng) if rng.random() < 0.6 else _odd_tool(rng)
+    others = [(_form_tool(rng) if rng.random() < 0.3 else _odd_tool(rng))[0] for _ in range(rng.choice((0, 0, 0, 0, 1, 2)))]
+    conversation.tools = [tool, *(other for other in others if other["function"]["name"] != tool["function"]["name"])]
+    rng.shuffle(conversation.tools)
+    if rng.random() < 0.2:
+        conversation.say("system", rng.choice(_SYSTEM))
+    conversation.say("user", rng.choice(_BARE) if rng.random() < 0.4 else _any_request(rng))
+    call = {"name": tool["function"]["name"], "arguments": arguments}
+    conversation.messages.append(tool_tasks.call_message([call]))
+    conversation.given = f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {{"' if arguments else "<tool_call>\n"
+    return conversation
+
+
+def _odd_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
+    tool = odd_tools.family(rng, 1)[0]
+    return tool.schema(rng, odd_tools.SchemaStyle.draw(rng)), _idle_call(tool)["arguments"]
+
+
+def _form_tool(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A class with fields as a tool, and its usual values: that tool writes the record."""
+    members = members_of(rng, rng.choice((1, 1, 2, 2, 3, 4)))
+    name = odd_tools.cased_name(rng, [wide_word(rng), noun(rng)][: rng.choice((1, 2))], rng.choice((0, 1, 2, 2)))
+    if rng.random() < 0.2:
+        name = rng.choice(("final_result", "final_answer", "json_tool_call", "output", "respond", "json", "extract", "record"))
+    schema = schema_of(members)
+    if rng.random() < 0.5:
+        titled = {key: {"title": key.replace("_", " ").title(), **one} for key, one in schema["properties"].items()}
+        schema = {**schema, "properties": titled, "title": name} if rng.random() < 0.5 else {**schema, "properties": titled}
+    told = rng.choice(
+        (
+            "The final response which ends this conversation",
+            f"Correctly extracted `{name}` with all the required parameters with correct types",
+            f"A {rng.choice(_OBJECTS)}",
+            f"Write the {noun(rng)}",
+            name,
+            "",
+        )
+    )
+    function = {"name": name, "description": told, "parameters": schema}
+    return {"type": "function", "function": function if told else {"name": name, "parameters": schema}}, values_of(members)
 
 
 def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
@@ -320,10 +358,10 @@ def _idle_call(tool: odd_tools.OddTool) -> dict[str, Any]:
     return {"name": tool.name, "arguments": arguments}
 
 
-def json_talk(rng: Random) -> Conversation:
+def json_talk(rng: Random, called: float = 0.2) -> Conversation:
     """One to three objects, asked for in any of these ways."""
     if rng.random() < 0.45:
-        return forced_talk(rng)
+        return forced_talk(rng, called)
     conversation = Conversation(enable_thinking=rng.choice((None, None, None, True, False)))
     if rng.random() < 0.3:
         conversation.say("system", rng.choice(_SYSTEM))

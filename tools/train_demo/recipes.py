@@ -91,6 +91,12 @@ def _json(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     return replace(first, name=f"{name}-json", conversation_at=agent_mix.with_json_at, warm_up=0.06, cool_down=0.94)
 
 
+def _forms(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The fourth continued training, shorter and slower still: calls that are forced end."""
+    first = _first_words(name, shape, million_tokens, seed, rate=0.2)
+    return replace(first, name=f"{name}-forms", conversation_at=agent_mix.with_forms_at, warm_up=0.08, cool_down=0.92)
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -107,5 +113,6 @@ RECIPES = {
         _first_words("holdfast-demo-draft", _DRAFT, 3.0, seed=22),
         _agent("holdfast-demo", _DEMO, 22.0, seed=31),
         _json("holdfast-demo", _DEMO, 5.0, seed=41),
+        _forms("holdfast-demo", _DEMO, 2.5, seed=51),
     )
 }
