@@ -35,6 +35,7 @@ from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.chosen_catalog import catalog_of
+from holdfast.residency.crash_reports import crash_reports_folder
 from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
@@ -122,6 +123,7 @@ class Front:
             folder=str(files.folder),
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
+            crash_reports=crash_reports_folder(os.environ),
             model=replace(entry.model, name=entry.name),
             scheduler=settings.scheduler,
             store=entry.store,

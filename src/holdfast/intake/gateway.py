@@ -20,6 +20,7 @@ from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.intake.warm_ahead import WarmAhead
 from holdfast.link.client import EngineClient, LeaseOf
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
@@ -41,6 +42,7 @@ class Gateway:
         self._lease_of = lease_of
         self._bundles = bundles
         self._limits, self._tools = limits, tools
+        self._warm_ahead = WarmAhead()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
@@ -51,7 +53,7 @@ class Gateway:
             client, bundle = await self._model(request.model, request.choices, lease)
             started = time.perf_counter()
             prepared = await self._prepare(request, bundle, client.info)
-            observe = observer(request, bundle, prepared)
+            observe = self._warm_ahead.observer(request, bundle, prepared, client, observe=observer(request, bundle, prepared))
             stream = await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
             stream.hold(lease.pop_all())
         return stream
