@@ -35,12 +35,12 @@ class _OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What the end of a worker met."""
+    """What the end of a worker met; nothing, if it only loaded."""
 
-    requests: int  # that it had
-    begun: int  # of these, in the middle of their answers
-    had_progress: bool  # some answer had grown or ended since the worker before it ended
-    refused: tuple[RequestId, ...]  # that will not be sent to another one
+    requests: tuple[SequenceRequest, ...] = ()  # that it had, oldest first
+    drawn_tokens: tuple[int, ...] = ()  # of each of them
+    had_progress: bool = False  # some answer had grown or ended since the worker before it ended
+    refused: tuple[RequestId, ...] = ()  # that will not be sent to another one
 
 
 class ModelClient:
@@ -138,8 +138,12 @@ class ModelClient:
         self._has_ended_any = False
         if refused is not None:
             self._refuse(refused)
-        begun = sum(bool(opened.stream.token_ids) for opened in had)
-        return Loss(requests=len(had), begun=begun, had_progress=had_progress, refused=() if refused is None else (refused,))
+        return Loss(
+            requests=tuple(opened.request for opened in had),
+            drawn_tokens=tuple(len(opened.stream.token_ids) for opened in had),
+            had_progress=had_progress,
+            refused=() if refused is None else (refused,),
+        )
 
     def end_all(self, message: str) -> None:
         """No worker will come in time: each open stream ends with one FAILED."""

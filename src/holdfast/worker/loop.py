@@ -112,7 +112,8 @@ class WorkerLoop:
                 self._obey(commands)
                 self._send()  # the front goes on while the step is laid out
                 is_busy = self._advance()
-                self._emit_statistics(is_busy=is_busy)
+                if self._flight is None or self._engine.runs_ahead:  # else its results are there already, and go first
+                    self._emit_statistics(is_busy=is_busy)
                 self._send()
         except Exception:
             self._send()
@@ -264,6 +265,8 @@ class WorkerLoop:
         else:
             self._complete_flight()
             self._send()
+            if previous is not None:
+                self._emit_statistics(is_busy=True)
         self._cache.advance()
         self._tend_sessions()
         self._idle.begin()

@@ -58,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     difference: Difference | None
     seconds: SecondsSpent
     unenforced: tuple[str, ...] = ()  # places in the schemas of tools, of keywords that the answer need not keep to
+    resumed: int = 0  # workers that died while they had it; the answer went on with the next one
     further_choices: list[Explanation] = []  # of the answer's first choice: the same for the others, if there are any
 
 
@@ -93,7 +94,7 @@ def explain_choice(
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
         reason=memory.outcome.value,
-        explanation=_in_words(memory, difference, dropped_tokens=dropped_tokens),
+        explanation=_in_words(event, difference, dropped_tokens=dropped_tokens),
         difference=difference,
         seconds=SecondsSpent(
             accept=accept_seconds,
@@ -105,6 +106,7 @@ def explain_choice(
             first_text=first_text_seconds,
         ),
         unenforced=unenforced,
+        resumed=event.resumptions,
     )
 
 
@@ -133,7 +135,8 @@ _WORDS = {
 }
 
 
-def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tokens: int) -> str:
+def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
+    memory = event.memory
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
     if difference is not None:
         said.append(
@@ -151,6 +154,8 @@ def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tok
         )
     if memory.waited_for_another:
         said.append("It waited until another request had read the same beginning.")
+    if event.resumptions:
+        said.append("A worker died in the middle of it; another one went on where that had stopped.")
     return " ".join(sentence for sentence in said if sentence)
 
 
