@@ -49,13 +49,19 @@ class TokenizerBundle:
 
 
 def load_tokenizer_bundle(
-    folder: Path, *, settings: ModelSettings = DEFAULT_MODEL, answers: AnswerFile | None = None
+    folder: Path,
+    *,
+    settings: ModelSettings = DEFAULT_MODEL,
+    answers: AnswerFile | None = None,
+    sampling: Mapping[str, float] | None = None,
+    template_arguments: Options | None = None,
 ) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
     settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
     and how much is kept of texts and their tokens.
     answers: where answers are kept that are to outlive this process.
+    sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
@@ -70,14 +76,14 @@ def load_tokenizer_bundle(
         tokenizer=tokenizer,
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
-        generation_defaults=generation_defaults(folder),
+        generation_defaults={**generation_defaults(folder), **(sampling or {})},
         context_tokens=_context_tokens(folder),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
         dialect=found.dialect,
         thinking_switch=found.switch,
-        template_options=dict(found.switch.keeping) if settings.keep_thoughts else {},
+        template_options={**(found.switch.keeping if settings.keep_thoughts else {}), **(template_arguments or {})},
         dialect_report=found.report,
         own_pooling=own_pooling(folder),
         answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),

@@ -27,6 +27,7 @@ class ModelStatus:
     memory: CacheFigures | None
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
+    aliases: tuple[str, ...] = ()  # further names of the model
 
 
 class Residency:
