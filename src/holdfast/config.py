@@ -59,6 +59,12 @@ class ServerSettings:
         8321, "Port to listen on; 0 takes a free one.", flag="--port", short="-p", limits=Limits(at_least=0, at_most=65535)
     )
     api_key: str = _setting("", "Key that clients must send; empty: none is needed.", flag="--api-key", secret=True)
+    keys_file: str = _setting(
+        "auto", "File of named API keys, as `holdfast keys` writes it. `auto`: your own, if there is one; `off`: none."
+    )
+    trusted_proxies: tuple[str, ...] = _setting(
+        (), "Addresses or networks of proxies whose X-Forwarded-For and Forwarded headers are believed; empty: nobody's are."
+    )
     allowed_hosts: tuple[str, ...] = _setting(
         (),
         "Further names that may stand in a request's Host header; loopback names and `host` always may, `*` allows all.",
@@ -197,12 +203,28 @@ class SchedulerSettings:
     expected_output_tokens: int = _setting(
         1024, "Tokens of answer reserved at admission; it grows past that.", limits=Limits(at_least=1)
     )
+    aging_seconds: float = _setting(
+        60.0,
+        "How long a request of a batch waits, while others run, before it counts as an interactive one.",
+        limits=Limits(at_least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSettings:
     """What one request may ask for."""
 
+    max_requests_per_key: int = _setting(
+        0,
+        "Most answers that one API key may have running or waiting at once; more get a 429. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
+    max_requests_per_address: int = _setting(0, "The same for one client address, whatever its keys.", limits=Limits(at_least=0))
+    request_seconds: float = _setting(
+        0.0,
+        "How long a request may take, waiting included, before it ends with an error; clients may ask for less. 0: no bound.",
+        limits=Limits(at_least=0),
+    )
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
     max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))

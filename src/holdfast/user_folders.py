@@ -1,4 +1,4 @@
-"""Where Holdfast keeps what it may lose: a folder among the caches of the user who runs it."""
+"""Where Holdfast keeps what it may lose (a folder among the user's caches) and what it is told (one among the settings)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
+
+
+def configuration_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder among the user's settings. It need not be there. Raises RuntimeError for a user without a home."""
+    if environ.get("XDG_CONFIG_HOME"):
+        return Path(environ["XDG_CONFIG_HOME"]).absolute() / "holdfast"
+    return (Path(environ["HOME"]) if environ.get("HOME") else Path.home()) / ".config" / "holdfast"
 
 
 def hash_cache_file(environ: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import httpx
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.run import listen, server, url_of
 from holdfast.http.server.tls import ServerCertificate
 from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, ScriptedSessions, scripted_services
@@ -31,10 +33,12 @@ def client_of(
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
+    keys: KeyRing | None = None,
+    address: str = "127.0.0.1",
 ) -> httpx.AsyncClient:
     services = scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits)
-    app = create_application(services, dialects=dialects)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321")
+    app = create_application(replace(services, keys=keys or services.keys), dialects=dialects)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://127.0.0.1:8321")
 
 
 def chat_body(**fields: Any) -> dict[str, Any]:

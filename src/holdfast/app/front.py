@@ -25,6 +25,7 @@ from holdfast.app.ready import ReadyServer, announce
 from holdfast.app.run_folder import run_folder
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
+from holdfast.key_file import key_file_of, read_keys
 from holdfast.models.download import resolve_model, served_id
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
@@ -55,6 +56,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
+    _check_keys(settings)
     folder = resolve_model(settings.model, progress=progress)
     try:
         with run_folder(os.environ), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -156,15 +158,17 @@ class Front:
         figures = (await self._residency.statistics()).get(self._model)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
+        server = self._settings.server
+        needs_key = bool(server.api_key) or key_file_of(server.keys_file, os.environ) is not None
         ready = ReadyServer(
             url=url,
             model=self._model,
             info=(await self._residency.client(self._model)).info,
             ready_seconds=time.monotonic() - self._started_at,
-            needs_key=bool(self._settings.server.api_key),
+            needs_key=needs_key,
             store_folder=self._settings.store.folder,
             lan_urls=_lan_urls(listens_on, url),
-            is_open=not self._settings.server.api_key and not is_loopback(listens_on),
+            is_open=not needs_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
         )
         self._was_ready = True
@@ -219,6 +223,12 @@ def _certificate(settings: Settings) -> ServerCertificate | None:
     from holdfast.http.server.tls import certificate_of
 
     return certificate_of(settings.server)
+
+
+def _check_keys(settings: Settings) -> None:
+    """Read before all that takes its time. Raises ConfigError."""
+    if (path := key_file_of(settings.server.keys_file, os.environ)) is not None:
+        read_keys(path)
 
 
 def _with_store_folder(settings: Settings) -> Settings:

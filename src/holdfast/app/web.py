@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from holdfast import __version__
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.dialect import Dialect
+from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.sealing import Seal
 from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
@@ -60,6 +62,7 @@ def build_application(
         log=settings.log,
         traces=open_traces(__version__) if settings.log.traces else None,
         responses=ResponseStore(store, settings.responses),
+        keys=KeyRing(settings.server.keys_file, os.environ),
         seal=Seal(store / "answers" if store else None),
     )
     return create_application(services, dialects=dialects)

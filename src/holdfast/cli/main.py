@@ -11,6 +11,7 @@ from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
 from holdfast.cli.errors import require_working_folder
+from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
@@ -41,6 +42,7 @@ for command in (serve, chat, doctor, config, version):
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
 app.add_typer(store, name="store")
 app.add_typer(sessions, name="sessions")
+app.add_typer(keys, name="keys")
 for found in entry_points(group=FURTHER_COMMANDS):
     app.add_typer(found.load(), name=found.name)
 

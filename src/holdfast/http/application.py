@@ -22,6 +22,7 @@ from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
 from holdfast.http.server.guard import Guard
 from holdfast.http.server.models import model_operations
+from holdfast.http.server.proxies import ForwardedAddresses, trusted_networks
 from holdfast.http.server.request_lines import request_lines
 from holdfast.http.server.services import Services
 from holdfast.http.tokens.dialect import TOKENS
@@ -48,10 +49,12 @@ DIALECTS = (
 def create_application(services: Services, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
     """The application over these services. Paths that no dialect claims are the first one's."""
     table = DialectTable(dialects)
+    proxies = trusted_networks(services.server.trusted_proxies)
     middleware = [
+        *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
         Middleware(request_lines, metrics=services.metrics, traces=services.traces),
         *_cors(services.server.cors_origins),
-        Middleware(Guard, server=services.server, dialects=table),
+        Middleware(Guard, server=services.server, dialects=table, keys=services.keys),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
     app = Starlette(

@@ -13,6 +13,17 @@ import msgspec
 RequestId: TypeAlias = str
 
 
+Priority: TypeAlias = Literal["interactive", "batch"]
+"""Whose turn it is first: somebody waits for an interactive answer; one of a batch takes what is left."""
+
+
+class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request stands among others that want to run."""
+
+    flow: str = ""  # who asks, for fair queueing: what one flow has many of gives way to what another has few of
+    priority: Priority = "interactive"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How one request draws its tokens. The defaults draw from the model's own distribution."""
 

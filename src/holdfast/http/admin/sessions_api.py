@@ -29,10 +29,9 @@ from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import Operation, Shape
 from holdfast.http.server.dialect import operation as described
 from holdfast.http.server.disconnect import unless_disconnected
-from holdfast.http.server.extensions import TENANT_HEADER, checked_session_id
+from holdfast.http.server.extensions import checked_session_id, tenant_in
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, first_model, is_loading
-from holdfast.intake.tenant import tenant_of
 from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, SessionCommand, SessionInfo, SessionOperation
 
 _MOST_LISTED = 1000
@@ -78,8 +77,7 @@ async def _command(operation: SessionOperation, request: Request, services: Serv
     query = request.query_params
     given = await _from_body(operation, request, services) if operation.name in _BODIES else _from_query(operation, query)
     model = given.pop("model", None) or query.get("model") or first_model(services)
-    salt = query.get("cache_salt", "")
-    tenant = tenant_of(api_key=services.server.api_key, name=request.headers.get(TENANT_HEADER, ""), cache_salt=salt)
+    tenant = tenant_in(request, cache_salt=query.get("cache_salt", ""))
     return model, SessionCommand(operation=operation.name, tenant=tenant, **given, **request.path_params)
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.http.server.api_key import opens
+from holdfast.http.server.caller import caller_of
 from holdfast.http.server.dialect import DialectTable, operation
 from holdfast.http.server.host_header import host_name
 from holdfast.http.server.openapi import text_answer
@@ -56,12 +56,11 @@ async def front_page(request: Request, services: Services) -> Response:
     """What this server is: a page for browsers, lines for others. Needs no key, but tells of models only to who has it."""
     if _is_ollamas(request):
         return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
-    key = services.server.api_key
-    is_locked = not opens(dict(request.scope["headers"]), api_key=key)
+    is_locked = not caller_of(request).is_let_in
     models = [] if is_locked else [(model.id, _state(model)) for model in services.statuses()]
     table: DialectTable = request.app.state.dialects
     paths = [(operation.path, operation.summary) for operation in table.operations if operation.summary]
-    example = _example(_address(request), needs_key=bool(key))
+    example = _example(_address(request), needs_key=services.needs_key)
     wants_page = "text/html" in request.headers.get("accept", "")
     text = (_page if wants_page else _lines)(
         f"{services.version} at {_address(request)}",

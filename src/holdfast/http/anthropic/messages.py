@@ -219,6 +219,6 @@ async def create_message(request: Request, services: Services) -> Response:
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Tell how many tokens the model would read."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt="")
+    tenant = tenant_in(request, cache_salt="")
     asked = msgspec.structs.replace(parse(CountTokensRequest, body).request(services, request_id="count"), tenant=tenant)
     return json_response(TokenCount(input_tokens=len((await services.encode(asked)).token_ids)))

@@ -38,13 +38,13 @@ async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
     answer = AnswerRecord(services.metrics)
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=asked.cache_salt or "")
+    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     keeping = continued.keeping
     run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
     key = session_key(request.headers)
     plan = continued.asked.plan(services, session_key=key, before=continued.before, run=run)
-    plan = extended(plan, request.headers, api_key=services.server.api_key)
+    plan = extended(plan, request)
     if run is not None and keeping.in_background:
         return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
     response: Response = GenerationResponse(services, plan, answer)
@@ -57,7 +57,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, tools and all."""
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=asked.cache_salt or "")
+    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)
     counted = continued.asked.request(services, "", offered=offered, before=continued.before)

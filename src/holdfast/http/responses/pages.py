@@ -66,7 +66,7 @@ def described_query(*names: str) -> Shape:
 
 def tenant_asking(request: Request, services: Services) -> str:
     """Whose responses a request without a body is about."""
-    return tenant_in(request.headers, api_key=services.server.api_key, cache_salt=request.query_params.get("cache_salt", ""))
+    return tenant_in(request, cache_salt=request.query_params.get("cache_salt", ""))
 
 
 def not_found(what: str, record_id: str) -> RequestRefused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
 KEY_HEADER_NAMES = ("x-api-key", "api-key")  # beside Authorization
@@ -16,9 +15,3 @@ def given_keys(headers: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     if scheme.lower() == b"bearer":
         keys[b"authorization"] = token.strip()
     return {name: key for name, key in keys.items() if key}
-
-
-def opens(headers: Mapping[bytes, bytes], *, api_key: str) -> bool:
-    """Whether a request may come in: no key is needed, or all that it brings are the right one."""
-    keys = given_keys(headers).values()
-    return not api_key or (bool(keys) and all(hmac.compare_digest(key, api_key.encode()) for key in keys))

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.config import ServerSettings
+from holdfast.http.server.caller import check_admin
 from holdfast.http.server.extensions import tenant_in
 from holdfast.http.server.problem import Problem
 from holdfast.http.server.services import Services
@@ -34,10 +35,13 @@ class Operation:
     shape: Shape  # empty: the operation is not described
     summary: str = ""  # for the start page, which leaves out operations without one
     needs_key: bool = True
+    needs_admin: bool = False  # see `caller.check_admin`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive, send)
+        if self.needs_admin:
+            check_admin(request)
         response = await self.handler(request, _services_of(request))
         await response(scope, receive, send)
 
@@ -45,18 +49,26 @@ class Operation:
 def _services_of(request: Request) -> Services:
     """The services, with a seal that is the client's own: what was sealed for one tenant says nothing to another."""
     services: Services = request.app.state.services
-    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt="")
+    tenant = tenant_in(request, cache_salt="")
     return replace(services, seal=services.seal.of(tenant)) if tenant else services
 
 
 def operation(
-    method: str, path: str, *shapes: Shape, summary: str = "", needs_key: bool = True
+    method: str, path: str, *shapes: Shape, summary: str = "", needs_key: bool = True, needs_admin: bool = False
 ) -> Callable[[Handler], Operation]:
     """Decorator that makes an operation of its handler; `shapes` together describe it."""
 
     def of(handler: Handler) -> Operation:
         shape = {name: part for each in shapes for name, part in each.items()}
-        return Operation(method=method, path=path, handler=handler, shape=shape, summary=summary, needs_key=needs_key)
+        return Operation(
+            method=method,
+            path=path,
+            handler=handler,
+            shape=shape,
+            summary=summary,
+            needs_key=needs_key,
+            needs_admin=needs_admin,
+        )
 
     return of
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 
 from holdfast.http.server.answers import AnswerPlan
+from holdfast.http.server.caller import caller_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.intake.tenant import tenant_of
+from holdfast.intake.tenant import tenant_of, tenant_of_key
 from holdfast.messages.sessions import LONGEST_SESSION_ID, is_session_id
 
 TENANT_HEADER = "x-holdfast-tenant"
@@ -28,12 +30,13 @@ class HoldfastOptions(BaseModel):
     explain: bool | None = Field(None, description="Tell in the answer what of the prompt was remembered, and why not more.")
 
 
-def extended(plan: AnswerPlan, headers: Mapping[str, str], *, api_key: str) -> AnswerPlan:
-    """The plan with the tenant and session that body and headers name. `api_key`: the one it was let in with.
+def extended(plan: AnswerPlan, request: Request) -> AnswerPlan:
+    """The plan with the tenant and session that key, body and headers name.
 
     Raises RequestRefused for what cannot be the id of a session.
     """
-    tenant = tenant_in(headers, api_key=api_key, cache_salt=plan.cache_salt)
+    headers = request.headers
+    tenant = tenant_in(request, cache_salt=plan.cache_salt)
     session_id = _session_id(plan, headers)
     return replace(
         plan,
@@ -42,9 +45,12 @@ def extended(plan: AnswerPlan, headers: Mapping[str, str], *, api_key: str) -> A
     )
 
 
-def tenant_in(headers: Mapping[str, str], *, api_key: str, cache_salt: str) -> str:
-    """Whose memory a request uses that was let in with this key."""
-    return tenant_of(api_key=api_key, name=headers.get(TENANT_HEADER, ""), cache_salt=cache_salt)
+def tenant_in(request: Request, *, cache_salt: str) -> str:
+    """Whose memory a request uses."""
+    caller, name = caller_of(request), request.headers.get(TENANT_HEADER, "")
+    if caller.key is not None:
+        return tenant_of_key(caller.key.name, name=name, cache_salt=cache_salt)
+    return tenant_of(api_key=caller.server_key, name=name, cache_salt=cache_salt)
 
 
 def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:

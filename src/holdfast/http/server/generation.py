@@ -39,7 +39,7 @@ async def generate(
     answer = AnswerRecord(services.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    plan = extended(plan_of(body), request.headers, api_key=services.server.api_key)
+    plan = extended(plan_of(body), request)
     return GenerationResponse(services, plan, answer)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.config import ServerSettings
-from holdfast.http.server.api_key import KEY_HEADERS, given_keys, opens
+from holdfast.http.server.api_key import KEY_HEADERS, given_keys
+from holdfast.http.server.caller import CALLER, Caller, caller_in
 from holdfast.http.server.dialect import DialectTable
 from holdfast.http.server.errors import answer_of
 from holdfast.http.server.extensions import SESSION_HEADER, TENANT_HEADER
 from holdfast.http.server.host_header import host_name, is_address, is_loopback, normal_name
+from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.problem import RequestRefused
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -22,10 +24,10 @@ _ONCE = frozenset(
 
 
 class Guard:
-    """ASGI middleware that stands before all endpoints, and that gives them the path that was meant."""
+    """ASGI middleware that stands before all endpoints, and that gives them the path that was meant and who calls."""
 
-    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable) -> None:
-        self._app, self._dialects = app, dialects
+    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable, keys: KeyRing) -> None:
+        self._app, self._dialects, self._keys = app, dialects, keys
         self._api_key = server.api_key
         self._any_host = "*" in server.allowed_hosts
         self._hosts = _LOOPBACK | {normal_name(name) for name in (server.host, *server.allowed_hosts)}
@@ -39,21 +41,29 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path = self._dialects.served_path(scope["path"])
-        refusal = self._refusal(path, scope["headers"])
+        refusal = self._refusal(path, scope)
         if refusal is None:
             scope["path"] = path
             await self._app(scope, receive, send)
         else:
             await answer_of(refusal, scope)(scope, receive, send)
 
-    def _refusal(self, path: str, sent: Iterable[tuple[bytes, bytes]]) -> RequestRefused | None:
+    def _refusal(self, path: str, scope: Scope) -> RequestRefused | None:
+        """Why a request may not come in. One that may has its caller in the scope."""
         headers: dict[bytes, bytes] = {}
+        sent: Iterable[tuple[bytes, bytes]] = scope["headers"]
         for name, value in sent:
             if name in _ONCE and name in headers:
                 message = f"the header {name.decode()} was sent twice; it must be sent once"
                 return RequestRefused(message, code="repeated_header", field=name.decode())
             headers[name] = value
-        return self._misdirected(headers) or self._locked_out(path, headers)
+        if (misdirected := self._misdirected(headers)) is not None:
+            return misdirected
+        caller = caller_in(scope, headers, server_key=self._api_key, keys=self._keys)
+        if caller is None and path not in self._dialects.open_paths:
+            return _locked_out(headers)
+        scope[CALLER] = caller or Caller(is_let_in=False)
+        return None
 
     def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
         host = headers.get(b"host", b"").decode("latin-1")
@@ -72,17 +82,6 @@ class Guard:
             return RequestRefused(message, status=403, code="origin_not_allowed")
         return None
 
-    def _locked_out(self, path: str, headers: dict[bytes, bytes]) -> RequestRefused | None:
-        if path in self._dialects.open_paths or opens(headers, api_key=self._api_key):
-            return None
-        keys = given_keys(headers)
-        if len(set(keys.values())) > 1:
-            names = " and ".join(name.decode() for name in keys)
-            return RequestRefused(f"the headers {names} bring different API keys; send one", code="repeated_header")
-        what = "it is not this server's" if keys else "there is none"
-        message = f"Incorrect API key provided: {what}. Send the key as Authorization: Bearer KEY, x-api-key or api-key."
-        return RequestRefused(message, status=401, code="invalid_api_key")
-
     def _knows_host(self, header: str) -> bool:
         # A page that rebinds its name to 127.0.0.1 gets past the browser's same-origin rule, but sends its own name here.
         name = host_name(header)
@@ -94,3 +93,13 @@ class Guard:
         # Browsers send simple cross-origin POSTs without asking first, so not answering the preflight is not enough.
         origin = origin.rstrip("/").lower()
         return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host.lower()
+
+
+def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
+    keys = given_keys(headers)
+    if len(set(keys.values())) > 1:
+        names = " and ".join(name.decode() for name in keys)
+        return RequestRefused(f"the headers {names} bring different API keys; send one", code="repeated_header")
+    what = "it is not this server's" if keys else "there is none"
+    message = f"Incorrect API key provided: {what}. Send the key as Authorization: Bearer KEY, x-api-key or api-key."
+    return RequestRefused(message, status=401, code="invalid_api_key")

@@ -58,7 +58,7 @@ async def _read(
 ) -> Response:
     answer = AnswerRecord(services.metrics)
     plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    tenant = tenant_in(request.headers, api_key=services.server.api_key, cache_salt=plan.cache_salt)
+    tenant = tenant_in(request, cache_salt=plan.cache_salt)
     asked = msgspec.structs.replace(plan.request, tenant=tenant)
 
     async def worked() -> bytes:

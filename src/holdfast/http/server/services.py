@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
@@ -80,6 +81,12 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients must send an API key."""
+        return bool(self.server.api_key) or self.keys.is_needed
 
 
 _LOADING = frozenset({"loading", "restarting"})

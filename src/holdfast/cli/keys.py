@@ -1,0 +1,128 @@
+"""`holdfast keys …`: named API keys. The file has hashes only, so a key is shown once, when it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, TypeAlias, get_args
+
+import typer
+
+from holdfast.cli.errors import plain_errors
+from holdfast.config import default_file, load_settings
+from holdfast.errors import ConfigError
+from holdfast.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, own_key_file, read_keys, write_keys
+from holdfast.messages.requests import Priority
+
+keys = typer.Typer(help="Make, list and remove named API keys.", no_args_is_help=True)
+
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")]
+File: TypeAlias = Annotated[
+    Path | None, typer.Option("--file", metavar="FILE", help="File of keys; else that of the settings (server.keys_file).")
+]
+Admin: TypeAlias = Annotated[bool, typer.Option("--admin", help="It may load and unload models, see and cancel all requests.")]
+PriorityOption: TypeAlias = Annotated[
+    str, typer.Option("--priority", metavar="interactive|batch", help="Of its requests, at most: batch takes what others leave.")
+]
+MaxRequests: TypeAlias = Annotated[
+    int | None, typer.Option("--max-requests", metavar="N", help="Most answers it may have running or waiting at once.")
+]
+
+
+@keys.command("add")
+def add(
+    name: Name,
+    admin: Admin = False,
+    priority: PriorityOption = "interactive",
+    max_requests: MaxRequests = None,
+    file: File = None,
+) -> None:
+    """Make a key and print it, once. From the first one on, the server lets nobody in without a key."""
+    with plain_errors():
+        path = _path(file)
+        known = read_keys(path) if path.exists() else ()
+        if any(key.name == name for key in known):
+            raise ConfigError(f"there is a key named {name} already; `holdfast keys rotate {name}` gives it another secret")
+        secret = new_secret()
+        made = named_key(name, secret, is_admin=admin, priority=_priority(priority), max_requests=max_requests)
+        write_keys(path, (*known, made))
+        _tell(f"{name} may come in by this key; it is not shown again. {_how_it_counts(path)}")
+        typer.echo(secret)
+
+
+@keys.command("rotate")
+def rotate(name: Name, file: File = None) -> None:
+    """Give a name another key and print it, once. What the name may do and what was read for it stay."""
+    with plain_errors():
+        path = _path(file)
+        known = read_keys(path)
+        old = _find(known, name, path)
+        secret = new_secret()
+        made = named_key(name, secret, is_admin=old.is_admin, priority=old.priority, max_requests=old.max_requests)
+        write_keys(path, tuple(made if key is old else key for key in known))
+        _tell(f"{name} comes in by this key from now on, and not by the one before. {_how_it_counts(path)}")
+        typer.echo(secret)
+
+
+@keys.command("ls")
+def list_keys(file: File = None) -> None:
+    """List the names and what each may do. The keys themselves are not kept."""
+    with plain_errors():
+        path = _path(file)
+        known = read_keys(path) if path.exists() else ()
+    if not known:
+        typer.echo(f"no keys in {path}")
+        return
+    width = max(len(key.name) for key in known)
+    for key in known:
+        cap = f"at most {key.max_requests} requests" if key.max_requests is not None else ""
+        words = filter(None, ("admin" if key.is_admin else "", key.priority, cap, f"since {key.created}" if key.created else ""))
+        typer.echo(f"{key.name:<{width}}  {', '.join(words)}")
+
+
+@keys.command("rm")
+def remove(name: Name, file: File = None) -> None:
+    """Remove a key: nobody comes in by it any more. What was read for the name is kept for a later key of that name."""
+    with plain_errors():
+        path = _path(file)
+        known = read_keys(path)
+        gone = _find(known, name, path)
+        left = tuple(key for key in known if key is not gone)
+        write_keys(path, left)
+    typer.echo(f"{name} is removed. {_how_it_counts(path)}")
+    if not left:
+        typer.echo(f"No key is left, so nobody comes in by one. To serve without keys, delete {path}")
+
+
+def _path(file: Path | None) -> Path:
+    """Where the keys are or will be. Raises ConfigError."""
+    if file is not None:
+        return file.expanduser().absolute()
+    setting = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server.keys_file
+    path = key_file_of(setting, os.environ) or (None if setting in ("", OFF) else own_key_file(os.environ))
+    if path is None:
+        raise ConfigError("there is no place for keys: name a file with --file FILE, or as server.keys_file in the settings")
+    return path
+
+
+def _find(known: tuple[ApiKey, ...], name: str, path: Path) -> ApiKey:
+    found = next((key for key in known if key.name == name), None)
+    if found is None:
+        names = ", ".join(key.name for key in known) or "none"
+        raise ConfigError(f"there is no key named {name} in {path}; there are: {names}")
+    return found
+
+
+def _priority(word: str) -> Priority:
+    found: tuple[Priority, ...] = tuple(each for each in get_args(Priority) if each == word)
+    if not found:
+        raise ConfigError(f"--priority {word}: it is interactive or batch")
+    return found[0]
+
+
+def _how_it_counts(path: Path) -> str:
+    return f"A running server takes it in with `kill -HUP` or a restart ({path})."
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)  # so that the key alone can be piped on

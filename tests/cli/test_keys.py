@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click.testing
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+from holdfast.key_file import hash_of, read_keys
+
+
+def keys(folder: Path, *arguments: str) -> click.testing.Result:
+    return CliRunner().invoke(app, ["keys", *arguments, "--file", str(folder / "keys.json")])
+
+
+def test_a_key_is_printed_once_and_alone(tmp_path: Path) -> None:
+    added = keys(tmp_path, "add", "alice", "--admin", "--max-requests", "4")
+    assert added.exit_code == 0
+    secret = added.stdout.strip()
+    assert secret.startswith("sk-") and "\n" not in secret
+    (alice,) = read_keys(tmp_path / "keys.json")
+    assert (alice.name, alice.sha256, alice.is_admin, alice.max_requests) == ("alice", hash_of(secret.encode()), True, 4)
+    assert keys(tmp_path, "ls").stdout.startswith("alice  admin, interactive, at most 4 requests")
+    assert secret not in keys(tmp_path, "ls").stdout
+
+
+def test_a_rotated_key_is_another_that_may_do_the_same(tmp_path: Path) -> None:
+    keys(tmp_path, "add", "alice", "--priority", "batch")
+    (before,) = read_keys(tmp_path / "keys.json")
+    rotated = keys(tmp_path, "rotate", "alice")
+    (after,) = read_keys(tmp_path / "keys.json")
+    assert after.sha256 == hash_of(rotated.stdout.strip().encode()) != before.sha256
+    assert (after.name, after.priority) == ("alice", "batch")
+
+
+def test_a_removed_key_is_gone_and_the_last_one_leaves_a_locked_door(tmp_path: Path) -> None:
+    keys(tmp_path, "add", "alice")
+    removed = keys(tmp_path, "rm", "alice")
+    assert removed.exit_code == 0 and "delete" in removed.stdout
+    assert read_keys(tmp_path / "keys.json") == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add", "alice"), "already"),
+        (("add", "a b"), "cannot name a key"),
+        (("add", "bob", "--priority", "urgent"), "interactive or batch"),
+        (("add", "bob", "--max-requests", "0"), "at least 1"),
+        (("rm", "bob"), "there are: alice"),
+        (("rotate", "bob"), "there are: alice"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    keys(tmp_path, "add", "alice")
+    before = (tmp_path / "keys.json").read_bytes()
+    refused = keys(tmp_path, *arguments)
+    assert refused.exit_code == 2 and said in refused.stderr
+    assert (tmp_path / "keys.json").read_bytes() == before

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from holdfast.config import ServerSettings
+from holdfast.http.application import DIALECTS
+from holdfast.http.server.dialect import Dialect, operation
+from holdfast.http.server.key_ring import KeyRing
+from holdfast.http.server.services import Services
+from holdfast.key_file import named_key, write_keys
+from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.scripted_gateway import ScriptedGateway
+
+
+@operation("POST", "/admin/ping", needs_admin=True)
+async def ping(request: Request, services: Services) -> Response:
+    return PlainTextResponse("pong")
+
+
+ADMIN = Dialect(name="test", error=DIALECTS[0].error, operations=(ping,), prefixes=("/admin",))
+
+
+def ring_of(folder: Path, *, admin: str = "") -> KeyRing:
+    write_keys(
+        folder / "keys.json",
+        tuple(
+            named_key(name, f"{name}-key", is_admin=name == admin, priority="interactive", max_requests=None)
+            for name in ("alice", "bob", "root")
+        ),
+    )
+    return KeyRing(str(folder / "keys.json"))
+
+
+async def answer(
+    *, key: str = "", keys: KeyRing | None = None, server_key: str = "", address: str = "127.0.0.1", header: str = ""
+) -> int:
+    sent = {"x-api-key": key} if key else {}
+    if header:
+        sent[header] = "127.0.0.1"
+    server = ServerSettings(api_key=server_key)
+    dialects = (*DIALECTS, ADMIN)
+    async with client_of(ScriptedGateway(), keys=keys, server=server, address=address, dialects=dialects) as client:
+        return (await client.post("/admin/ping", headers=sent)).status_code
+
+
+async def test_without_any_key_the_server_is_administered_from_its_own_machine_only() -> None:
+    assert await answer() == 200
+    assert await answer(address="::1") == 200
+    assert await answer(address="192.168.1.7") == 403
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip", "via"])
+async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> None:
+    assert await answer(header=header) == 403
+
+
+async def test_as_soon_as_a_key_is_set_it_takes_an_admins(tmp_path: Path) -> None:
+    keys = ring_of(tmp_path, admin="root")
+    assert await answer(keys=keys) == 401
+    assert await answer(keys=keys, key="alice-key") == 403
+    assert await answer(keys=keys, key="root-key") == 200
+    assert await answer(keys=keys, key="root-key", address="192.168.1.7") == 200
+
+
+async def test_the_single_key_is_an_admins_until_a_named_one_is(tmp_path: Path) -> None:
+    assert await answer(server_key="single", key="single") == 200
+    assert await answer(server_key="single") == 401
+    assert await answer(server_key="single", key="single", keys=ring_of(tmp_path)) == 200
+    assert await answer(server_key="single", key="single", keys=ring_of(tmp_path, admin="root")) == 403
+
+
+async def tenant(folder: Path, key: str, *, server_key: str = "", name: str = "") -> str:
+    gateway = ScriptedGateway()
+    headers = {"authorization": f"Bearer {key}", "x-holdfast-tenant": name}
+    async with client_of(gateway, keys=KeyRing(str(folder / "keys.json")), server=ServerSettings(api_key=server_key)) as client:
+        response = await client.post(CHAT, json=chat_body(), headers=headers)
+    assert response.status_code == 200
+    return gateway.requests[-1].tenant
+
+
+async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(tmp_path: Path) -> None:
+    ring_of(tmp_path)
+    before = await tenant(tmp_path, "alice-key")
+    assert before != await tenant(tmp_path, "bob-key")
+    assert before != await tenant(tmp_path, "alice-key", name="team")
+    write_keys(tmp_path / "keys.json", (named_key("alice", "fresh", is_admin=False, priority="interactive", max_requests=None),))
+    assert await tenant(tmp_path, "fresh") == before
+
+
+async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_ones(tmp_path: Path) -> None:
+    ring_of(tmp_path)
+    gateway = ScriptedGateway()
+    async with client_of(gateway, server=ServerSettings(api_key="single")) as client:
+        await client.post(CHAT, json=chat_body(), headers={"x-api-key": "single"})
+    assert await tenant(tmp_path, "single", server_key="single") == gateway.requests[0].tenant
+    assert (
+        gateway.requests[0].tenant == "3d7039cabda18e688d943f8144ba1909"
+    )  # as it was before keys had names: stores are full of it
+
+
+async def test_a_key_of_the_file_may_come_in_by_any_header_and_no_other(tmp_path: Path) -> None:
+    async with client_of(ScriptedGateway(), keys=ring_of(tmp_path)) as client:
+        for header, value, expected in (
+            ("authorization", "Bearer alice-key", 200),
+            ("x-api-key", "alice-key", 200),
+            ("api-key", "bob-key", 200),
+            ("x-api-key", "alice-ke", 401),
+            ("x-api-key", "alice", 401),
+            ("accept", "*/*", 401),
+        ):
+            response = await client.post(CHAT, json=chat_body(), headers={header: value})
+            assert response.status_code == expected, (header, value)
+        both = await client.post(CHAT, json=chat_body(), headers={"x-api-key": "alice-key", "api-key": "bob-key"})
+        assert both.status_code == 400
