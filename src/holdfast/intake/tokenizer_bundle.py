@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
@@ -77,7 +78,7 @@ def load_tokenizer_bundle(
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults={**generation_defaults(folder), **(sampling or {})},
-        context_tokens=_context_tokens(folder),
+        context_tokens=context_tokens_of(read_json(folder / "config.json")),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
@@ -130,8 +131,8 @@ def _text_fingerprint(folder: Path) -> bytes:
     return digest.digest()
 
 
-def _context_tokens(folder: Path) -> int:
-    config = read_json(folder / "config.json")
+def context_tokens_of(config: Mapping[str, Any]) -> int:
+    """What a config.json says of the longest context; 0 when it does not say."""
     text_config = config.get("text_config")
     for source in (text_config if isinstance(text_config, dict) else {}, config):
         for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "n_ctx"):

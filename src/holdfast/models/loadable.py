@@ -14,7 +14,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.model_folder import WEIGHT_FILES, check_is_folder, checked_config
 
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
-_REMAPPING = re.compile(r"^MODEL_REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
+_REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 
 
 def check_loadable(folder: Path) -> None:
@@ -66,5 +66,7 @@ def _modules() -> frozenset[str]:
 def _remapping() -> dict[str, str]:
     """Types that mlx-lm loads as another one: read from its source, since importing it brings MLX."""
     package = _package()
-    found = None if package is None else _REMAPPING.search((package / "utils.py").read_text(encoding="utf-8"))
-    return {} if found is None else ast.literal_eval(found[1])
+    if package is None:
+        return {}
+    tables = [ast.literal_eval(text) for text in _REMAPPINGS.findall((package / "utils.py").read_text(encoding="utf-8"))]
+    return {key[0] if isinstance(key, tuple) else key: module for table in tables for key, module in table.items()}
