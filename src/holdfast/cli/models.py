@@ -168,11 +168,13 @@ def convert(
 
 
 def _mode(text: str) -> Mode:
-    return _one_of(text, "--mode", ("affine", "mxfp4", "nvfp4", "mxfp8"))
+    mode: Mode = _one_of(text, "--mode", ("affine", "mxfp4", "nvfp4", "mxfp8"))
+    return mode
 
 
 def _dtype(text: str | None) -> FloatType | None:
-    return None if text is None else _one_of(text, "--dtype", ("float16", "bfloat16", "float32"))
+    dtype: FloatType | None = None if text is None else _one_of(text, "--dtype", ("float16", "bfloat16", "float32"))
+    return dtype
 
 
 def _one_of(text: str, option: str, allowed: tuple[str, ...]) -> Any:

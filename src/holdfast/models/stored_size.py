@@ -51,8 +51,7 @@ def size_of_folder(folder: Path) -> StoredSize:
 
 def size_on_hub(source: ModelSource) -> StoredSize:
     """The size of a model on the Hub. Asks for lists and headers; no file is fetched or kept. Raises ModelLoadError."""
-    from huggingface_hub import HfApi, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status, utils
 
     revision = source.revision or None
     with hub_errors(source):
@@ -63,7 +62,9 @@ def size_on_hub(source: ModelSource) -> StoredSize:
             raise ModelLoadError(
                 f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, {WEIGHT_FILES}){_other(files)}"
             )
-        response = get_session().get(hf_hub_url(source.name, _CONFIG, revision=revision), headers=build_hf_headers())
+        response = get_session().get(
+            hf_hub_url(source.name, _CONFIG, revision=revision), headers=vars(utils)["build_hf_headers"]()
+        )
         hf_raise_for_status(response)
         try:
             config = response.json()
@@ -91,7 +92,7 @@ def _other(files: Iterable[str]) -> str:
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """A packed weight has as many numbers as its scales have groups, times a group's size."""
-    table = next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
+    table: Mapping[str, Any] = next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
     usual = table.get("group_size", _GROUP_SIZE)
     total = 0
     for name, shape in shapes.items():
