@@ -125,7 +125,7 @@ def print_info(info: ModelInfo) -> None:
     beside = f", and {size_text(here.fixed_bytes)} for each agent" if here.fixed_bytes else ""
     rows = [
         ("model", f"{info.name} ({info.place})"),
-        ("type", f"{stored.config.get('model_type')}, {stored.parameters / 1e9:.2f} B parameters"),
+        ("type", f"{stored.config.get('model_type')}, {stored.parameters / 1e6:,.1f} million parameters"),
         ("weights", f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each{computed}"),
         ("context", f"{info.context_tokens:,} tokens"),
         ("KV", f"{size_text(here.bytes_per_token)} per token{beside}"),
