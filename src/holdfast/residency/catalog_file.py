@@ -6,11 +6,12 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import Settings, all_specs
-from holdfast.config_sources import Given, convert, did_you_mean
+from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 from holdfast.models.download import model_source
@@ -105,12 +106,15 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """The values of keys that are like settings, by key. Raises ConfigError."""
-    specs = all_specs()
-    return {
-        key: convert(replace(specs[like], key=key), Given(value=table[key], origin=FILE_NAME))
-        for key, like in _LIKE_SETTING.items()
-        if key in table
-    }
+    specs = _specs()
+    return {key: convert(specs[key], Given(value=table[key], origin=FILE_NAME)) for key in table if key in specs}
+
+
+@cache
+def _specs() -> dict[str, SettingSpec]:
+    """What is known of the keys that are like settings."""
+    settings = all_specs()
+    return {key: replace(settings[like], key=key) for key, like in _LIKE_SETTING.items()}
 
 
 def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> dict[str, str]:
