@@ -18,7 +18,12 @@ from tests.fakes.echo_server import running_server
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
-NO_SERVER = ("--url", "http://127.0.0.1:9")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have servers."""
+    monkeypatch.setattr("holdfast.app.running_servers.running_servers", lambda environ: [])
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def run(*arguments: str, code: int = 0, stdin: str = "") -> click.testing.Result
 
 
 def listed(*arguments: str) -> Any:
-    return json.loads(run("ls", "--json", *NO_SERVER, *arguments).stdout)
+    return json.loads(run("ls", "--json", *arguments).stdout)
 
 
 def written(folder: Path, text: str) -> str:
@@ -52,14 +57,14 @@ def test_a_model_is_pulled_listed_and_removed(hub: HubState, tmp_path: Path) -> 
     (row,) = listed()["models"]
     assert (row["name"], row["state"], row["origin"]) == (MODEL, None, str(tmp_path / "cache"))
     assert row["weight_bytes"] == (demo_folder() / "model.safetensors").stat().st_size
-    assert "are free again" in run("rm", MODEL, *NO_SERVER, stdin="y\n").stdout
+    assert "are free again" in run("rm", MODEL, stdin="y\n").stdout
     assert [row["name"] for row in listed()["models"]] == [DEMO_ID]
-    assert "is not in the Hub's cache" in run("rm", MODEL, "--yes", *NO_SERVER, code=2).output
+    assert "is not in the Hub's cache" in run("rm", MODEL, "--yes", code=2).output
 
 
 def test_a_removal_that_is_not_confirmed_removes_nothing(hub: HubState) -> None:
     run("pull", MODEL)
-    run("rm", MODEL, *NO_SERVER, code=1, stdin="n\n")
+    run("rm", MODEL, code=1, stdin="n\n")
     assert [row["name"] for row in listed()["models"]] == [MODEL]
 
 
@@ -83,7 +88,7 @@ def test_what_a_running_server_has_loaded_is_not_removed(
 ) -> None:
     run("pull", MODEL)
     card = {"id": "mine", "aliases": [MODEL], "state": state, "owned_by": "holdfast"}
-    monkeypatch.setattr("holdfast.cli.models._served", lambda *_: {"mine": card})
+    monkeypatch.setattr("holdfast.cli.models._running", lambda *_: {"http://here": {"mine": card}})
     output = run("rm", MODEL, "--yes", code=code).output
     assert ("is ready in the server" in output) == (code == 2)
 
@@ -94,7 +99,7 @@ def test_a_file_of_models_is_listed_with_what_is_left_out_and_why(tmp_path: Path
         "[models.second]\nid = 'coast/kelp-small'\nidle = 60\n[models.bad]\npath = 'gone'\n"
     )
     file = written(tmp_path, text)
-    shown = run("ls", "--models", file, *NO_SERVER).stdout
+    shown = run("ls", "--models", file).stdout
     assert "pinned, draft small: not used yet" in shown
     assert "not fetched" in shown
     assert "left out: bad" in shown
@@ -131,7 +136,7 @@ def test_a_model_that_the_file_names_is_judged_by_its_name(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", ["pull", "rm", "info"])
 def test_what_the_hub_does_not_have_is_told_in_words(hub: HubState, command: str) -> None:
-    assert "coast/none" in run(command, "coast/none", *(["--yes", *NO_SERVER] if command == "rm" else []), code=2).output
+    assert "coast/none" in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output
 
 
 @pytest.mark.parametrize("command", ["pull", "rm"])

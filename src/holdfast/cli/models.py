@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.models.download import ModelSource
     from holdfast.residency.catalog import Catalog, CatalogEntry
 
-_NO_SERVER_SECONDS = 1.0
+_ANSWER_SECONDS = 10.0
 _NOT_USED_YET = "not used yet"
 
 models = typer.Typer(help="List, fetch, remove, judge and convert models.", no_args_is_help=True)
@@ -42,12 +42,10 @@ def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey
     with plain_errors():
         settings = _settings(models_file)
         catalog = _catalog(settings)
-        address = address_of(url, api_key)
-        served = _served(address.url, address.api_key, address.certificate)
+        server, served = next(iter(_running(url, api_key).items()), (None, None))
         rows = [_row(entry, served) for entry in catalog.entries]
         left_out = [{"name": each.name, "reason": each.reason, "origin": each.origin} for each in catalog.left_out]
         if as_json:
-            server = None if served is None else address.url
             typer.echo(json.dumps({"server": server, "models": rows, "left_out": left_out}, indent=2, ensure_ascii=False))
             return
         _print_table(rows, is_running=served is not None)
@@ -105,8 +103,7 @@ def remove(
         found = next((each for each in cache.repos if each.repo_type == "model" and each.repo_id == source.name), None)
         if found is None:
             raise ConfigError(f"{source.name} is not in the Hub's cache; `holdfast models ls` shows what is there")
-        address = address_of(url, api_key)
-        _refuse_loaded(source.name, _served(address.url, address.api_key, address.certificate) or {}, server=address.url)
+        _refuse_loaded(source.name, _running(url, api_key))
         removal = cache.delete_revisions(*(revision.commit_hash for revision in found.revisions))
         freed = size_text(removal.expected_freed_size)
         if not yes:
@@ -216,25 +213,35 @@ def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
     return source
 
 
-def _served(url: str, api_key: str, certificate: str) -> dict[str, dict[str, Any]] | None:
-    """What a running server lists, by id; None where none runs. Raises ServerFailed where it refuses to tell."""
-    import httpx
+def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
+    """What servers list, by their URL, then by id: the one at `url`, or else all of this user on this machine.
 
+    Raises ServerFailed where one refuses to tell.
+    """
+    from holdfast.app.running_servers import running_servers
+    from holdfast.cli.server_choice import client_of
     from holdfast.cli.server_client import ServerClient
 
-    try:
-        httpx.get(f"{url}/health", timeout=_NO_SERVER_SECONDS, verify=False)
-    except httpx.HTTPError:
-        return None
-    with ServerClient(url=url, api_key=api_key, certificate=certificate) as server:
-        listed = server.call("GET", "/v1/models", timeout=_NO_SERVER_SECONDS * 10)
-    return {str(card["id"]): card for card in listed.get("data", ()) if card.get("owned_by") == "holdfast"}
+    address = address_of(url, api_key)
+    if url is None:
+        clients = [client_of(server, api_key=address.api_key) for server in running_servers(os.environ)]
+    else:
+        clients = [ServerClient(url=address.url, api_key=address.api_key, certificate=address.certificate)]
+    served = {}
+    for client in clients:
+        with client:
+            listed = client.call("GET", "/v1/models", timeout=_ANSWER_SECONDS).get("data", ())
+            served[client.url] = {str(card["id"]): card for card in listed if card.get("owned_by") == "holdfast"}
+    return served
 
 
-def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]], *, server: str) -> None:
-    for name, card in served.items():
-        if hub_id in (name, *card.get("aliases", ())) and card.get("state") not in (None, "unloaded", "failed"):
-            raise ConfigError(f"{hub_id} is {card['state']} in the server at {server}; unload it first: holdfast unload {name}")
+def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
+    for server, cards in served.items():
+        for name, card in cards.items():
+            if hub_id in (name, *card.get("aliases", ())) and card.get("state") not in (None, "unloaded", "failed"):
+                raise ConfigError(
+                    f"{hub_id} is {card['state']} in the server at {server}; unload it first: holdfast unload {name}"
+                )
 
 
 def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
