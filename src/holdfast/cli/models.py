@@ -99,7 +99,7 @@ def remove(
         try:
             cache = scan_cache_dir(hub_cache_folder(os.environ))
         except CacheNotFound as error:
-            raise ConfigError(f"there is no cache of the Hub at {error.cache_dir}") from None
+            raise ConfigError(f"{source.name} is not here: there is no cache of the Hub at {error.cache_dir}") from None
         found = next((each for each in cache.repos if each.repo_type == "model" and each.repo_id == source.name), None)
         if found is None:
             raise ConfigError(f"{source.name} is not in the Hub's cache; `holdfast models ls` shows what is there")
@@ -115,14 +115,14 @@ def remove(
 @models.command("info")
 def info(model: AnyModel, revision: Revision = "", models_file: ModelsFile = None, as_json: Json = False) -> None:
     """Say how large a model is, whether it fits this machine, and how many agents it would hold. Fetches no weights."""
-    from holdfast.cli.model_info import model_info, print_info
+    from holdfast.cli.model_fit import fit_of, print_fit
 
     with plain_errors():
-        found = model_info(_any_source(model, revision, _settings(models_file)))
+        found = fit_of(_any_source(model, revision, _settings(models_file)))
         if as_json:
             typer.echo(json.dumps(found.as_json(), indent=2))
         else:
-            print_info(found)
+            print_fit(found)
 
 
 @models.command("convert")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -51,9 +52,10 @@ def size_of_folder(folder: Path) -> StoredSize:
 
 def size_on_hub(source: ModelSource) -> StoredSize:
     """The size of a model on the Hub. Asks for lists and headers; no file is fetched or kept. Raises ModelLoadError."""
-    from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status, utils
+    from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 
     revision = source.revision or None
+    headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()  # exported for users, but not typed as such
     with hub_errors(source):
         api = HfApi()
         files = {entry.path: entry.size for entry in api.list_repo_tree(source.name, revision=revision) if hasattr(entry, "size")}
@@ -62,9 +64,7 @@ def size_on_hub(source: ModelSource) -> StoredSize:
             raise ModelLoadError(
                 f"{source.name} on the Hub has no files of an MLX model ({_CONFIG}, {WEIGHT_FILES}){_other(files)}"
             )
-        response = get_session().get(
-            hf_hub_url(source.name, _CONFIG, revision=revision), headers=vars(utils)["build_hf_headers"]()
-        )
+        response = get_session().get(hf_hub_url(source.name, _CONFIG, revision=revision), headers=headers)
         hf_raise_for_status(response)
         try:
             config = response.json()

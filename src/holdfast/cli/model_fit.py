@@ -28,7 +28,7 @@ _UNKNOWN_CONTEXT = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
+class ModelFit:
     """What `info` found out."""
 
     name: str
@@ -68,7 +68,7 @@ class ModelInfo:
         }
 
 
-def model_info(source: ModelSource) -> ModelInfo:
+def fit_of(source: ModelSource) -> ModelFit:
     """Look at headers and config.json of a model, here or on the Hub. Raises ModelLoadError."""
     folder = _folder_of(source)
     stored = size_on_hub(source) if folder is None else size_of_folder(folder)
@@ -87,7 +87,7 @@ def model_info(source: ModelSource) -> ModelInfo:
         bytes_per_token=sequence.bytes_per_token // halves,
         fixed_bytes=sequence.fixed_bytes // halves,
     )
-    return ModelInfo(
+    return ModelFit(
         name=source.name,
         place="on the Hub, not fetched" if folder is None else str(folder),
         stored=stored,
@@ -117,7 +117,7 @@ def _folder_of(source: ModelSource) -> Path | None:
     return cached.folder
 
 
-def print_info(info: ModelInfo) -> None:
+def print_fit(info: ModelFit) -> None:
     """The figures as a person reads them."""
     stored, here = info.stored, info.here
     agents = ", ".join(f"{count:,} of {tokens:,} tokens" for tokens, count in info.agents_here.items())
