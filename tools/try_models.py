@@ -168,7 +168,7 @@ def try_start(folder: Path, *, rounds: int = 3) -> None:
 
 
 def _check(models: Sequence[Any], count: int) -> None:
-    assert len(models) == count, f"{len(models)} models"
+    assert len(models) >= count, f"{len(models)} models"
 
 
 def main() -> None:

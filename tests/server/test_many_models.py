@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def states(server: ServerProcess) -> dict[str, str]:
     health = httpx.get(f"{server.url}/health", timeout=60)
     assert health.status_code == 200
-    found = {model["id"]: model for model in health.json()["models"]}
+    found = {model["id"]: model for model in health.json()["models"] if model["id"] in MODELS}
     assert all((model["pid"] is None) == (model["state"] == "unloaded") for model in found.values())
     return {name: model["state"] for name, model in found.items()}
 

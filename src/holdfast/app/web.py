@@ -41,7 +41,14 @@ def build_application(
         folder = (await residency.files(model)).folder
         entry = catalog.find(model)
         assert entry is not None, "the residency knows it"
-        return await asyncio.to_thread(load_tokenizer_bundle, folder, settings=entry.model, answers=answers)
+        return await asyncio.to_thread(
+            load_tokenizer_bundle,
+            folder,
+            settings=entry.model,
+            answers=answers,
+            sampling=entry.sampling,
+            template_arguments=entry.template_arguments,
+        )
 
     bundles = Bundles(read_bundle)
     for name in catalog.at_start:
@@ -54,6 +61,7 @@ def build_application(
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.lease),
+        catalog=lambda: catalog,
         statuses=residency.statuses,
         statistics=residency.statistics,
         dialects=bundles.dialects,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, ResidencyFigures, WorkerStatistics
@@ -49,6 +49,7 @@ class ModelStatus:
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
     resumed: int = 0  # streams that have gone on with another worker
+    aliases: tuple[str, ...] = ()  # further names of the model
     is_pinned: bool = False
     is_awaited: bool = True  # the server is not ready without it: it is pinned, was named at the start, or is the only one
     idle_seconds_left: float | None = None  # until it is unloaded if nobody uses it; None: it is not going to be
@@ -204,7 +205,7 @@ class Residency:
             return slot
         if (entry := self._catalog.find(model)) is not None:
             return self._slots[entry.name]
-        raise UnknownModel(model=model, available=tuple(self._slots))
+        raise self._catalog.unknown(model)
 
     async def _take(self, slot: ModelSlot, sequences: int) -> None:
         """Take a lease: when this returns, the model has a place."""
@@ -363,6 +364,7 @@ class Residency:
             created=slot.created,
             restarts=slot.restarts,
             resumed=slot.resumed,
+            aliases=slot.entry.aliases,
             is_pinned=slot.is_pinned,
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=max(ends_at - asyncio.get_running_loop().time(), 0.0) if is_unused else None,
