@@ -47,7 +47,7 @@ def build_application(
             settings=entry.model,
             answers=answers,
             sampling=entry.sampling,
-            template_arguments=entry.template_arguments,
+            template_arguments=dict(entry.template_arguments),
         )
 
     bundles = Bundles(read_bundle)
