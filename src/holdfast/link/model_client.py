@@ -126,6 +126,7 @@ class ModelClient:
     def lose_worker(self) -> Loss:
         """The worker has ended, by itself or by force. What it had is sent to the next one."""
         self._worker = None
+        self._end_idle_work()
         had = [opened for opened in self._open.values() if opened.is_sent]
         grown = [opened.request.request_id for opened in had if len(opened.stream.token_ids) > opened.counted_tokens]
         had_progress = bool(grown) or self._has_ended_any
@@ -155,6 +156,12 @@ class ModelClient:
         """No worker will ever come again."""
         self._worker, self._end = None, message
         self.end_all(message)
+
+    def _end_idle_work(self) -> None:
+        """What nobody waits for is not sent again: it may have been what the worker died of."""
+        for opened in [each for each in self._open.values() if each.request.is_idle_work]:
+            del self._open[opened.request.request_id]
+            opened.stream.fail("the worker that was to read it has ended")
 
     def _refuse(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)

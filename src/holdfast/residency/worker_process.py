@@ -203,8 +203,12 @@ def describe_exit(code: int) -> str:
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:
-    """The worker's environment: ours; the number of BLAS threads only when it is set."""
-    environment = dict(os.environ)
+    """The worker's environment: ours; the number of BLAS threads only when it is set.
+
+    Threads of OpenBLAS that have nothing to do sleep after 2^16 cycles (25 µs), not after 2^26: between two steps they would keep
+    turning on cores that the front, and the other BLAS of the two, are waiting for (docs/lab-log.md).
+    """
+    environment = {"OPENBLAS_THREAD_TIMEOUT": "16"} | os.environ
     if model.threads is not None:
         environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = str(model.threads)
     return environment

@@ -49,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shared_tokens: int  # stand where other sequences use them too
     disk_tokens: int
     read_tokens: int
+    read_ahead_tokens: int  # of both, those that were read for this turn before it came
     unused_tokens: int  # further ones that are, or were, kept but could not be used
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template or the client has left out of the prompt
@@ -88,6 +89,7 @@ def explain_choice(
         shared_tokens=memory.shared_tokens,
         disk_tokens=memory.disk_tokens,
         read_tokens=event.prompt_tokens - memory.cached_tokens,
+        read_ahead_tokens=memory.read_ahead_tokens,
         unused_tokens=memory.unused_tokens,
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
@@ -145,6 +147,10 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
         said.append(
             f"The model's chat template, or the client, leaves parts of earlier answers out, such as thinking: "
             f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
+        )
+    if memory.read_ahead_tokens:
+        said.append(
+            f"{memory.read_ahead_tokens:,} tokens were read for this turn before it came, while there was nothing else to do."
         )
     if memory.waited_for_another:
         said.append("It waited until another request had read the same beginning.")
