@@ -84,6 +84,7 @@ async def metrics(request: Request, services: Services) -> Response:
         await services.statistics(),
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
+        resumed={model.id: model.resumed for model in models},
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
