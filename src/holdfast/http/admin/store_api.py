@@ -32,7 +32,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     last_used: float
 
 
-class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
+class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     """The folder as a whole; without a store, `folder` is null and all else is nothing."""
 
     folder: str | None = None
@@ -49,21 +49,21 @@ class StoreFigures(msgspec.Struct, frozen=True, kw_only=True):
     models: list[StoredModel] = []
 
 
-@operation("GET", "/admin/store", answers_of(StoreFigures), summary="what is kept on disk", needs_admin=True)
+@operation("GET", "/admin/store", answers_of(StoreOverview), summary="what is kept on disk", needs_admin=True)
 async def show_store(request: Request, services: Services) -> Response:
     """What is kept on disk, how much of it may be, and of which models."""
     settings = services.store
     if not is_folder(settings):
-        return json_response(StoreFigures())
+        return json_response(StoreOverview())
     try:
         return json_response(await asyncio.to_thread(_figures, settings))
     except (StoreRefused, OSError) as error:
         raise RequestRefused(f"the store cannot be read: {error}", status=503, code="store_unavailable") from None
 
 
-def _figures(settings: StoreSettings) -> StoreFigures:
+def _figures(settings: StoreSettings) -> StoreOverview:
     folder = Path(settings.folder)
     summary, models = summarize_store(folder, limits=store_limits(settings)), list_store(folder)
-    shown = {name: getattr(summary, name) for name in StoreFigures.__struct_fields__ if name not in ("folder", "models")}
+    shown = {name: getattr(summary, name) for name in StoreOverview.__struct_fields__ if name not in ("folder", "models")}
     listed = [msgspec.convert(model, StoredModel, from_attributes=True) for model in models]
-    return StoreFigures(folder=str(folder), models=listed, **shown)
+    return StoreOverview(folder=str(folder), models=listed, **shown)
