@@ -81,12 +81,14 @@ class Scheduler:
         boundaries: tuple[int, ...] = (),
         scores_prompt: bool = False,
         is_ready: bool = True,
+        is_idle_work: bool = False,
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
         drawn_tokens: of its answer, by another worker; they are read like the prompt and count towards `max_tokens`.
         is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
+        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits for one short step at most.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
@@ -115,6 +117,7 @@ class Scheduler:
             boundaries=boundaries,
             scores_prompt=scores_prompt,
             is_ready=is_ready,
+            is_idle_work=is_idle_work,
         )
         self._known[request_id] = sequence
         self._queue.append(sequence)
@@ -275,9 +278,9 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         """What is going on now, and counters since the start."""
         return SchedulerStatistics(
-            running=len(self._running),
-            queued=len(self._queue),
-            reading=len(self._reading),
+            running=sum(not each.is_idle_work for each in self._running.values()),
+            queued=sum(not each.is_idle_work for each in self._queue),
+            reading=sum(not each.is_idle_work for each in self._reading),
             reserved_bytes=self._ledger.reserved_bytes + self._ledger.held_bytes - self._ledger.parked_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
@@ -293,6 +296,7 @@ class Scheduler:
         for row in (self._queue, list(self._running.values())):
             assert row == sorted(row, key=lambda each: each.order), "somebody overtook"
         assert len(self._running) <= self._settings.max_running, "too many run"
+        assert len(self._known) == 1 or not any(each.is_idle_work for each in self._known.values()), "idle work is not alone"
         active = [sequence for sequence in self._running.values() if not sequence.is_paused]
         reading = [sequence for sequence in active if sequence.position < sequence.known_tokens]
         assert reading == self._reading, "the list of prompts being read is wrong"
@@ -427,7 +431,10 @@ class Scheduler:
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[ScheduledSequence] = []
-        chunks = self._sharing.share(self._reading, tokens=self._step_tokens - rows, seconds=seconds, step=number)
+        tokens = self._step_tokens - rows
+        if self._reading[0].is_idle_work:
+            tokens = min(tokens, self._tokens_for_whom_one_can_wait(self._reading[0].position))
+        chunks = self._sharing.share(self._reading, tokens=tokens, seconds=seconds, step=number)
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens
@@ -446,6 +453,10 @@ class Scheduler:
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
         return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)
+
+    def _tokens_for_whom_one_can_wait(self, position: int) -> int:
+        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by another one's chunk."""
+        return max(self._settings.min_chunk_tokens, self._costs.tokens_within(self._settings.stall_seconds, position))
 
 
 def _order(sequence: ScheduledSequence) -> int:

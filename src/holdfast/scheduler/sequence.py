@@ -20,6 +20,7 @@ class ScheduledSequence:
     max_tokens: int
     submitted_after_step: int  # results of that step and of earlier ones are of another sequence of the same id, or not wanted
     boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    is_idle_work: bool = False  # runs alone, in steps for whose end others can wait
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
     held_tokens: int = 0  # of these, in memory that is counted elsewhere: nothing is reserved for them
