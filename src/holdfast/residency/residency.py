@@ -305,8 +305,7 @@ class Residency:
             if failure is not None and self._slots[gone].phase == "unloaded":
                 logger.info("model %s is loaded again, as the one that it made room for could not be", gone)
                 self._begin(self._load_again(gone), name=f"load of {gone} again")
-        first = self._first_loads.get(name)
-        if failure is not None and (first is None or first.done()):  # else `wait_ready` tells
+        if failure is not None and not (name in self._first_loads and slot.loads == 1):  # of those `wait_ready` tells
             logger.error("model %s could not be loaded: %s", name, failure)
         self._look()
 
