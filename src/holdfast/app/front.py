@@ -73,9 +73,8 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     certificate = _certificate(settings)
     _check_keys(settings)
     catalog = catalog_of(settings, os.environ)
-    for left_out in catalog.left_out:  # what was only found somewhere, `holdfast models ls` explains
-        level = logging.WARNING if left_out.is_asked_for else logging.DEBUG
-        logger.log(level, "model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason)
+    for left_out in (each for each in catalog.left_out if each.is_asked_for):
+        logger.warning("model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason)
     if not catalog.entries[0].is_pinned:
         for entry in catalog.entries[: len(catalog.at_start)][:1]:  # the one that was named, or is the only one
             resolve_model(entry.model, progress=progress)
