@@ -13,8 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 38_800
-MOST_CLASSES = 760
+MOST_CODE_LINES = 39_200
 
 _NO_CODE = {
     tokenize.COMMENT,
