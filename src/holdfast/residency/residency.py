@@ -298,6 +298,8 @@ class Residency:
 
     async def _load(self, slot: ModelSlot) -> None:
         name = slot.entry.name
+        first = self._first_loads.get(name)
+        is_first = first is not None and not first.done()
         settings = self._worker_of(slot.entry, await slot.files(), self._share(slot))
         failure = await slot.load(settings, on_progress=self._on_progress)
         for gone in [gone for gone, for_whom in self._made_room.items() if for_whom == name]:
@@ -305,7 +307,7 @@ class Residency:
             if failure is not None and self._slots[gone].phase == "unloaded":
                 logger.info("model %s is loaded again, as the one that it made room for could not be", gone)
                 self._begin(self._load_again(gone), name=f"load of {gone} again")
-        if failure is not None and not (name in self._first_loads and slot.loads == 1):  # of those `wait_ready` tells
+        if failure is not None and not is_first:  # else `wait_ready` tells
             logger.error("model %s could not be loaded: %s", name, failure)
         self._look()
 
