@@ -60,6 +60,22 @@ EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, .
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
+class ModelControl(Protocol):
+    """What an administrator can do with models. All of it raises UnknownModel."""
+
+    async def load(self, model: str) -> None:
+        """Load it and wait until it serves. Raises WorkerUnavailable and ModelLoadError."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
+        ...
+
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
@@ -71,6 +87,7 @@ class Services:
     tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
+    control: ModelControl
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
