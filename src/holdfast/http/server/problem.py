@@ -11,6 +11,7 @@ from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     InvalidRequest,
+    ModelPinned,
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
@@ -73,10 +74,9 @@ def problem_of(error: BaseException) -> Problem:
             return _client_problem(error)
         case QueueFull() | ServerStopping():
             code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
-            retry = {"retry-after": str(max(1, math.ceil(error.retry_after_seconds)))}
-            return Problem(status=503, code=code, message=str(error), headers=retry)
+            return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
         case WorkerUnavailable():
-            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+            return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
         case ResponsesUnavailable():
             return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
         case GenerationFailed():
@@ -102,6 +102,8 @@ def _client_problem(error: InvalidRequest) -> Problem:
             status, code = error.status, error.code
         case UnknownModel():
             status, code = 404, "model_not_found"
+        case ModelPinned():
+            status, code = 409, "model_pinned"
         case PromptTooLong():
             code = "context_length_exceeded"
         case TooLargeForMemory():
@@ -109,6 +111,10 @@ def _client_problem(error: InvalidRequest) -> Problem:
         case SessionRefused():
             status, code = _SESSION_FAILURES[error.failure]
     return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=_headers(status), cause=error)
+
+
+def _later(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def _headers(status: int) -> dict[str, str]:
