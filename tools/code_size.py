@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 39_200
+MOST_CODE_LINES = 41_000
 MOST_CLASSES = 800
 
 _NO_CODE = {
