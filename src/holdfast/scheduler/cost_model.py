@@ -114,6 +114,12 @@ class CostModel:
         """A step that only decodes so many rows."""
         return self._decode.at(rows)
 
+    def decode_row_tokens(self, rows: int) -> float:
+        """As how many prompt tokens one of so many decoding rows counts; 0 before both were measured."""
+        if not rows or not self._decode.is_learned or not self._prompt.is_learned:
+            return 0.0
+        return self._decode.at(rows) / rows / self._prompt.mean
+
     def seconds_per_chunk(self) -> float:
         """What a chunk costs beside decoding rows before its first token is counted."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
