@@ -23,6 +23,7 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-f
 # Nor must tests change what is that person's.
 _caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
 os.environ["XDG_CACHE_HOME"] = _caches.name
+os.environ["XDG_STATE_HOME"] = str(Path(_caches.name) / "state")
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
 

@@ -78,6 +78,20 @@ def sweep(parent: Path, *, prefix: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def living(parent: Path, *, prefix: str) -> list[Path]:
+    """The folders in `parent` of processes of this user that live. Raises OSError."""
+    found = []
+    for folder in _ours(parent, prefix):
+        with contextlib.suppress(FileNotFoundError):
+            file = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if not try_lock(file):
+                    found.append(folder)
+            finally:
+                os.close(file)
+    return found
+
+
 def lock_file(folder: Path) -> int | None:
     """The open file whose lock says whether the owner of a folder lives; None when somebody has removed the folder."""
     try:

@@ -325,6 +325,17 @@ class LogSettings:
     level: LogLevel = _setting("info", "Least severe messages that are logged.", flag="--log-level")
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
+    file: str = _setting(
+        "off",
+        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none.",
+        flag="--log-file",
+    )
+    file_bytes: int = _setting(
+        10 * _MIB, "Size at which that file is set aside and a new one is begun.", limits=Limits(at_least=1 << 16)
+    )
+    old_files: int = _setting(
+        4, "How many that were set aside are kept; the oldest goes first.", limits=Limits(at_least=1, at_most=100)
+    )
     traces: bool = _setting(
         False, "Whether requests are traced with OpenTelemetry: where to, the variables `OTEL_…` say.", flag="--traces"
     )
@@ -347,11 +358,25 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsSources:
+    """Where settings are read from. `flags`: key → value; one of None was not given. No file: none is read."""
+
+    file: Path | None
+    environ: Mapping[str, str] = field(repr=False)
+    flags: Mapping[str, object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
     """The settings in force. `origins`: key → "default", "file PATH", "variable HOLDFAST_X", "flag --x" or "argument MODEL"."""
 
     settings: Settings
     origins: Mapping[str, str]
+    sources: SettingsSources
+
+    def read_again(self) -> EffectiveSettings:
+        """The settings as the same sources say them now. Raises ConfigError."""
+        return load_settings(file=self.sources.file, environ=self.sources.environ, flags=self.sources.flags)
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -405,7 +430,8 @@ def load_settings(*, file: Path | None, environ: Mapping[str, str], flags: Mappi
     settings = Settings(**{section: slice_type(**values[section]) for section, slice_type in _sections().items()})
     origins = {key: given[key].origin if key in given else "default" for key in specs}
     _check_together(settings, origins)
-    return EffectiveSettings(settings=settings, origins=origins)
+    sources = SettingsSources(file=file, environ=environ, flags=flags)
+    return EffectiveSettings(settings=settings, origins=origins, sources=sources)
 
 
 def value_of(settings: Settings, key: str) -> Any:

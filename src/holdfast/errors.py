@@ -89,6 +89,14 @@ class WorkerUnavailable(HoldfastError):
     """The worker process of the model is not ready, has died or is being restarted: 503."""
 
 
+class ServerStopping(WorkerUnavailable):
+    """The server is about to end and takes no new requests: 503 with Retry-After."""
+
+    def __init__(self, *, retry_after_seconds: float) -> None:
+        super().__init__(f"the server is stopping and takes no new requests; try again in {retry_after_seconds:.0f} s")
+        self.retry_after_seconds = retry_after_seconds
+
+
 class GenerationFailed(HoldfastError):
     """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
 

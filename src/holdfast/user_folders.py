@@ -1,4 +1,4 @@
-"""Where Holdfast keeps what it may lose (a folder among the user's caches) and what it is told (one among the settings)."""
+"""Where Holdfast keeps things: what it may lose (among the user's caches), what it is told (settings), what it tells (state)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ def caches_folder(environ: Mapping[str, str]) -> Path:
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).absolute() / "holdfast"
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "holdfast"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Holdfast's folder for what is kept and is no cache, such as logs. It need not be there. Raises RuntimeError as above."""
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]).absolute() / "holdfast"
+    return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/state") / "holdfast"
+
+
+def logs_folder(environ: Mapping[str, str]) -> Path:
+    """The folder for log files. Raises RuntimeError as above."""
+    return state_folder(environ) / "logs"
 
 
 def configuration_folder(environ: Mapping[str, str]) -> Path:

@@ -255,6 +255,7 @@ def model_status(**facts: Any) -> ModelStatus:
         "memory": None,
         "created": 1_700_000_000,
         "restarts": {"died": 0, "hung": 2},
+        "resumed": 3,
     }
     return ModelStatus(**(usual | facts))
 

@@ -40,11 +40,16 @@ def environment() -> dict[str, str]:
 class ServerProcess:
     """Started at once; `wait_ready` returns when the model serves."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, start_new_session: bool = False) -> None:
         self._lines: list[str] = []
         self.url = ""
         self.process = subprocess.Popen(
-            command(*arguments, "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+            command(*arguments, "--port", "0"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            start_new_session=start_new_session,
         )
         self._log: list[str] = []
         assert self.process.stderr is not None

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventRouter, EventStream
+from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.commands import ControlAction
 from holdfast.messages.events import (
     Accepted,
-    Event,
+    CacheReport,
     Finished,
     FinishReason,
     Rejected,
+    Started,
+    Timings,
     TokenLogprob,
     TokensGenerated,
 )
@@ -27,35 +30,23 @@ def tokens(request_id: str = "a") -> TokensGenerated:
 
 
 class Front:
-    """A router of streams with room for ten plain tokens, and what the streams asked for."""
+    """Streams with room for ten plain tokens, by their ids, and what they asked for."""
 
     def __init__(self) -> None:
-        self.router = EventRouter()
+        self.streams: dict[str, EventStream] = {}
         self.asked: list[str] = []
 
     def open(self, request_id: str = "a") -> EventStream:
-        return self.router.open(request_id, prompt_tokens=1, control=self._steer, unread_bytes=10 * 256)
+        stream = EventStream(request_id, control=self._steer, unread_bytes=10 * 256, prompt_tokens=1)
+        self.streams[request_id] = stream
+        return stream
+
+    def route(self, events: Sequence[RequestEvent]) -> None:
+        for event in events:
+            self.streams[event.request_id].push(event)
 
     def _steer(self, request_id: str, action: ControlAction) -> None:
-        if action != "cancel" or self.router.detach(request_id):
-            self.asked.append(f"{action} {request_id}")
-
-
-async def test_each_event_goes_to_its_own_stream_in_order() -> None:
-    front = Front()
-    first, second = front.open("a"), front.open("b")
-    events: list[Event] = [
-        Accepted(request_id="b"),
-        Accepted(request_id="a"),
-        tokens("a"),
-        finished("b"),
-        tokens("a"),
-        finished("a"),
-    ]
-    front.router.route(events)
-    assert [event async for event in first] == [events[1], events[2], events[4], events[5]]
-    assert [event async for event in second] == [events[0], events[3]]
-    assert len(front.router) == 0
+        self.asked.append(f"{action} {request_id}")
 
 
 async def test_a_waiting_reader_is_woken() -> None:
@@ -63,7 +54,7 @@ async def test_a_waiting_reader_is_woken() -> None:
     stream = front.open()
     reader = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
-    front.router.route([tokens()])
+    front.route([tokens()])
     assert await reader == tokens()
 
 
@@ -71,17 +62,17 @@ async def test_a_refusal_is_the_only_event() -> None:
     front = Front()
     stream = front.open()
     refusal = Rejected(request_id="a", kind="invalid", message="no")
-    front.router.route([refusal])
+    front.route([refusal])
     assert [event async for event in stream] == [refusal]
 
 
 async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
     front = Front()
     stream = front.open()
-    front.router.route([Accepted(request_id="a"), tokens()])
+    front.route([Accepted(request_id="a"), tokens()])
     await stream.aclose()
     await stream.aclose()
-    front.router.route([tokens(), finished()])  # what was under way is dropped
+    front.route([tokens(), finished()])  # what was under way is dropped
     assert [event async for event in stream] == []
     assert front.asked == ["cancel a"]
 
@@ -89,7 +80,7 @@ async def test_closing_early_cancels_once_and_ends_the_iteration() -> None:
 async def test_closing_after_the_end_cancels_nothing() -> None:
     front = Front()
     stream = front.open()
-    front.router.route([Accepted(request_id="a"), finished()])
+    front.route([Accepted(request_id="a"), finished()])
     _ = [event async for event in stream]
     await stream.aclose()
     assert front.asked == []
@@ -106,32 +97,61 @@ async def test_a_cancelled_reader_cancels_the_request() -> None:
     assert front.asked == ["cancel a"]
 
 
-async def test_the_workers_death_ends_each_stream_with_what_it_had_and_one_failure() -> None:
+async def test_a_failure_is_told_behind_what_came_to_who_was_accepted_and_who_was_not() -> None:
     front = Front()
     begun, fresh = front.open("a"), front.open("b")
-    front.router.route([Accepted(request_id="a"), tokens("a")])
-    front.router.fail_all("it died")
+    front.route([Accepted(request_id="a"), tokens("a")])
+    for stream in (begun, fresh):
+        stream.fail("it died")
     *_, last = [event async for event in begun]
     assert isinstance(last, Finished)
     assert (last.reason, last.error, last.completion_tokens) == (FinishReason.FAILED, "it died", 2)
     assert [type(event) for event in [event async for event in fresh]] == [Accepted, Finished]
-    with pytest.raises(WorkerUnavailable, match="it died"):
-        front.open("c")
 
 
-async def test_an_id_in_use_cannot_be_opened_twice() -> None:
+async def test_a_reader_is_told_once_what_two_workers_say() -> None:
     front = Front()
-    front.open()
-    with pytest.raises(ValueError, match="in use"):
-        front.open()
+    stream = front.open()
+    began = Started(request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0))
+    front.route([Accepted(request_id="a"), began, tokens()])
+    stream.resume()
+    again = Started(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
+    front.route([Accepted(request_id="a"), again, tokens(), finished()])
+    events = [event async for event in stream]
+    assert [type(event) for event in events] == [Accepted, Started, TokensGenerated, TokensGenerated, Finished]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert (end.memory, end.timings.prefill_seconds, end.resumptions) == (began.memory, 2.0, 1)
+
+
+async def test_what_was_begun_by_the_second_worker_is_told_by_it() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a")])
+    stream.resume()
+    front.route([Accepted(request_id="a"), msgspec.structs.replace(finished(), memory=CacheReport(disk_tokens=1))])
+    *_, end = [event async for event in stream]
+    assert isinstance(end, Finished)
+    assert (end.memory.disk_tokens, end.resumptions) == (1, 1)
+
+
+async def test_a_second_worker_that_refuses_fails_what_the_first_has_accepted() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Accepted(request_id="a"), tokens()])
+    stream.resume()
+    front.route([Rejected(request_id="a", kind="too_large", message="no room")])
+    *_, end = [event async for event in stream]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.error, end.completion_tokens) == (FinishReason.FAILED, "no room", 2)
 
 
 async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_of_it_is_read() -> None:
     front = Front()
     stream, other = front.open("a"), front.open("b")
-    front.router.route([tokens("b"), *[tokens("a")] * 5])
+    front.route([tokens("b"), *[tokens("a")] * 5])
     assert front.asked == []
-    front.router.route([tokens("a")] * 3)  # what was under way when it was told
+    front.route([tokens("a")] * 3)  # what was under way when it was told
     assert front.asked == ["pause a"]
     for _ in range(5):
         await anext(stream)
@@ -146,7 +166,7 @@ async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
     front = Front()
     stream = front.open()
     for _ in range(1000):
-        front.router.route([tokens()])
+        front.route([tokens()])
         await anext(stream)
     assert front.asked == []
 
@@ -155,14 +175,14 @@ async def test_rivals_of_tokens_count() -> None:
     front = Front()
     front.open()
     scored = TokenLogprob(4, -1.0, tuple((token, -2.0) for token in range(20)))
-    front.router.route([TokensGenerated(request_id="a", token_ids=(4,), logprobs=(scored,))] * 2)
+    front.route([TokensGenerated(request_id="a", token_ids=(4,), logprobs=(scored,))] * 2)
     assert front.asked == ["pause a"]
 
 
 async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -> None:
     front = Front()
     stream = front.open()
-    front.router.route([tokens()] * 8)
+    front.route([tokens()] * 8)
     await stream.aclose()
     assert front.asked == ["pause a", "cancel a"]
 
@@ -170,7 +190,7 @@ async def test_a_paused_stream_that_is_closed_is_cancelled_and_never_resumed() -
 async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
     front = Front()
     stream = front.open()
-    front.router.route([*[tokens()] * 5, finished()])
-    front.router.route([tokens()] * 50)
+    front.route([*[tokens()] * 5, finished()])
+    front.route([tokens()] * 50)
     _ = [event async for event in stream]
     assert front.asked == []

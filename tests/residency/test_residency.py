@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,8 +13,7 @@ import zmq
 from holdfast.config import ResidencySettings
 from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
-from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages.events import Finished, TokensGenerated
+from holdfast.messages.events import Accepted, Finished, FinishReason, Started, TokensGenerated
 from holdfast.messages.prompt_keys import STEP_TOKENS
 from holdfast.residency.residency import Residency
 from tests.fakes.fake_engine import expected_tokens
@@ -23,6 +22,24 @@ from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
 
 async def collected(stream: EventStream) -> list[RequestEvent]:
     return [event async for event in stream]
+
+
+def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
+    return [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
+
+
+async def kill(made: Residency) -> None:
+    """Kill the worker that serves, and wait until it is seen to be gone."""
+    pid, link = made.statuses()[0].pid, (await made.client("m")).worker
+    psutil.Process(pid).kill()
+    await link.lost
+
+
+async def begun(streams: Sequence[EventStream]) -> None:
+    """Wait until each of the streams has a token that it did not have."""
+    known = [len(stream.token_ids) for stream in streams]
+    while any(len(stream.token_ids) == count for stream, count in zip(streams, known, strict=True)):
+        await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
@@ -56,19 +73,24 @@ async def test_an_unknown_model_has_no_client() -> None:
             await made.client("other")
 
 
-async def test_a_dead_worker_is_replaced_at_once() -> None:
+async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None:
+    asked = [a_request(str(index), max_tokens=20_000 + index) for index in range(3)]
     async with residency() as made:
         await made.wait_ready()
-        first = made.statuses()[0].pid
-        assert first is not None
-        stream = (await made.client("m")).submit(a_request(max_tokens=900_000))
-        await anext(stream)
-        psutil.Process(first).kill()
-        async for _ in stream:
-            continue
-        events = [event async for event in (await made.client("m")).submit(a_request())]
-        assert isinstance(events[-1], Finished)
-        assert made.statuses()[0].pid != first
+        client = await made.client("m")
+        streams = [client.submit(each) for each in asked]
+        for _ in range(3):
+            await begun(streams)
+            await kill(made)
+        answers = [await collected(stream) for stream in streams]
+        assert [tokens_of(events) for events in answers] == [expected_tokens(each) for each in asked]
+        for each, events in zip(asked, answers, strict=True):
+            assert [type(event) for event in events if not isinstance(event, TokensGenerated)] == [Accepted, Started, Finished]
+            (end,) = [event for event in events if isinstance(event, Finished)]
+            assert (end.reason, end.completion_tokens) == (FinishReason.LENGTH, each.max_tokens)
+            assert end.resumptions == 3
+        assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
+        assert made.statuses()[0].resumed == 9
 
 
 async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
@@ -80,8 +102,7 @@ async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
         before = (await made.statistics())["m"].link
         assert before is not None
         assert (before.new_tokens, before.known_tokens) == (3 * STEP_TOKENS, 3 * STEP_TOKENS)
-        psutil.Process(made.statuses()[0].pid).kill()
-        await first.lost
+        await kill(made)
         again = a_request("again", prompt=prompt)
         events = await collected((await made.client("m")).submit(again))
         tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
@@ -115,13 +136,11 @@ async def test_a_client_is_waited_for_until_the_model_serves() -> None:
 
 async def test_a_client_is_waited_for_while_a_dead_worker_is_replaced() -> None:
     async with residency() as made:
-        first = await made.client("m")
-        pid = made.statuses()[0].pid
-        assert pid is not None
-        psutil.Process(pid).kill()
-        await first.lost
+        await made.client("m")
+        first = made.statuses()[0].pid
+        await kill(made)
         second = await made.client("m")
-        assert second is not first
+        assert made.statuses()[0].pid != first
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
 
 
@@ -173,11 +192,9 @@ async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervisio
         return make(context, *arguments, **options)
 
     async with residency() as made:
-        first = await made.client("m")
-        assert isinstance(first, ZmqEngineClient)
+        await made.client("m")
         monkeypatch.setattr(zmq.Context, "socket", socket)
-        psutil.Process(made.statuses()[0].pid).kill()
-        await first.lost
+        await kill(made)
         second = await made.client("m")
         assert failures == []
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)

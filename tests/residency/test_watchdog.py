@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,14 +58,14 @@ def test_silence_before_the_first_heartbeat_is_the_starters_to_judge() -> None:
 
 def test_a_worker_that_serves_is_judged_though_none_of_its_heartbeats_ever_came() -> None:
     dog = watchdog()
-    dog.expect_heartbeats()
+    dog.begin_serving(load_seconds=1.0)
     assert looks_until_verdict(dog, [None] * 1000) == 7
 
 
 def test_to_be_told_again_that_heartbeats_are_due_excuses_no_silence() -> None:
     dog = watchdog()
     assert looks_until_verdict(dog, [RESTING, *[None] * 6]) is None
-    dog.expect_heartbeats()
+    dog.begin_serving(load_seconds=1.0)
     assert looks_until_verdict(dog, [None]) == 1
 
 
@@ -120,3 +121,11 @@ def test_silence_counts_no_more_than_the_time_in_which_the_front_ran(gaps: list[
     for gap in gaps:
         ran += min(gap, 1.0)
         assert (dog.look(None, elapsed_seconds=gap) is not None) == (ran >= 7.0)
+
+
+@pytest.mark.parametrize(("load_seconds", "patience"), [(0.5, 56), (10.0, 200), (100.0, 600)])
+def test_work_of_which_nothing_is_known_is_judged_by_what_loading_took(load_seconds: float, patience: int) -> None:
+    dog = watchdog()
+    dog.begin_serving(load_seconds=load_seconds)
+    beats: list[Heartbeat | None] = [working(float(seconds), expected_seconds=None) for seconds in range(1000)]
+    assert looks_until_verdict(dog, beats) == patience + 1

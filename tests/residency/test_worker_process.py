@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link import zmq_client
+from holdfast.link import worker_link
+from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import Finished, FinishReason, LoadProgress, TokensGenerated, WorkerFailed, WorkerReady
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from tests.fakes.fake_engine import expected_tokens
@@ -23,14 +24,32 @@ ENDLESS = 900_000
 
 @asynccontextmanager
 async def worker(
-    behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
+    behaviour: str = "good",
+    *,
+    on_progress: Callable[[LoadProgress], None] = lambda event: None,
+    client: ModelClient | None = None,
 ) -> AsyncIterator[WorkerProcess]:
-    process = await WorkerProcess.start(fake_settings(behaviour), on_progress=on_progress)
+    deliver = (client or ModelClient(unread_bytes=1 << 20)).deliver
+    process = await WorkerProcess.start(fake_settings(behaviour), on_progress=on_progress, deliver=deliver)
     try:
         yield process
     finally:
         await process.stop()
         assert not process.is_alive
+
+
+@asynccontextmanager
+async def serving(
+    behaviour: str = "good", *, on_progress: Callable[[LoadProgress], None] = lambda event: None
+) -> AsyncIterator[tuple[WorkerProcess, ModelClient]]:
+    """A worker that serves, and a client that it is the first and last worker of."""
+    client = ModelClient(unread_bytes=1 << 20)
+    async with worker(behaviour, on_progress=on_progress, client=client) as process:
+        ready = await process.wait_started(timeout_seconds=30)
+        assert isinstance(ready, WorkerReady)
+        assert ready.pid == process.pid
+        client.begin_with(process.link)
+        yield process, client
 
 
 async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
@@ -39,19 +58,16 @@ async def test_a_start_that_fails_before_there_is_a_process_leaves_no_files(
     too_long = tmp_path / ("x" * 120)  # for sockets, and there is no other place for them
     too_long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(too_long))
-    monkeypatch.setattr(zmq_client, "SHORT_FOLDER", tmp_path / "missing")
+    monkeypatch.setattr(worker_link, "SHORT_FOLDER", tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
-        await WorkerProcess.start(fake_settings("good"), on_progress=lambda event: None)
+        await WorkerProcess.start(fake_settings("good"), on_progress=lambda event: None, deliver=lambda events: None)
     assert list(too_long.iterdir()) == []
 
 
 async def test_a_worker_says_when_it_is_ready_and_serves() -> None:
     stages: list[str] = []
-    async with worker(on_progress=lambda event: stages.append(event.stage)) as process:
-        ready = await process.wait_started(timeout_seconds=30)
-        assert isinstance(ready, WorkerReady)
-        assert ready.pid == process.pid
-        events = [event async for event in process.client.submit(a_request())]
+    async with serving(on_progress=lambda event: stages.append(event.stage)) as (process, client):
+        events = [event async for event in client.submit(a_request())]
     tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
     assert tokens == expected_tokens(a_request())
     assert stages == ["reading"]
@@ -80,51 +96,43 @@ async def test_a_worker_that_does_not_get_ready_in_time_is_killed() -> None:
         assert not process.is_alive
 
 
-async def test_a_killed_worker_ends_each_stream_with_one_failure() -> None:
-    async with worker() as process:
-        await process.wait_started(timeout_seconds=30)
-        streams = [process.client.submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
+async def test_a_killed_worker_cuts_no_stream() -> None:
+    async with serving() as (process, client):
+        streams = [client.submit(a_request(str(index), max_tokens=ENDLESS)) for index in range(3)]
         for stream in streams:
             while not isinstance(await anext(stream), TokensGenerated):
                 continue
         psutil.Process(process.pid).kill()
-        for stream in streams:
-            *_, last = [event async for event in stream]
-            assert isinstance(last, Finished)
-            assert last.reason is FinishReason.FAILED
-            assert "died" in last.error
-            assert last.completion_tokens > 0
+        assert await process.wait_death() == -signal.SIGKILL
+        loss = client.lose_worker()
+        assert (loss.requests, loss.begun, loss.had_progress, loss.refused) == (3, 3, True, ())
+        assert client.open_streams == 3
         with pytest.raises(WorkerUnavailable):
-            process.client.submit(a_request("late"))
+            process.link.submit(a_request("late"))
 
 
-async def test_a_broken_device_fails_its_requests_and_ends_the_process(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_device_ends_the_process_and_leaves_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="holdfast.worker"):
-        async with worker("broken-device") as process:
-            await process.wait_started(timeout_seconds=30)
-            streams = [process.client.submit(a_request(str(index))) for index in range(4)]
-            for stream in streams:
-                *_, last = [event async for event in stream]
-                assert isinstance(last, Finished)
-                assert last.reason is FinishReason.FAILED
+        async with serving("broken-device") as (process, client):
+            for index in range(4):
+                client.submit(a_request(str(index)))
             assert await process.wait_exit() == 1
+            assert client.open_streams == 4
     assert any("the device refuses the step" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_to_the_whole_group_leaves_the_worker_to_its_front(number: signal.Signals) -> None:
-    async with worker() as process:
-        await process.wait_started(timeout_seconds=30)
+    async with serving() as (process, client):
         psutil.Process(process.pid).send_signal(number)
-        events = [event async for event in process.client.submit(a_request())]
+        events = [event async for event in client.submit(a_request())]
         assert isinstance(events[-1], Finished)
         assert events[-1].reason is FinishReason.LENGTH
 
 
 async def test_a_worker_ends_when_the_link_is_cut() -> None:
-    async with worker() as process:
-        await process.wait_started(timeout_seconds=30)
-        await process.client.close()
+    async with serving() as (process, _):
+        await process.link.close()
         async with asyncio.timeout(60):
             assert await process.wait_exit() == 0
 

@@ -35,19 +35,6 @@ def long_stream(server: ServerProcess) -> openai.Stream[openai.types.Completion]
     return client.completions.create(**LONG, stream=True)  # type: ignore[call-overload,no-any-return]
 
 
-def test_a_killed_worker_ends_its_streams_with_an_error_and_comes_back(server: ServerProcess, client: openai.OpenAI) -> None:
-    stream = iter(long_stream(server))
-    next(stream)
-    killed = server.model()["pid"]
-    psutil.Process(killed).kill()
-    with pytest.raises(openai.APIError, match="died"):
-        list(stream)
-    until(lambda: server.model()["state"] == "ready" and server.model()["pid"] != killed, "a new worker is ready")
-    answer = client.completions.create(model="demo", prompt="one", max_tokens=3, extra_body={"ignore_eos": True})
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 3
-
-
 def test_a_disconnect_stops_the_work(server: ServerProcess) -> None:
     stream = long_stream(server)
     next(iter(stream))
@@ -153,8 +140,7 @@ def test_a_second_signal_ends_a_running_answer_at_once_and_in_order(model_folder
         stream = iter(long_stream(server))
         next(stream)
         server.process.send_signal(signal.SIGINT)
-        with pytest.raises(httpx.TransportError):
-            until(lambda: not httpx.get(f"{server.url}/health", timeout=60), "the first signal closes the door")
+        until(lambda: httpx.get(f"{server.url}/health", timeout=60).status_code == 503, "the first signal begins the end")
         assert server.stop(signal.SIGINT) == 0
         assert not worker.is_running()
         assert "Traceback" not in server.log()

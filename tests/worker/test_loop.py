@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
-from holdfast.messages.events import FinishReason, Rejected, Started
+from holdfast.messages.events import Finished, FinishReason, Rejected, Started
 from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.token_ids import TokenIds
 from holdfast.worker.failures import DeviceBroken
 from tests.fakes import fake_engine
 from tests.fakes.fake_engine import FakeEngine, expected_tokens
@@ -113,14 +115,34 @@ def test_a_step_that_fails_once_costs_nobody_a_token() -> None:
     assert [inbox.tokens(each.request_id) for each in asked] == [expected_tokens(each) for each in asked]
 
 
-def test_a_broken_device_finishes_every_request_and_ends_the_loop() -> None:
+def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_worker() -> None:
     inbox = ScriptInbox([[request(str(index)) for index in range(6)]])
     loop = make_loop(FakeEngine(is_broken=True), inbox)
     with pytest.raises(DeviceBroken):
         loop.run()
-    inbox.check_protocol()
-    assert not inbox.open_requests()
-    assert {inbox.finished(str(index)).reason for index in range(6)} == {FinishReason.FAILED}
+    assert set(inbox.open_requests()) == {str(index) for index in range(6)}
+
+
+def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
+    whole = request("a", 1, 2, 3, max_tokens=12)
+    told = expected_tokens(whole)
+    rest = [
+        msgspec.structs.replace(request(str(count), 1, 2, 3, max_tokens=12), generated_token_ids=TokenIds.of(told[:count]))
+        for count in range(1, 12)
+    ]
+    inbox = ScriptInbox([rest])
+    make_loop(FakeEngine(), inbox).run()
+    inbox.check_protocol(drawn_before={str(count): count for count in range(1, 12)})
+    for count in range(1, 12):
+        assert inbox.tokens(str(count)) == told[count:]
+        assert inbox.finished(str(count)).completion_tokens == 12
+        assert [type(event).__name__ for event in inbox.of(str(count))[:2]] == ["Accepted", "TokensGenerated"]
+
+
+def test_an_answer_all_of_whose_tokens_are_drawn_is_refused() -> None:
+    asked = request("a", max_tokens=3)
+    inbox = serve([msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(expected_tokens(asked)))])
+    assert isinstance(inbox.of("a")[0], Rejected)
 
 
 def test_shutdown_finishes_what_runs_as_cancelled_and_rejects_what_comes() -> None:
@@ -150,10 +172,16 @@ def test_statistics_count_what_was_done() -> None:
     assert sum(told.step_seconds.counts) == told.steps == 5
 
 
+def drawn_before(asked: SequenceRequest, tokens: int) -> SequenceRequest:
+    """A request of whose answer another worker has drawn so many tokens, or all but the last one."""
+    drawn = expected_tokens(asked)[:-1][:tokens]
+    return msgspec.structs.replace(asked, generated_token_ids=TokenIds.of(drawn))
+
+
 commands = st.one_of(
     st.builds(
-        lambda index, prompt, max_tokens, stop, scored: request(
-            f"r{index}", *prompt, max_tokens=max_tokens, stop_token_ids=tuple(stop), want_prompt_logprobs=scored
+        lambda index, prompt, max_tokens, stop, scored, drawn: drawn_before(
+            request(f"r{index}", *prompt, max_tokens=max_tokens, stop_token_ids=tuple(stop), want_prompt_logprobs=scored), drawn
         ),
         st.integers(0, 12),
         st.lists(
@@ -164,6 +192,7 @@ commands = st.one_of(
         st.integers(0, 30),
         st.lists(st.integers(0, 600), max_size=60),
         st.booleans(),
+        st.integers(0, 10),
     ),
     st.builds(lambda index: cancel(f"r{index}"), st.integers(0, 12)),
     st.just(TELL_STATISTICS),
@@ -180,20 +209,21 @@ def test_each_accepted_request_gets_exactly_one_finished(
     inbox = ScriptInbox(numbered)
     loop = make_loop(engine, inbox, budget_tokens=budget_tokens)
     inbox._on_receive = loop.check_invariants
+    before = {request_id: len(command.generated_token_ids) for request_id, command in asked.items()}
     try:
         loop.run()
-    except DeviceBroken:
-        pass  # enough of the drawn prompts make every step fail
+    except DeviceBroken:  # enough of the drawn prompts make every step fail
+        inbox.check_protocol(drawn_before=before, all_have_ended=False)
     else:
+        inbox.check_protocol(drawn_before=before)
         assert not engine.opened
-    inbox.check_protocol()
-    assert not inbox.open_requests()
+        assert not inbox.open_requests()
     for request_id, command in asked.items():
         events = inbox.of(request_id)
-        if not events or isinstance(events[0], Rejected):
+        if not events or not isinstance(events[-1], Finished):
             continue
         reason = inbox.finished(request_id).reason
-        tokens, expected = inbox.tokens(request_id), expected_tokens(command)
+        tokens, expected = inbox.tokens(request_id), expected_tokens(command)[before[request_id] :]
         assert tokens == expected[: len(tokens)]
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert tokens == expected

@@ -14,23 +14,28 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvloop
 
+from holdfast import __version__
 from holdfast.app.addresses import lan_addresses
 from holdfast.app.ready import ReadyServer, announce
+from holdfast.app.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.app.run_folder import run_folder
+from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.key_file import key_file_of, read_keys
 from holdfast.models.download import resolve_model, served_id
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
+from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
 from holdfast.telemetry.logs import configure_logging
-from holdfast.user_folders import compiled_code_folder, hash_cache_file
+from holdfast.user_folders import compiled_code_folder, hash_cache_file, logs_folder
 from holdfast.worker.assignment import WorkerSettings
 
 if TYPE_CHECKING:
@@ -52,16 +57,20 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     """
     started_at = time.monotonic()
     settings = _with_store_folder(effective.settings)
-    configure_logging(settings.log)
+    hangups = Hangups()
+    log_file = _log_file(settings)
+    configure_logging(settings.log, file=log_file)
     signal.signal(signal.SIGTERM, _end_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
     _check_keys(settings)
     folder = resolve_model(settings.model, progress=progress)
     try:
-        with run_folder(os.environ), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             front = Front(settings, folder, progress=progress, started_at=started_at, certificate=certificate)
-            runner.run(front.serve())
+            front.tells_of_itself(private, log_file=log_file)
+            front.reloads.append(ReloadedSettings(effective).reload)
+            runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
     except WorkerUnavailable as error:
         logger.error("%s", error)
         return BROKEN
@@ -81,6 +90,9 @@ class Front:
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
+        self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
+        self._folder_of_record: Path | None = None
+        self._log_file: LogFile | None = None
         self._model = served_id(settings.model)
         self._was_ready = False
         self._folder = folder
@@ -99,14 +111,17 @@ class Front:
             on_progress=lambda model, event: progress(event.stage, event.fraction),
         )
 
-    async def serve(self) -> None:
-        """Start the worker, then everything else; serve until a signal; end everything in order.
+    def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
+        """Once it listens, it is to say in this folder who and where it is."""
+        self._folder_of_record, self._log_file = folder, log_file
+
+    async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
+        """Start the worker, then everything else; serve until a signal; end everything in order. on_begin: called in the loop.
 
         Raises ModelLoadError, ConfigError and WorkerUnavailable for what makes serving impossible.
         """
         signals = _EarlySignals()
-        if self._certificate is not None:
-            self._certificate.reload_on_hangup()
+        on_begin()
         try:
             await self._residency.start()
             await self._serve_http(signals)
@@ -114,7 +129,7 @@ class Front:
             if not signals.came:
                 raise
         finally:
-            signals.disarm()
+            signals.end_at_next()
             await self._residency.stop()
             if signals.came and not self._was_ready:
                 logger.info(STOPPED_EARLY)
@@ -125,6 +140,7 @@ class Front:
 
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, {self._model: self._folder}, self._residency)
+            self.reloads.append(partial(reload_keys, app.state.services.keys))
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
             listening = asyncio.Event()
@@ -133,10 +149,10 @@ class Front:
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # by now it has taken the signals over
             server.should_exit = signals.came
-            loading = asyncio.create_task(
-                self._announce(listening, http.url_of(listener, scheme=self._settings.server.scheme), listener.getsockname()[0]),
-                name="ready",
-            )
+            host, port = listener.getsockname()[:2]
+            url = http.url_of(listener, scheme=self._settings.server.scheme)
+            self._write_down(url, port)
+            loading = asyncio.create_task(self._announce(listening, url, host), name="ready")
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
@@ -149,6 +165,24 @@ class Front:
                 await asyncio.to_thread(traces.close)
         if not loading.cancelled():
             loading.result()  # raises what made loading fail
+
+    def _write_down(self, url: str, port: int) -> None:
+        if self._folder_of_record is None:
+            return
+        server = RunningServer(
+            pid=os.getpid(),
+            url=url,
+            port=port,
+            started_at=time.time(),
+            version=__version__,
+            store_folder=self._settings.store.folder,
+            log_file="" if self._log_file is None else str(self._log_file.path),
+            certificate=self._settings.server.tls_cert and os.path.abspath(self._settings.server.tls_cert),
+        )
+        try:
+            write_down(server, self._folder_of_record)
+        except OSError as error:
+            logger.warning("`holdfast ps` will not find this server: %s", error)
 
     async def _announce(self, listening: asyncio.Event, url: str, listens_on: str) -> None:
         await self._residency.wait_ready()
@@ -176,13 +210,16 @@ class Front:
 
 
 class _EarlySignals:
-    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made this. Ignored afterwards."""
+    """SIGINT and SIGTERM before the HTTP server takes them over: they cancel the task that made this. Ignored afterwards.
+
+    When the HTTP server is done with them, one more ends the process at once.
+    """
 
     def __init__(self) -> None:
         self.came = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        self._armed = True
+        self._armed, self._ends_at_next = True, False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._cancel)  # not add_signal_handler: uvloop would go on calling that one beside uvicorn's
 
@@ -190,7 +227,15 @@ class _EarlySignals:
         """From now on signals are another's, or there is nothing left to be cut short."""
         self._armed = False
 
+    def end_at_next(self) -> None:
+        """All that is left is to wait for the workers, which persist what they have and end by themselves when we are gone."""
+        self._armed, self._ends_at_next = False, True
+
     def _cancel(self, number: int, frame: FrameType | None) -> None:
+        if self._ends_at_next:
+            logger.warning("ended at once; the workers write down what they have and end by themselves")
+            logging.shutdown()
+            os._exit(128 + number)
         self.came = True
         if self._armed:
             self._loop.call_soon_threadsafe(self._cut_short)
@@ -205,6 +250,14 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     logger.info(STOPPED_EARLY)
     logging.shutdown()
     os._exit(0)
+
+
+def _log_file(settings: Settings) -> LogFile | None:
+    """The file for the log, if there is to be one. Raises ConfigError."""
+    file = open_log_file(settings.log, folder=lambda: logs_folder(os.environ), name=f"server-{settings.server.port}")
+    if file is not None:
+        log_uncaught()
+    return file
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from holdfast.config import LogSettings
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.figures import CacheFigures
+from holdfast.telemetry.log_file import OFF
 
 logger = logging.getLogger("holdfast.app")
 OPEN = (
@@ -32,12 +33,13 @@ class ReadyServer:
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
-    """A short block on standard output for people; one log line where logs are JSON."""
-    if log.format == "json":
+    """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
+    if log.format == "json" or log.file not in ("", OFF):
         urls = ", ".join((ready.url, *ready.lan_urls))
         logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, urls)
         if ready.is_open:
             logger.warning(OPEN)
+    if log.format == "json":
         return
     from rich.console import Console
     from rich.markup import escape

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.claims import Claim, claim, sweep
 from holdfast.errors import ConfigError
-from holdfast.link.zmq_client import SHORT_FOLDER
+from holdfast.link.worker_link import SHORT_FOLDER
 from holdfast.user_folders import CLAIM_PREFIX, caches_folder
 
 _VARIABLE = "TMPDIR"

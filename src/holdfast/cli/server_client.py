@@ -33,8 +33,10 @@ class ServerClient:
         query: Mapping[str, str] | None = None,
         use_proxies: bool = True,
         certificate: str = "",
+        any_name: bool = False,
     ) -> None:
         """headers, query: of every request. certificate: a file with one that is trusted beside those of the system.
+        any_name: whatever name stands in it, for a server that is known to be on this machine.
 
         Raises ServerFailed for what is no URL, and a certificate that cannot be read.
         """
@@ -42,7 +44,7 @@ class ServerClient:
         self.is_holdfast = False  # known once the models were asked for
         sent = {**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        trust = _trust(certificate) if self.url.startswith("https:") else True
+        trust = _trust(certificate, any_name=any_name) if self.url.startswith("https:") else True
         try:
             self._http = httpx.Client(
                 base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies, verify=trust
@@ -118,10 +120,11 @@ class ServerClient:
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
 
 
-def _trust(certificate: str) -> ssl.SSLContext:
+def _trust(certificate: str, *, any_name: bool) -> ssl.SSLContext:
     """What is trusted: the system's authorities, those of SSL_CERT_FILE, and this very certificate."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
+    context.check_hostname = not any_name
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # so that a certificate can be trusted without who vouches for it
     if certificate:
         try:

@@ -1,4 +1,4 @@
-"""The front's end of the link to one worker."""
+"""A model as the front sees it, whichever worker serves it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from holdfast.messages.sessions import SessionAnswer, SessionCommand
 
 
 class EngineClient(Protocol):
-    """One running worker, seen from an asyncio loop."""
+    """A model that is served, seen from an asyncio loop."""
 
     @property
     def info(self) -> ModelInfo:
-        """What the worker knows of its model."""
+        """What its worker knows of it."""
         ...
 
     def submit(self, request: SequenceRequest) -> EventStream:
         """Send one sequence. First event: Accepted or Rejected (and nothing after it); last event of an accepted one: Finished.
 
-        Raises WorkerUnavailable when the worker is gone. Closing the stream early cancels the request.
+        The stream goes on when the worker dies and another one takes its place. Raises WorkerUnavailable when none ever will.
+        Closing the stream early cancels the request.
         """
         ...
 
@@ -33,10 +34,6 @@ class EngineClient(Protocol):
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """Have a session command carried out. Raises WorkerUnavailable when the worker is gone, or dies meanwhile."""
-        ...
-
-    async def close(self) -> None:
-        """Ask the worker to end in order and let go of the link."""
         ...
 
 

@@ -1,15 +1,17 @@
-"""Events of one request on an asyncio loop, and the table that leads each event to its request: no task, no lock per token."""
+"""Events of one request on an asyncio loop: no task, no lock per token."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from holdfast.errors import WorkerUnavailable
+import msgspec
+
 from holdfast.messages.commands import ControlAction
-from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, Rejected, Started, TokensGenerated
+from holdfast.messages.events import Accepted, Finished, FinishReason, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
 RequestEvent = Accepted | Rejected | Started | TokensGenerated | Finished
@@ -26,16 +28,20 @@ class EventStream:
     """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request.
 
     A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them are read; `control` is told.
+    Several workers may serve it one after the other (`resume`); who reads it sees one sequence of events.
     """
 
     def __init__(
         self, request_id: RequestId, *, control: Control, unread_bytes: float = math.inf, prompt_tokens: int = 0
     ) -> None:
         self.request_id, self.prompt_tokens = request_id, prompt_tokens
-        self.completion_tokens = 0
+        self.token_ids: list[int] = []  # of the answer, whether or not they were read
         self.was_accepted = False
+        self.started: Started | None = None
+        self.resumptions = 0
+        self.is_paused = False
+        self._opened_at, self._started_at, self._lost_seconds = time.monotonic(), 0.0, 0.0
         self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
-        self._is_paused = False
         self._events: deque[RequestEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._over = False
@@ -72,25 +78,75 @@ class EventStream:
         if self._over:
             return
         if isinstance(event, TokensGenerated):
-            self.completion_tokens += len(event.token_ids)
-        elif isinstance(event, Accepted):
-            self.was_accepted = True
-        elif isinstance(event, Finished | Rejected):
-            self._over = True
+            self.token_ids += event.token_ids
+        else:
+            known = self._noted(event)
+            if known is None:
+                return
+            event = known
         self._events.append(event)
         self._wake()
         self._count_unread(event)
 
+    def resume(self) -> None:
+        """Another worker goes on with the request, behind what came so far."""
+        self.resumptions += 1
+        if self.started is None:
+            self._lost_seconds = time.monotonic() - self._opened_at
+
+    def fail(self, message: str) -> None:
+        """End it as failed: nobody serves it any more."""
+        if not self.was_accepted:
+            self.push(Accepted(request_id=self.request_id))
+        self.push(self._failed(message))
+
+    def _noted(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
+        """An event as the reader is to see it, who may have been told the same of an earlier worker: then None."""
+        if isinstance(event, Accepted):
+            is_new, self.was_accepted = not self.was_accepted, True
+            return event if is_new else None
+        if isinstance(event, Started):
+            if self.started is not None:
+                return None
+            self.started, self._started_at = self._with_waiting(event), time.monotonic()
+            return self.started
+        self._over = True
+        if isinstance(event, Finished):
+            return self._joined(event) if self.resumptions else event
+        return self._failed(event.message) if self.was_accepted else event
+
+    def _with_waiting(self, event: Started) -> Started:
+        """With the time that it had with earlier workers."""
+        waited = event.timings.queue_seconds + self._lost_seconds
+        return msgspec.structs.replace(event, timings=msgspec.structs.replace(event.timings, queue_seconds=waited))
+
+    def _joined(self, event: Finished) -> Finished:
+        """The end of an answer that several workers gave: what it began from is told by the one that began it."""
+        if self.started is None:
+            return msgspec.structs.replace(event, resumptions=self.resumptions)
+        timings = msgspec.structs.replace(self.started.timings, decode_seconds=time.monotonic() - self._started_at)
+        return msgspec.structs.replace(event, memory=self.started.memory, timings=timings, resumptions=self.resumptions)
+
+    def _failed(self, message: str) -> Finished:
+        return Finished(
+            request_id=self.request_id,
+            reason=FinishReason.FAILED,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=len(self.token_ids),
+            error=message,
+            resumptions=self.resumptions,
+        )
+
     def _count_unread(self, event: RequestEvent) -> None:
         self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._most_unread_bytes and not self._is_paused and not self._over:
-            self._is_paused = True
+        if self._unread_bytes > self._most_unread_bytes and not self.is_paused and not self._over:
+            self.is_paused = True
             self._control(self.request_id, "pause")
 
     def _count_read(self, event: RequestEvent) -> None:
         self._unread_bytes -= _size_of(event)
-        if self._is_paused and self._unread_bytes <= self._most_unread_bytes / 2:
-            self._is_paused = False
+        if self.is_paused and self._unread_bytes <= self._most_unread_bytes / 2:
+            self.is_paused = False
             if not self._over:
                 self._control(self.request_id, "resume")
 
@@ -106,62 +162,3 @@ def _size_of(event: RequestEvent) -> int:
     rivals = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)
     return tokens * _TOKEN_BYTES + rivals * _RIVAL_BYTES
-
-
-class EventRouter:
-    """The open streams of one worker by request id."""
-
-    def __init__(self) -> None:
-        self._streams: dict[RequestId, EventStream] = {}
-        self._death = ""
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the worker is gone and nothing can be opened any more."""
-        return bool(self._death)
-
-    def open(self, request_id: RequestId, *, prompt_tokens: int, control: Control, unread_bytes: float = math.inf) -> EventStream:
-        """Make the stream of a new request. Raises WorkerUnavailable after the worker's death, ValueError for an id in use."""
-        if self._death:
-            raise WorkerUnavailable(self._death)
-        if request_id in self._streams:
-            raise ValueError(f"request id {request_id!r} is in use")
-        stream = EventStream(request_id, control=control, unread_bytes=unread_bytes, prompt_tokens=prompt_tokens)
-        self._streams[request_id] = stream
-        return stream
-
-    def detach(self, request_id: RequestId) -> bool:
-        """Drop a stream that nobody reads any more. False when it had ended already."""
-        return self._streams.pop(request_id, None) is not None
-
-    def route(self, events: Iterable[LinkEvent]) -> None:
-        """Give each event to its stream; events of detached requests are dropped."""
-        for event in events:
-            if not isinstance(event, RequestEvent):
-                continue
-            stream = self._streams.get(event.request_id)
-            if stream is None:
-                continue
-            if isinstance(event, Finished | Rejected):
-                self.detach(event.request_id)
-            stream.push(event)
-
-    def fail_all(self, message: str) -> None:
-        """The worker is gone: each open stream ends with one FAILED, and nothing can be opened any more."""
-        self._death = message
-        for request_id, stream in list(self._streams.items()):
-            if not stream.was_accepted:
-                stream.push(Accepted(request_id=request_id))
-            self.detach(request_id)
-            stream.push(
-                Finished(
-                    request_id=request_id,
-                    reason=FinishReason.FAILED,
-                    prompt_tokens=stream.prompt_tokens,
-                    completion_tokens=stream.completion_tokens,
-                    error=message,
-                )
-            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -142,12 +143,11 @@ class InProcessClient:
         self._thread.join()
 
     def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:
-        gone = DEATH
         try:
             run_worker(self._inbox)
-            gone = "the engine is closed"
         finally:
-            self._end(gone)
+            error = sys.exception()
+            self._end("the engine is closed" if error is None else f"{DEATH}: {error}")
 
     def _end(self, gone: str) -> None:
         with self._lock:

@@ -50,6 +50,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
     pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
     service: ServiceClass = ServiceClass()
+    generated_token_ids: TokenIds = TokenIds()  # drawn and told by a worker that is gone: they count, and are not told again
 
     @property
     def reusable_tokens(self) -> int:

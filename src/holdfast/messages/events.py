@@ -140,6 +140,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timings: Timings = Timings()
     memory: CacheReport = CacheReport()
     embedding: bytes = b""  # of a prompt that was to be pooled: float32 in the order of the machine, of length 1
+    resumptions: int = 0  # workers that ended while they had it; the front counts them
 
     @property
     def cached_tokens(self) -> int:

@@ -94,6 +94,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0  # part of completion_tokens, up to and including the marker that ends the thought
     calls: int = 0  # complete calls of tools
     stop_string: str | None = None  # the one of the request that ended the answer
+    resumptions: int = 0  # workers that ended while they had it
 
     @property
     def finish_reason(self) -> EndWord:

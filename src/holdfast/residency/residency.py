@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdfast.errors import UnknownModel
-from holdfast.link.client import EngineClient
+from holdfast.link.model_client import ModelClient
+from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
 from holdfast.residency.supervisor import ModelState, WorkerSupervisor
@@ -27,6 +28,7 @@ class ModelStatus:
     memory: CacheFigures | None
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
+    resumed: int  # streams that have gone on with another worker
 
 
 class Residency:
@@ -55,7 +57,7 @@ class Residency:
         """End all workers in order; open streams end as failed."""
         await asyncio.gather(*(supervisor.stop() for supervisor in self._supervisors.values()))
 
-    async def client(self, model: str, sequences: int = 1) -> EngineClient:
+    async def client(self, model: str, sequences: int = 1) -> ModelClient:
         """The link to the worker of a model, for so many sequences; waits while the model is being loaded.
 
         Raises UnknownModel; WorkerUnavailable when loading takes too long or has failed; QueueFull when too many wait for it.
@@ -63,6 +65,15 @@ class Residency:
         if model not in self._supervisors:
             raise UnknownModel(model=model, available=tuple(self._supervisors))
         return await self._supervisors[model].wait_client(sequences=sequences)
+
+    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences of a model run at once, and how much a step reads; see `WorkerSupervisor.set_limits`.
+
+        Raises UnknownModel and InvalidRequest.
+        """
+        if model not in self._supervisors:
+            raise UnknownModel(model=model, available=tuple(self._supervisors))
+        return await self._supervisors[model].set_limits(max_running=max_running, step_tokens=step_tokens)
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""
@@ -88,4 +99,5 @@ def _status(supervisor: WorkerSupervisor) -> ModelStatus:
         memory=load.memory,
         created=supervisor.created,
         restarts=dict(supervisor.restarts),
+        resumed=supervisor.resumed,
     )

@@ -7,27 +7,30 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from holdfast.errors import ModelLoadError, WorkerUnavailable
-from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.link.model_client import Loss, ModelClient
+from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from holdfast.scheduler.limits import checked_limits
 from holdfast.worker.assignment import WorkerSettings
 
 ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
-FAILED_FIRST_STARTS = 3  # a worker that never came up after so many deaths never will
+FAILED_STARTS = 3  # in a row: a first worker never will come up then, and who waits for another one waits no longer
 HEALTHY_SECONDS = 60.0  # a worker that served this long starts the backoff anew
 
 logger = logging.getLogger("holdfast.residency")
 
 
 def backoff_seconds(failures_in_a_row: int) -> float:
-    """How long to wait before the next start: 0 after the first death, then 1, 2, 4 … seconds."""
+    """How long to wait before the next start, after so many workers without a new token: 0, 0, 1, 2, 4 … seconds."""
     return 0.0 if failures_in_a_row <= 1 else min(2.0 ** (failures_in_a_row - 2), LONGEST_BACKOFF_SECONDS)
 
 
@@ -45,6 +48,7 @@ class WorkerSupervisor:
         self._has_hung = False  # the last worker that has ended
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
+        self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
         self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
@@ -53,12 +57,12 @@ class WorkerSupervisor:
         return "restarting" if self._state == "ready" and self.client is None else self._state
 
     @property
-    def client(self) -> ZmqEngineClient | None:
-        """The link while the model serves, else None."""
+    def client(self) -> ModelClient | None:
+        """The link while the model serves, else None. It outlives the worker that serves."""
         worker = self._worker if self._state == "ready" else None
-        return worker.client if worker is not None and worker.is_alive and worker.client.is_open else None
+        return self._client if worker is not None and worker.is_alive and worker.link.is_open else None
 
-    async def wait_client(self, *, sequences: int) -> ZmqEngineClient:
+    async def wait_client(self, *, sequences: int) -> ModelClient:
         """The link, as soon as the model serves; it is waited for while it is being loaded, for the first time or again.
 
         Raises WorkerUnavailable when that takes too long or will never be, QueueFull when as many wait as may.
@@ -85,7 +89,30 @@ class WorkerSupervisor:
     def last_statistics(self) -> WorkerStatistics:
         """What the worker reported last, unasked."""
         client = self.client
-        return client.last_statistics if client is not None else WorkerStatistics()
+        return client.worker.last_statistics if client is not None else WorkerStatistics()
+
+    async def set_limits(self, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences of the model run at once and how much a step reads, for this worker and all that follow it.
+
+        None: as it is. No stream is lost: what runs beyond a lower limit waits again. Returns what counts from now on;
+        `step_tokens` is 0 where nobody has said how many and no worker is there to ask. Raises InvalidRequest; nothing changes then.
+        """
+        before = self._settings.scheduler
+        is_chosen = step_tokens is not None or before.step_tokens is not None
+        most = before.max_running if max_running is None else max_running
+        known = step_tokens or before.step_tokens or self.last_statistics.step_tokens
+        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)  # as the worker itself would choose it
+        after = checked_limits(before, max_running=most, step_tokens=tokens)
+        self._settings = replace(self._settings, scheduler=replace(after, step_tokens=tokens if is_chosen else None))
+        limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
+        if known and (client := self.client) is not None:
+            await client.worker.set_limits(limits)
+        return limits
+
+    @property
+    def resumed(self) -> int:
+        """Streams that have gone on with another worker, so far."""
+        return self._client.resumed
 
     async def start(self) -> None:
         """Start the worker process, which loads its model by itself, and keep it alive from now on."""
@@ -99,7 +126,7 @@ class WorkerSupervisor:
         await asyncio.shield(self._first_start)
 
     async def stop(self) -> None:
-        """End the worker in order and keep it no longer."""
+        """End the worker in order and keep it no longer; streams that are still open end."""
         self._state = "stopped"
         self._room.turn_away(WorkerUnavailable("the server is shutting down"))
         if self._task is not None:
@@ -107,22 +134,30 @@ class WorkerSupervisor:
             await asyncio.wait([self._task])
         if self._worker is not None:
             await self._worker.stop()
+        self._client.close("the server is shutting down")
 
     async def _supervise(self, first_start: asyncio.Future[None]) -> None:
-        failures = 0
+        failures = failed_starts = 0
         loop = asyncio.get_running_loop()
         while True:
             failure = await self._wait_started()
             if failure is None:
-                started_at = loop.time()
+                started_at, failed_starts = loop.time(), 0
                 if not first_start.done():
                     first_start.set_result(None)
                 failure = await self._wait_for_death()
-                failures = 0 if loop.time() - started_at >= HEALTHY_SECONDS else failures
+                loss = self._client.lose_worker()
+                if loss.had_progress or loop.time() - started_at >= HEALTHY_SECONDS:
+                    failures = -1
+                _log_loss(self.model, loss)
+            else:
+                failed_starts += 1
             failures += 1
-            if failure.fatal_input or (not first_start.done() and failures >= FAILED_FIRST_STARTS):
+            if failure.fatal_input or (not first_start.done() and failed_starts >= FAILED_STARTS):
                 self._give_up(failure, first_start)
                 return
+            if failed_starts == FAILED_STARTS:
+                self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
             self.restarts["hung" if self._has_hung else "died"] += 1
             self._state = "restarting"
             delay = backoff_seconds(failures)
@@ -131,7 +166,9 @@ class WorkerSupervisor:
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
         self._state = "failed"
-        self._room.turn_away(WorkerUnavailable(f"model {self.model!r} cannot be served: {failure.message}"))
+        message = f"model {self.model!r} cannot be served: {failure.message}"
+        self._room.turn_away(WorkerUnavailable(message))
+        self._client.close(message)
         if first_start.done():
             logger.error("model %s cannot be served any more: %s", self.model, failure.message)
         elif failure.fatal_input:
@@ -140,7 +177,11 @@ class WorkerSupervisor:
             first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
 
     async def _launch(self) -> WorkerProcess:
-        return await WorkerProcess.start(self._settings, on_progress=lambda event: self._on_progress(self.model, event))
+        return await WorkerProcess.start(
+            self._settings,
+            on_progress=lambda event: self._on_progress(self.model, event),
+            deliver=self._client.deliver,
+        )
 
     async def _wait_started(self) -> WorkerFailed | None:
         if self._worker is None:
@@ -154,10 +195,12 @@ class WorkerSupervisor:
             self._has_hung, self._worker = self._worker.hang is not None, None
             return outcome
         self.info, self._state = outcome.model, "ready"
+        resumed = self._client.begin_with(self._worker.link)  # before anybody who comes now
         self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
         if any(self.restarts.values()):
-            logger.info("model %s is ready again (worker %d)", self.model, outcome.pid)
+            goes_on = f"; {resumed} running requests go on with it" if resumed else ""
+            logger.info("model %s is ready again (worker %d)%s", self.model, outcome.pid, goes_on)
         return None
 
     async def _wait_for_death(self) -> WorkerFailed:
@@ -167,3 +210,15 @@ class WorkerSupervisor:
         self._has_hung = hang is not None
         how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
         return WorkerFailed(message=f"the worker process {how}", fatal_input=False)
+
+
+def _log_loss(model: str, loss: Loss) -> None:
+    if loss.requests:
+        logger.warning(
+            "model %s: the worker had %d requests, %d in mid-answer; they go on with the next one",
+            model,
+            loss.requests,
+            loss.begun,
+        )
+    for request_id in loss.refused:
+        logger.error("model %s: request %s is refused: the worker died of it, also when it ran alone", model, request_id)

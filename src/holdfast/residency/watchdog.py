@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holdfast.messages.events import Heartbeat
 
-PATIENCE = 20.0  # a step hangs when it takes so many times what its like took at most
+PATIENCE = 20.0  # a step hangs when it takes so many times what its like took at most, or, without any, what loading took
+LEAST_UNMEASURED = 8.0  # times the longest silence: what a step may take at least of which nothing is known
 
 
 class Watchdog:
@@ -24,9 +25,15 @@ class Watchdog:
         self.expects_heartbeats = False  # whether silence is judged
         self._silent_seconds = 0.0
 
-    def expect_heartbeats(self) -> None:
-        """Judge silence from now on, whether or not a heartbeat has ever come: the worker serves, so it beats if it is well."""
+    def begin_serving(self, *, load_seconds: float) -> None:
+        """Judge silence from now on, whether or not a heartbeat has ever come: the worker serves, so it beats if it is well.
+
+        load_seconds: what loading took, in which the model was run over several prompts. What work of another kind may take that
+        was not measured yet is seen from that.
+        """
         self.expects_heartbeats = True
+        known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
+        self._unmeasured_seconds = min(self._unmeasured_seconds, known)
 
     def look(self, beat: Heartbeat | None, *, elapsed_seconds: float) -> str | None:
         """Take in what has come since the last look, `elapsed_seconds` ago: how it hangs, in words; None while all is well."""

@@ -8,13 +8,13 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from holdfast.config import ModelSettings
-from holdfast.link.zmq_client import ZmqEngineClient
-from holdfast.messages.events import LoadProgress, WorkerFailed, WorkerReady
+from holdfast.link.worker_link import WorkerLink
+from holdfast.messages.events import LinkEvent, LoadProgress, WorkerFailed, WorkerReady
 from holdfast.residency.compiled_code import WorkerTemporaries
 from holdfast.residency.watchdog import Watchdog
 from holdfast.worker.assignment import Assignment, WorkerSettings
@@ -34,13 +34,13 @@ class WorkerProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        client: ZmqEngineClient,
+        link: WorkerLink,
         *,
         temporary: WorkerTemporaries,
         watchdog: Watchdog,
     ) -> None:
         self._process, self._temporary = process, temporary
-        self.client = client
+        self.link = link
         self.hang: str | None = None  # why it was killed, in words; None: it was not
         self.watchdog = watchdog
         self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
@@ -48,13 +48,19 @@ class WorkerProcess:
         self._watch_task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: WorkerSettings, *, on_progress: Callable[[LoadProgress], None]) -> WorkerProcess:
-        """Start the process and give it its assignment; it loads its model from now on."""
+    async def start(
+        cls,
+        settings: WorkerSettings,
+        *,
+        on_progress: Callable[[LoadProgress], None],
+        deliver: Callable[[Sequence[LinkEvent]], None],
+    ) -> WorkerProcess:
+        """Start the process and give it its assignment; it loads its model from now on. `deliver`: see `WorkerLink`."""
         async with contextlib.AsyncExitStack() as undo:
             temporary = WorkerTemporaries(settings.compiled_code)
             undo.callback(temporary.remove)
-            client = ZmqEngineClient(on_progress=on_progress, unread_bytes=settings.residency.unread_bytes)
-            undo.push_async_callback(client.close)
+            link = WorkerLink(on_progress=on_progress, deliver=deliver)
+            undo.push_async_callback(link.close)
             process = await asyncio.create_subprocess_exec(
                 *settings.command,
                 stdin=asyncio.subprocess.PIPE,
@@ -69,12 +75,12 @@ class WorkerProcess:
             hang_seconds=settings.residency.hang_seconds,
             unmeasured_seconds=settings.model.startup_seconds,
         )
-        worker = cls(process, client, temporary=temporary, watchdog=watchdog)
+        worker = cls(process, link, temporary=temporary, watchdog=watchdog)
         worker._watch_task = asyncio.create_task(worker._watch(settings.residency.heartbeat_seconds), name="worker-watch")
         assignment = Assignment(
             settings=settings,
-            endpoint=client.endpoint,
-            heartbeat_endpoint=client.heartbeat_endpoint,
+            endpoint=link.endpoint,
+            heartbeat_endpoint=link.heartbeat_endpoint,
             parent_pid=os.getpid(),
         )
         try:
@@ -98,7 +104,7 @@ class WorkerProcess:
         """Wait until the model serves, or the worker has said why not, or has died; it is killed when the time is over."""
         try:
             async with asyncio.timeout(timeout_seconds):  # not wait_for: before Python 3.12 it may swallow a cancellation
-                outcome = await asyncio.shield(self.client.started)
+                outcome = await asyncio.shield(self.link.started)
         except TimeoutError:
             await self.stop()
             return WorkerFailed(message=f"the model was not loaded within {timeout_seconds:.0f} s", fatal_input=False)
@@ -111,7 +117,7 @@ class WorkerProcess:
                 )
                 return WorkerFailed(message=message, fatal_input=False)
         else:
-            self.watchdog.expect_heartbeats()
+            self.watchdog.begin_serving(load_seconds=outcome.model.load_seconds)
             self._temporary.keep_compiled()
         return outcome
 
@@ -123,7 +129,7 @@ class WorkerProcess:
 
     async def wait_death(self) -> int:
         """Wait until the worker is gone, to be seen by its process or by its end of the link; returns the exit code."""
-        await asyncio.wait((self._exit_task, self.client.lost), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
         await self.stop()  # a process that has let go of the link serves nobody, whatever it still does
         return await self.wait_exit()
 
@@ -131,10 +137,10 @@ class WorkerProcess:
         """End the process in order, with force when it takes too long, and close the link."""
         if self._watch_task is not None:
             self._watch_task.cancel()
-        if not self.client.started.done():
+        if not self.link.started.done():
             self._kill()  # it only loads: nothing to be lost, and a load cannot be interrupted otherwise
         elif self.is_alive:
-            self.client.shut_down_worker()
+            self.link.shut_down_worker()
             self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(GRACE_SECONDS):
@@ -143,7 +149,7 @@ class WorkerProcess:
             logger.warning("worker %d does not end; killing it", self.pid)
             self._kill()
             await self.wait_exit()
-        await self.client.close()
+        await self.link.close()
 
     async def _hand_over(self, assignment: bytes) -> None:
         assert self._process.stdin is not None
@@ -157,7 +163,7 @@ class WorkerProcess:
         if code == 0:
             self._temporary.keep_compiled()
         self._temporary.remove()
-        self.client.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
+        self.link.fail(f"the worker process of the model died ({describe_exit(code)}); please try again")
 
     async def _watch(self, interval_seconds: float) -> None:
         """Kill the process when it hangs; what follows is as with any death. Not SIGTERM: a stopped process would not get it."""
@@ -166,11 +172,11 @@ class WorkerProcess:
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = loop.time()
-            self.hang = self.watchdog.look(self.client.poll_heartbeat(), elapsed_seconds=now - looked_at)
+            self.hang = self.watchdog.look(self.link.poll_heartbeat(), elapsed_seconds=now - looked_at)
             looked_at = now
         if self.hang is not None and self.is_alive:
             self._kill()
-            self.client.fail(f"the worker process of the model {self.hang} and is being replaced; please try again")
+            self.link.fail(f"the worker process of the model {self.hang} and is being replaced; please try again")
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)

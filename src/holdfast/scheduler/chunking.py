@@ -13,6 +13,7 @@ for a while.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -139,17 +140,31 @@ class ChunkSharing:
         first = self._first_flow % len(groups)
         self._first_flow += 1
         dealt = groups[first:] + groups[:first]
-        row_tokens = self._costs.decode_row_tokens(sum(rows.values()))
-        total = allowance.tokens + row_tokens * sum(rows.values())
-        for place, group in enumerate(dealt):
-            own = total / len(groups) - row_tokens * rows.get(group[0].service.flow, 0)
-            share = min(allowance.tokens, max(0, int(own)) if place else max(self._min_chunk_tokens, int(own)))
-            part = share / allowance.tokens if allowance.tokens else 0.0
+        for place, (group, (share, part)) in enumerate(
+            zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
+        ):
+            share = share if place else max(self._min_chunk_tokens, share)
             allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
             self._deal(allowance, self._in_order(group, step), taken, must_move=not place)
         allowance.release()
         for group in dealt:
             self._deal(allowance, self._in_order(group, step), taken)
+
+    def _equal_shares(
+        self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
+    ) -> list[tuple[int, float]]:
+        """Of each group: tokens, and its part of the time that those before it leave; all flows take the same time of a step."""
+        each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
+        row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
+        writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
+        rates = sum(1 / cost for cost in each)
+        equal = (tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))) / rates
+        reading = [max(0.0, equal - spent) for spent in writing]
+        left = list(itertools.accumulate(reversed(reading)))[::-1]
+        return [
+            (int(seconds / cost), seconds / rest if rest else 0.0)
+            for seconds, cost, rest in zip(reading, each, left, strict=True)
+        ]
 
     def _in_order(self, prompts: list[ScheduledSequence], step: int) -> list[ScheduledSequence]:
         """As `_share_within` would serve them if there were room for few: the shorter ones, the oldest, the others."""

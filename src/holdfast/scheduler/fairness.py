@@ -27,7 +27,7 @@ class FairShare:
         self._aging_seconds = aging_seconds
         self._known: Counter[str] = Counter()  # waiting and running sequences of each flow
         self._batch_known = 0
-        self._turns: dict[str, int] = {}  # the admission that was a flow's last, or all of them when it came
+        self._turns: dict[str, int] = {}  # grows with each admission: of two flows the lower one is next
         self._admissions = 0
         self._now = 0.0
 
@@ -67,7 +67,7 @@ class FairShare:
         """A sequence runs from now on."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
-        self._turns[sequence.service.flow] = self._admissions
+        self._turns[sequence.service.flow] = self._admissions + 1  # behind a flow that comes now
 
     def preempt(self, sequence: ScheduledSequence) -> None:
         """A sequence waits again."""

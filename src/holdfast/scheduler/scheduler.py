@@ -81,6 +81,7 @@ class Scheduler:
         *,
         prompt_tokens: int,
         max_tokens: int,
+        drawn_tokens: int = 0,
         boundaries: tuple[int, ...] = (),
         scores_prompt: bool = False,
         is_ready: bool = True,
@@ -88,6 +89,7 @@ class Scheduler:
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
+        drawn_tokens: of its answer, by another worker; they are read like the prompt and count towards `max_tokens`.
         is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
@@ -100,6 +102,8 @@ class Scheduler:
         if prompt_tokens > self._context_tokens - min(max_tokens, 1):
             raise PromptTooLong(prompt_tokens=prompt_tokens, context_tokens=self._context_tokens)
         max_tokens = min(max_tokens, self._context_tokens - prompt_tokens)
+        if drawn_tokens and drawn_tokens >= max_tokens:
+            raise InvalidRequest(f"all {max_tokens} tokens of the answer are drawn already", field="generated_token_ids")
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         self._check_queue(service.flow)
         self._submissions += 1
@@ -108,6 +112,7 @@ class Scheduler:
             order=self._submissions,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
+            drawn=drawn_tokens,
             submitted_after_step=self._issued_steps,
             boundaries=boundaries,
             scores_prompt=scores_prompt,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from holdfast.config import LogSettings
+from holdfast.telemetry.log_file import LogFile
 from holdfast.telemetry.printable import escaped
 from holdfast.telemetry.request_log import RequestRecord
 
@@ -40,8 +41,8 @@ class JsonLines(logging.Formatter):
 class TextLines(logging.Formatter):
     """Lines for people: time, level, logger and message, a request without the logger; coloured where that is wished."""
 
-    def __init__(self, *, coloured: bool) -> None:
-        super().__init__(datefmt="%H:%M:%S")
+    def __init__(self, *, coloured: bool, dated: bool = False) -> None:
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S" if dated else "%H:%M:%S")
         self._coloured = coloured
 
     def format(self, record: logging.LogRecord) -> str:
@@ -71,8 +72,14 @@ class TextLines(logging.Formatter):
         return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured and colour else text
 
 
-def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, environ: Mapping[str, str] | None = None) -> None:
-    """Send all logs to `stream` (standard error) in the wished form, instead of what was set up before.
+def configure_logging(
+    settings: LogSettings,
+    *,
+    stream: TextIO | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: LogFile | None = None,
+) -> None:
+    """Send all logs to `stream` (standard error) in the wished form, and to a file, instead of what was set up before.
 
     Text is coloured on a terminal, unless `environ` (this process') has NO_COLOR or a TERM that knows no colours.
     """
@@ -80,7 +87,17 @@ def configure_logging(settings: LogSettings, *, stream: TextIO | None = None, en
     handler = logging.StreamHandler(out)
     text = TextLines(coloured=out.isatty() and _may_be_coloured(os.environ if environ is None else environ))
     handler.setFormatter(JsonLines() if settings.format == "json" else text)
-    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    handlers: list[logging.Handler] = [handler]
+    if file is not None:
+        file.setFormatter(JsonLines() if settings.format == "json" else TextLines(coloured=False, dated=True))
+        handlers.append(file)
+    logging.basicConfig(handlers=handlers, force=True)
+    set_level(settings)
+
+
+def set_level(settings: LogSettings) -> None:
+    """From now on log what is severe enough by these settings."""
+    logging.getLogger().setLevel(settings.level.upper())
     for noisy in ("uvicorn.error", "httpx", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 

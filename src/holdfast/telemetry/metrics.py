@@ -55,6 +55,7 @@ class Metrics(Collector):
         self._statistics: Mapping[str, WorkerStatistics] = {}
         self._load_seconds: Mapping[str, float] = {}
         self._restarts: Mapping[str, Mapping[str, int]] = {}
+        self._resumed: Mapping[str, int] = {}
         self.loop_lag = LoopLag()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -86,12 +87,14 @@ class Metrics(Collector):
         *,
         load_seconds: Mapping[str, float] | None = None,
         restarts: Mapping[str, Mapping[str, int]] | None = None,
+        resumed: Mapping[str, int] | None = None,
     ) -> bytes:
         """All metrics in Prometheus' text format, with what is known of these workers now, by model id.
 
-        restarts: of the workers, by cause.
+        restarts: of the workers, by cause. resumed: streams that have gone on with another worker.
         """
-        self._statistics, self._load_seconds, self._restarts = statistics, load_seconds or {}, restarts or {}
+        self._statistics, self._load_seconds = statistics, load_seconds or {}
+        self._restarts, self._resumed = restarts or {}, resumed or {}
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -106,6 +109,12 @@ class Metrics(Collector):
         for model, seconds in self._load_seconds.items():
             load.add_metric([model], seconds)
         yield load
+        resumed = CounterMetricFamily(
+            "holdfast_resumed_streams", "Answers that went on with another worker when theirs had died.", labels=["model"]
+        )
+        for model, streams in self._resumed.items():
+            resumed.add_metric([model], streams)
+        yield resumed
         yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
         yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
         yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)

@@ -91,9 +91,9 @@ class Ledger:
             sequence.prompt_logprobs += logprobs
 
     def generate(self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Emit drawn tokens; before the first of them, what they begin from, and the prompt's scores if they are wanted."""
+        """Emit drawn tokens; before the answer's first, what it begins from, and the prompt's scores if they are wanted."""
         now = self._clock()
-        if sequence.first_token_at is None:
+        if not sequence.generated:
             self._emit_started(sequence, now=now)
         sequence.take(token_ids, now=now)
         self.counters.generated_tokens += len(token_ids)

@@ -132,11 +132,6 @@ class Lifetimes:
         self._ledger.finish(sequence, reason, error=error)
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
-    def fail_all(self, error: str) -> None:
-        """Say the end of all sequences; the device is broken, and nothing is closed."""
-        for sequence in self._ledger.live():
-            self._ledger.finish(sequence, FinishReason.FAILED, error=error)
-
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; of those that are `unhealthy` nothing is kept."""
         for sequence in self._ledger.live():

@@ -51,7 +51,7 @@ SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
 
 class WorkerLoop:
-    """Serves the inbox until `SHUT_DOWN`. Each accepted request gets exactly one Finished."""
+    """Serves the inbox until `SHUT_DOWN`. Each accepted request gets exactly one Finished, unless the device breaks."""
 
     def __init__(
         self,
@@ -93,7 +93,10 @@ class WorkerLoop:
         self._is_closing = False
 
     def run(self) -> None:
-        """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more; all requests have ended then."""
+        """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more.
+
+        Nothing more is said about the requests of then: who has the link may let another worker go on with them.
+        """
         is_busy = is_resting = False
         try:
             self._emit_statistics(is_busy=False)
@@ -110,8 +113,7 @@ class WorkerLoop:
                 is_busy = self._advance()
                 self._emit_statistics(is_busy=is_busy)
                 self._send()
-        except Exception as error:
-            self._lifetimes.fail_all(f"the worker has to be restarted: {error}")
+        except Exception:
             self._send()
             self._sessions.abandon()
             self._cache.close()
@@ -191,6 +193,7 @@ class WorkerLoop:
                 request.request_id,
                 prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.max_tokens,
+                drawn_tokens=len(request.generated_token_ids),
                 boundaries=self._cache.boundaries(request),
                 scores_prompt=request.want_prompt_logprobs,
                 service=request.service,

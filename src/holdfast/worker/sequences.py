@@ -47,7 +47,8 @@ class LiveSequence:
 
     def __post_init__(self) -> None:
         self.stop_token_ids = frozenset(self.request.stop_token_ids)
-        self.chain += self.request.prompt_token_ids.packed
+        self.generated += self.request.generated_token_ids
+        self.chain += self.request.prompt_token_ids.packed + self.request.generated_token_ids.packed
 
     def admit(self, *, now: float, capacity_tokens: int) -> None:
         """It may run from now on; a second time after a preemption, when its prompt is read once more."""

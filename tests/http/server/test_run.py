@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -7,11 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
-from holdfast.http.server.run import listen, url_of
+from holdfast.http.application import create_application
+from holdfast.http.server.run import listen, server, url_of
+from tests.fakes.http_clients import CHAT, chat_body, events_of
+from tests.fakes.scripted_gateway import ScriptedGateway, answer, scripted_services
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -64,3 +69,32 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.stdout.readline() == "stopped in order\n"
         assert process.wait(timeout=60) == 0
+
+
+async def test_on_its_way_to_the_end_it_answers_what_runs_and_refuses_what_is_new() -> None:
+    ends = asyncio.Event()
+    gateway = ScriptedGateway(script=[*answer("Hel", "lo")[:1], ends, *answer("Hel", "lo")[1:]])
+    settings = ServerSettings(port=0, shutdown_seconds=60)
+    app = create_application(scripted_services(gateway, server=settings))
+    with listen(settings) as listener:
+        url, started = url_of(listener), asyncio.Event()
+        running = server(app, settings, on_started=started.set)
+        serving = asyncio.create_task(running.serve(sockets=[listener]))
+        await started.wait()
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            assert (await client.get("/health")).status_code == 200
+            async with client.stream("POST", CHAT, json=chat_body(stream=True)) as stream:
+                running.should_exit = True
+                while (health := await client.get("/health")).status_code == 200:
+                    continue
+                assert (health.json()["status"], health.headers["connection"]) == ("stopping", "close")
+                refused = await client.post(CHAT, json=chat_body())
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stopping")
+                assert int(refused.headers["retry-after"]) > 1
+                assert refused.headers["connection"] == "close"
+                assert len(gateway.requests) == 1
+                ends.set()
+                text = (await stream.aread()).decode()
+        await serving
+    assert events_of(text)[-1] == "[DONE]"
+    assert "Hel" in text

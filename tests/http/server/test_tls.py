@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -111,21 +109,6 @@ async def test_files_that_are_broken_leave_all_as_it_is_and_one_line(
         new = files.renew()
         certificate.reload()
         assert (await connected(url, files))[2] == new
-
-
-async def test_a_hangup_reloads(files: CertificateFiles) -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    certificate = certificate_of(settings_of(files))
-    assert certificate is not None
-    try:
-        certificate.reload_on_hangup()
-        async with serving(files, certificate) as url:
-            new = files.renew()
-            os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0)
-            assert (await connected(url, files))[2] == new
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_a_certificate_there_is_none() -> None:

@@ -14,7 +14,7 @@ from holdfast.intake.dialects import DialectReport
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE
 
-_READY = "ready"
+_READY, _STOPPING = "ready", "stopping"
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
     models = [_health(model, services.dialects.get(model.id)) for model in services.statuses()]
     states = [model.state for model in models] or ["loading"]
-    status = "ok" if _READY in states else states[0]
+    status = _STOPPING if services.drain.is_on else "ok" if _READY in states else states[0]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
 
 
@@ -84,6 +84,7 @@ async def metrics(request: Request, services: Services) -> Response:
         await services.statistics(),
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
+        resumed={model.id: model.resumed for model in models},
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 

@@ -184,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _head_is_late(self) -> None:
-        if self._is_answering():  # a beginning of the next request; its time comes when this one is answered
+        if self.is_answering:  # a beginning of the next request; its time comes when this one is answered
             self._wait(self._settings.head_seconds, self._head_is_late)
         elif self._is_idle:
             self.transport.close()  # not a byte of a request: browsers connect in advance
@@ -211,7 +211,9 @@ class BoundedProtocol(HttpToolsProtocol):
         _log.warning("%s has read nothing of %s for %g s; cancelled", address, path, self._settings.stalled_seconds)
         self.transport.abort()  # not close: that would wait until the client has read the rest
 
-    def _is_answering(self) -> bool:
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has come whole or in part, and its answer has not gone whole."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
@@ -232,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._stop_waiting()
         self._addresses.log(self._address, f"connection ended, {why}")
-        if self._is_answering() and (self.pipeline or self.cycle.response_started):
+        if self.is_answering and (self.pipeline or self.cycle.response_started):
             self.transport.abort()  # not close: that would wait for a client which does not read
             return
         if not (self._in_body and self.cycle is not None and self.cycle.response_complete):

@@ -10,6 +10,7 @@ from holdfast.config import ServerSettings
 from holdfast.http.server.api_key import KEY_HEADERS, given_keys
 from holdfast.http.server.caller import CALLER, Caller, caller_in
 from holdfast.http.server.dialect import DialectTable
+from holdfast.http.server.drain import Drain
 from holdfast.http.server.errors import answer_of
 from holdfast.http.server.extensions import SESSION_HEADER, TENANT_HEADER
 from holdfast.http.server.host_header import host_name, is_address, is_loopback, normal_name
@@ -26,8 +27,8 @@ _ONCE = frozenset(
 class Guard:
     """ASGI middleware that stands before all endpoints, and that gives them the path that was meant and who calls."""
 
-    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable, keys: KeyRing) -> None:
-        self._app, self._dialects, self._keys = app, dialects, keys
+    def __init__(self, app: ASGIApp, *, server: ServerSettings, dialects: DialectTable, keys: KeyRing, drain: Drain) -> None:
+        self._app, self._dialects, self._keys, self._drain = app, dialects, keys, drain
         self._api_key = server.api_key
         self._any_host = "*" in server.allowed_hosts
         self._hosts = _LOOPBACK | {normal_name(name) for name in (server.host, *server.allowed_hosts)}
@@ -41,7 +42,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path = self._dialects.served_path(scope["path"])
-        refusal = self._refusal(path, scope)
+        refusal = self._refusal(path, scope) or self._drain.refusal(scope["method"], path)
         if refusal is None:
             scope["path"] = path
             await self._app(scope, receive, send)

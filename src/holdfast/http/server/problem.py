@@ -14,6 +14,7 @@ from holdfast.errors import (
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
+    ServerStopping,
     SessionRefused,
     TimeLimitExceeded,
     TooLargeForMemory,
@@ -80,9 +81,10 @@ def problem_of(error: BaseException) -> Problem:
     match error:
         case InvalidRequest():
             return _client_problem(error)
-        case QueueFull():
+        case QueueFull() | ServerStopping():
+            code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
             retry = {"retry-after": str(max(1, math.ceil(error.retry_after_seconds)))}
-            return Problem(status=503, code="queue_full", message=str(error), headers=retry)
+            return Problem(status=503, code=code, message=str(error), headers=retry)
         case WorkerUnavailable():
             return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
         case ResponsesUnavailable():

@@ -10,8 +10,7 @@ import logging
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 
 import uvicorn
@@ -20,6 +19,7 @@ from starlette.applications import Starlette
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
 from holdfast.http.server.connections import Addresses, BoundedProtocol
+from holdfast.http.server.services import Services
 from holdfast.http.server.tls import ServerCertificate
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ def server(
 ) -> HttpServer:
     """A server of `create_application`'s application, for whoever has a loop: `await server.serve(sockets=[listener])`.
 
-    It serves until SIGINT or SIGTERM and ends in order; a second signal ends it at once. With a certificate it speaks HTTPS.
+    It serves until SIGINT or SIGTERM, then answers what runs and refuses what is new; a second signal ends it at once.
+    With a certificate it speaks HTTPS.
     """
     config = uvicorn.Config(
         app,
@@ -54,7 +55,10 @@ def server(
         backlog=_BACKLOG,
         timeout_keep_alive=settings.keep_alive_seconds,  # type: ignore[arg-type]  # given to call_later
     )
-    return HttpServer(config, on_started=on_started, shutdown_seconds=settings.shutdown_seconds, certificate=certificate)
+    services: Services = app.state.services
+    return HttpServer(
+        config, services=services, on_started=on_started, shutdown_seconds=settings.shutdown_seconds, certificate=certificate
+    )
 
 
 class HttpServer(uvicorn.Server):
@@ -64,12 +68,13 @@ class HttpServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
+        services: Services,
         on_started: Callable[[], None],
         shutdown_seconds: float,
         certificate: ServerCertificate | None = None,
     ) -> None:
         super().__init__(config)
-        self._certificate = certificate
+        self._certificate, self._drain, self._background = certificate, services.drain, services.running.tasks
         self._on_started, self._shutdown_seconds = on_started, shutdown_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -81,14 +86,18 @@ class HttpServer(uvicorn.Server):
             self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: no new connections, then running answers end by themselves, or are cut and get a moment to say so."""
+        """Stop: running answers end by themselves, or are cut and get a moment to say so; then no more connections.
+
+        The port stays open until then: who comes meanwhile, a load balancer's question for /health too, is told in words that the
+        server is stopping, and when to try again.
+        """
+        await self._drained()
         for server in self.servers:
             server.close()
         for listener in sockets or ():
             listener.close()
         for connection in tuple(self.server_state.connections):
             connection.shutdown()  # closes those that wait for a request
-        await self._wait_for_answers()
         for task in self.server_state.tasks:
             task.cancel()
         await self._ended(_LAST_WORDS_SECONDS)
@@ -97,20 +106,22 @@ class HttpServer(uvicorn.Server):
         await self._ended(_LAST_WORDS_SECONDS)
         await self.lifespan.shutdown()
 
-    async def _wait_for_answers(self) -> None:
-        if not self.server_state.tasks or self.force_exit:
-            return
-        limit = self._shutdown_seconds
-        _log.info("waiting for %s, %g s at most; press Ctrl-C again to end now", self._running(), limit)
-        give_up_at = time.monotonic() + limit
-        while self.server_state.tasks and not self.force_exit and time.monotonic() < give_up_at:
-            await asyncio.wait(tuple(self.server_state.tasks), timeout=_LOOK_SECONDS)
-        if self.server_state.tasks:
-            _log.info("%s cut off", self._running())
-
-    def _running(self) -> str:
-        number = len(self.server_state.tasks)
-        return "1 answer" if number == 1 else f"{number} answers"
+    async def _drained(self) -> None:
+        self._drain.begin(self._shutdown_seconds)
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        for connection in tuple(self.server_state.connections):
+            if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's
+                connection.shutdown()  # closes it behind the answer
+        # What comes from now on is short: it is refused, looks at something, or ends it.
+        running = {*self.server_state.tasks, *self._background}
+        if running and not self.force_exit:
+            _log.info("waiting for %s, %g s at most; press Ctrl-C again to end now", _answers(running), self._shutdown_seconds)
+        while running and not self.force_exit and self._drain.seconds_left:
+            _, running = await asyncio.wait(running, timeout=min(_LOOK_SECONDS, self._drain.seconds_left))
+        if running:
+            _log.info("%s cut off", _answers(running))
+        else:
+            await self._ended(_LAST_WORDS_SECONDS)
 
     async def _ended(self, limit_seconds: float) -> None:
         if self.server_state.tasks:
@@ -130,8 +141,13 @@ class HttpServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        # One that comes before the first was acted upon is the same once more: some send it to a process and to its group.
+        self.force_exit = self.force_exit or self._drain.is_on
         self.should_exit = True
+
+
+def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
+    return "1 answer" if len(tasks) == 1 else f"{len(tasks)} answers"
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.at_once import AnswersAtOnce
+from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
@@ -81,6 +82,7 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    drain: Drain = field(default_factory=Drain)
     keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
 
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)

@@ -1,13 +1,10 @@
-"""The server's certificate: read at the start and on SIGHUP, for the connections that come from then on."""
+"""The server's certificate: read at the start and when it is to be renewed, for the connections that come from then on."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
 import ssl
 from pathlib import Path
-from types import FrameType
 
 from holdfast.config import ServerSettings
 from holdfast.errors import ConfigError
@@ -16,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerCertificate:
-    """What clients are shown. Loop's thread only, but for `reload_on_hangup`."""
+    """What clients are shown. Loop's thread only."""
 
     def __init__(self, *, certificate: str, key: str) -> None:
         """Paths of PEM files: the certificate with those that vouch for it behind it, and its key. Raises ConfigError."""
@@ -34,15 +31,6 @@ class ServerCertificate:
             _log.error("the certificate was not renewed, the one before stays in use: %s", error)
         else:
             _log.info("new connections get the certificate as it is now in %s", self._certificate)
-
-    def reload_on_hangup(self) -> None:
-        """From now on SIGHUP reloads. On the main thread, in the loop."""
-        loop = asyncio.get_running_loop()
-
-        def hung_up(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self.reload)
-
-        signal.signal(signal.SIGHUP, hung_up)
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current

@@ -1,4 +1,4 @@
-"""Link to a worker process: a ZeroMQ PAIR socket in a private folder, read straight from the asyncio loop."""
+"""The front's end of the link to a worker process: a ZeroMQ PAIR socket in a private folder, read straight from the loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,9 +15,16 @@ from zmq.utils.monitor import recv_monitor_message
 
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.event_stream import EventRouter, EventStream
 from holdfast.link.sent_prompts import SentPrompts
-from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, ControlAction, LinkCommand, SequenceControl, SequenceRequest
+from holdfast.messages.commands import (
+    SHUT_DOWN,
+    TELL_STATISTICS,
+    ControlAction,
+    LinkCommand,
+    SchedulerLimits,
+    SequenceControl,
+    SequenceRequest,
+)
 from holdfast.messages.events import (
     Accepted,
     Heartbeat,
@@ -39,15 +46,15 @@ SHORT_FOLDER = Path("/tmp")  # where sockets go when paths in the folder for tem
 _SOCKET = "link"
 
 
-class ZmqEngineClient:
-    """The front's end of the link to one worker process, for the life of that process. Loop's thread only.
+class WorkerLink:
+    """The link to one worker process, for the life of that process. Loop's thread only. Whose events come is not known here.
 
     The socket is drained by a plain reader callback on its file descriptor: an event costs one wake-up of the loop, with no task
     in between. Bound before the worker is started, so that nothing the worker says is lost.
     """
 
-    def __init__(self, *, on_progress: Callable[[LoadProgress], None], unread_bytes: int) -> None:
-        """unread_bytes: how much of one sequence may wait here to be read; then it is paused.
+    def __init__(self, *, on_progress: Callable[[LoadProgress], None], deliver: Callable[[Sequence[LinkEvent]], None]) -> None:
+        """deliver: is given the events of each message, in order, until the link is closed.
 
         Raises OSError when there is no folder or no socket to be had.
         """
@@ -57,10 +64,8 @@ class ZmqEngineClient:
         self.endpoint, self.heartbeat_endpoint = f"ipc://{self._folder}/{_SOCKET}", f"ipc://{self._folder}/beat"
         self.started: asyncio.Future[WorkerReady | WorkerFailed] = self._loop.create_future()
         self.lost: asyncio.Future[None] = self._loop.create_future()  # done when the worker has been seen to be gone
-        self._on_progress = on_progress
-        self._router = EventRouter()
+        self._on_progress, self._deliver_events = on_progress, deliver
         self._prompts = SentPrompts()
-        self._unread_bytes = unread_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[LinkEvent]), msgspec.msgpack.Decoder(Heartbeat)
         self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
@@ -104,27 +109,16 @@ class ZmqEngineClient:
     @property
     def is_open(self) -> bool:
         """Whether requests can be sent: the worker has not been seen to be gone."""
-        return not self._closed and not self._router.is_dead
+        return not self._closed and not self.lost.done()
 
-    @property
-    def open_streams(self) -> int:
-        """Requests that have not ended."""
-        return len(self._router)
+    def submit(self, request: SequenceRequest) -> None:
+        """Send one sequence. Raises WorkerUnavailable when the worker is gone."""
+        self._send(self._prompts.abridge(request))
 
-    def submit(self, request: SequenceRequest) -> EventStream:
-        """Send one sequence; see `EngineClient`."""
-        stream = self._router.open(
-            request.request_id,
-            prompt_tokens=len(request.prompt_token_ids),
-            control=self._steer,
-            unread_bytes=self._unread_bytes,
-        )
-        try:
-            self._send(self._prompts.abridge(request))
-        except WorkerUnavailable:
-            self._router.detach(request.request_id)
-            raise
-        return stream
+    def steer(self, request_id: RequestId, action: ControlAction) -> None:
+        """Cancel, pause or resume a sequence; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(SequenceControl(request_id=request_id, action=action))
 
     async def statistics(self) -> WorkerStatistics:
         """The worker's counters of now, or the last ones known when it is busy with a long step."""
@@ -136,6 +130,11 @@ class ZmqEngineClient:
                 return await asyncio.shield(self._statistics)
         except TimeoutError:
             return self.last_statistics
+
+    async def set_limits(self, limits: SchedulerLimits) -> WorkerStatistics:
+        """Have other limits of running sequences and of a step; returns what counts then, as `statistics` does."""
+        self._send(limits)
+        return await self.statistics()
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """Have a session command carried out; see `EngineClient`."""
@@ -160,10 +159,9 @@ class ZmqEngineClient:
             self._send(SHUT_DOWN)
 
     def fail(self, message: str) -> None:
-        """The worker is gone: end each open stream with FAILED and refuse new ones."""
+        """The worker is gone: nothing more is sent, and who waits for its answer is told."""
         if not self._closed:
             self._drain()  # what it said before it died still counts
-        self._router.fail_all(message)
         if not self.lost.done():
             self.lost.set_result(None)
         for answer in self._session_calls.values():
@@ -190,16 +188,11 @@ class ZmqEngineClient:
         self._context.term()
         self._claim.give_back()
 
-    def _steer(self, request_id: RequestId, action: ControlAction) -> None:
-        """Cancel, pause or resume a sequence; a worker that is gone need not know."""
-        if action == "cancel" and not self._router.detach(request_id):
-            return  # it has ended
-        with contextlib.suppress(WorkerUnavailable):
-            self._send(SequenceControl(request_id=request_id, action=action))
-
     def _send(self, command: LinkCommand) -> None:
         if self._closed:
             raise WorkerUnavailable("the server is shutting down")
+        if self.lost.done():
+            raise WorkerUnavailable("the worker process of the model is gone; please try again")
         try:
             self._socket.send(self._encoder.encode((command,)), zmq.NOBLOCK)
         except zmq.Again:
@@ -238,7 +231,7 @@ class ZmqEngineClient:
                     if not self._statistics.done():
                         self._statistics.set_result(event)
                     self._statistics = None
-        self._router.route(events)
+        self._deliver_events(events)
 
     def _notice_disconnect(self) -> None:
         while not self._closed and _readable(self._monitor):

@@ -17,15 +17,17 @@ import pytest
 import zmq
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.link.zmq_client import ZmqEngineClient
+from holdfast.link.model_client import ModelClient
+from holdfast.link.worker_link import WorkerLink
 from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, Command, SequenceControl, SequenceRequest
-from holdfast.messages.events import Accepted, Event, Finished, FinishReason, LoadProgress, TokensGenerated
+from holdfast.messages.events import Accepted, Event, Finished, FinishReason, TokensGenerated, WorkerReady
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.prompt_keys import MOST_STEPS, STEP_TOKENS
 from holdfast.worker.arrivals import Arrivals, PromptMemory
 from holdfast.worker.inbox import ZmqInbox
 from tests.fakes.fake_worker import a_request
 from tests.fakes.script_inbox import cancel
+from tests.fakes.scripted_client import model_info
 
 UNREAD_BYTES = 2048
 
@@ -53,7 +55,7 @@ class Peer:
     def _serve(self, endpoint: str) -> None:
         arrivals = Arrivals(PromptMemory(most_steps=self._known_steps))
         inbox = ZmqInbox(endpoint, wake_fd=self._wake_reader, arrivals=arrivals)
-        inbox.send([LoadProgress(stage="begun", fraction=0.0)])
+        inbox.send([WorkerReady(pid=os.getpid(), model=model_info())])
         while not any(command == SHUT_DOWN for command in self.commands):
             for command in inbox.receive(timeout_seconds=10):
                 self.commands.append(command)
@@ -64,16 +66,18 @@ class Peer:
 @asynccontextmanager
 async def linked(
     answer: Callable[[Command], list[Event]] = answer_at_once, *, known_steps: int = MOST_STEPS
-) -> AsyncIterator[tuple[ZmqEngineClient, Peer]]:
-    is_linked = asyncio.Event()
-    client = ZmqEngineClient(on_progress=lambda event: is_linked.set(), unread_bytes=UNREAD_BYTES)
-    peer = Peer(client.endpoint, answer, known_steps=known_steps)
+) -> AsyncIterator[tuple[ModelClient, Peer]]:
+    client = ModelClient(unread_bytes=UNREAD_BYTES)
+    link = WorkerLink(on_progress=lambda event: None, deliver=client.deliver)
+    peer = Peer(link.endpoint, answer, known_steps=known_steps)
     try:
         async with asyncio.timeout(60):
-            await is_linked.wait()
+            await link.started
+            client.begin_with(link)
             yield client, peer
     finally:
-        await client.close()
+        await link.close()
+        client.close("the server is shutting down")
         await asyncio.to_thread(peer.thread.join)
 
 
@@ -174,19 +178,19 @@ async def test_the_end_of_the_peer_is_noticed_through_the_socket() -> None:
         client,
         peer,
     ):
-        stream = client.submit(a_request("x"))
+        link = client.worker
         os.write(peer.wake_writer, b".")
-        *_, last = [event async for event in stream]
-        assert isinstance(last, Finished)
-        assert last.reason is FinishReason.FAILED
-        assert not client.is_open
-        with pytest.raises(WorkerUnavailable):
-            client.submit(a_request("y"))
+        await link.lost
+        assert not link.is_open
+        with pytest.raises(WorkerUnavailable, match="gone"):
+            link.submit(a_request("y"))
+        with pytest.raises(WorkerUnavailable, match="being replaced"):
+            await client.statistics()
 
 
 async def test_the_folder_of_the_socket_is_private_and_goes_away() -> None:
     async with linked() as (client, _):
-        folder = Path(client.endpoint.removeprefix("ipc://")).parent
+        folder = Path(client.worker.endpoint.removeprefix("ipc://")).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()
 
@@ -212,6 +216,6 @@ async def test_sockets_that_cannot_be_had_are_an_os_error_and_leave_no_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(zmq.Context, "socket", refuse)
     with pytest.raises(OSError, match="the link to a worker cannot be made") as caught:
-        ZmqEngineClient(on_progress=lambda event: None, unread_bytes=UNREAD_BYTES)
+        WorkerLink(on_progress=lambda event: None, deliver=lambda events: None)
     assert caught.value.errno == errno.EMFILE
     assert list(tmp_path.iterdir()) == []

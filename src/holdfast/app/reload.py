@@ -1,0 +1,91 @@
+"""SIGHUP: what a running server takes in anew, each with one line in the log; and the terminal whose end sends it too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, TypeAlias
+
+from holdfast.config import EffectiveSettings, value_of
+from holdfast.errors import ConfigError
+from holdfast.telemetry.logs import set_level
+
+if TYPE_CHECKING:
+    from holdfast.http.server.key_ring import KeyRing
+
+Reload: TypeAlias = Callable[[], None]  # takes in one thing anew, in the loop, and says in one line of the log what came of it
+
+_LEVEL = "log.level"
+_log = logging.getLogger("holdfast.app")
+
+
+class ReloadedSettings:
+    """The settings, read again from where they came from. Of these the level of the log can change; all others need a restart."""
+
+    def __init__(self, effective: EffectiveSettings) -> None:
+        self._at_start = self._current = effective
+
+    def reload(self) -> None:
+        """Read them again; if they cannot be used, all stays as it is."""
+        try:
+            read = self._at_start.read_again()
+        except ConfigError as error:
+            _log.error("the settings stay as they are: %s", error)
+            return
+        before, level = self._current.settings.log.level, read.settings.log.level
+        set_level(read.settings.log)
+        self._current = read
+        said = f"the level of the log is {level}" + (", as before" if before == level else f"; it was {before}")
+        changed = [
+            key
+            for key in read.origins
+            if key != _LEVEL and value_of(read.settings, key) != value_of(self._at_start.settings, key)
+        ]
+        needs = f"; changed, but only after a restart: {', '.join(changed)}" if changed else ""
+        _log.warning("%s%s", said, needs) if changed else _log.info("%s", said)
+
+
+def reload_keys(keys: KeyRing) -> None:
+    """Read the file of API keys again; if it cannot be used, they stay as they are."""
+    try:
+        _log.info("%s", keys.reload())
+    except ConfigError as error:
+        _log.error("%s", error)
+
+
+class Hangups:
+    """What SIGHUP does: it reloads, or ends the server as SIGTERM does when it means that its terminal was closed."""
+
+    def __init__(self) -> None:
+        """Where SIGHUP is ignored (nohup), the end of the terminal ends nothing."""
+        self._ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+
+    def reload_on(self, reloads: Sequence[Reload]) -> None:
+        """From now on SIGHUP does all of this. On the main thread, in the loop."""
+        loop = asyncio.get_running_loop()
+
+        def hung_up(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._hung_up, reloads)
+
+        signal.signal(signal.SIGHUP, hung_up)
+
+    def _hung_up(self, reloads: Sequence[Reload]) -> None:
+        if self._ends_with_terminal and not _has_terminal():
+            _log.info("the terminal was closed")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        for reload in reloads:
+            reload()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a terminal that controls it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""`holdfast logs`: the log of a server that writes one into a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.errors import plain_errors
+from holdfast.cli.server_choice import Server, chosen_server
+from holdfast.errors import HoldfastError
+
+_LOOK_SECONDS = 0.2
+
+
+class NoLog(HoldfastError):
+    """There is no file to be shown."""
+
+
+def logs(
+    server: Server = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 100,
+) -> None:
+    """Show the log of a server that was started with --log-file; without one that runs, the latest there is."""
+    with plain_errors():
+        path = _log_of(server)
+    shown = list(_last_lines(path, lines))
+    for line in shown:
+        typer.echo(line)
+    if follow:
+        for line in followed(path):
+            typer.echo(line)
+
+
+def _log_of(number: int | None) -> Path:
+    """The log file that is meant. Raises NoLog and NoSuchServer."""
+    from holdfast.app.running_servers import running_servers
+    from holdfast.telemetry.log_file import LOG_SUFFIX
+    from holdfast.user_folders import logs_folder
+
+    way_out = "start it with --log-file auto, or set log.file"
+    running = [server for server in running_servers(os.environ) if server.log_file]
+    if number is not None or len(running) > 1:
+        chosen = chosen_server(number)
+        if not chosen.log_file:
+            raise NoLog(f"the server at {chosen.url} writes its log to its standard error only; {way_out}")
+        return Path(chosen.log_file)
+    if running:
+        return Path(running[0].log_file)
+    kept = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    if not kept:
+        raise NoLog(f"no server has written a log file; {way_out}")
+    return kept[-1]
+
+
+def _last_lines(path: Path, number: int) -> Iterator[str]:
+    """The last lines, also from files that were set aside when there are too few in the last one."""
+    found: deque[str] = deque()
+    for place in (path, *(path.with_name(f"{path.name}.{age}") for age in range(1, 101))):
+        try:
+            with place.open(encoding="utf-8", errors="replace") as file:
+                newest = deque(file, maxlen=number - len(found))
+        except FileNotFoundError:
+            break
+        found.extendleft(reversed(newest))
+        if len(found) >= number:
+            break
+    return (line.rstrip("\n") for line in found)
+
+
+def followed(path: Path) -> Iterator[str]:
+    """The lines that are written from now on, for ever; goes on with the new file when one is set aside."""
+    file = path.open(encoding="utf-8", errors="replace")
+    file.seek(0, os.SEEK_END)
+    begun = ""
+    while True:
+        if line := file.readline():
+            begun += line
+            if begun.endswith("\n"):
+                yield begun[:-1]
+                begun = ""
+            continue
+        if _is_another(path, file.fileno()):
+            if rest := file.readline():  # written between the two looks
+                begun += rest
+                continue
+            file.close()
+            file = path.open(encoding="utf-8", errors="replace")
+            continue
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_another(path: Path, descriptor: int) -> bool:
+    """Whether the file at this path is not the one that is open."""
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:  # between two files
+        return False

@@ -1,0 +1,124 @@
+"""`holdfast ps`: the servers of this user on this machine, and what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli.server_choice import client_of
+from holdfast.cli.sizes import size_text
+
+_ASK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model of a server. `memory_bytes`: resident in its process, 0 where it has none."""
+
+    id: str
+    state: str
+    running: int
+    queued: int
+    pid: int | None
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAtWork:
+    """A server and what it says of itself. `memory_bytes`: of its front process alone."""
+
+    pid: int
+    url: str
+    up_seconds: float
+    state: str
+    memory_bytes: int
+    log_file: str
+    models: tuple[ServedModel, ...]
+
+
+def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List your servers on this machine: where they listen, their models, what runs and waits, and the memory they take."""
+    from holdfast.app.running_servers import running_servers
+
+    servers = [_looked_at(server) for server in running_servers(os.environ)]
+    if as_json:
+        typer.echo(json.dumps([asdict(server) for server in servers], indent=2))
+    elif servers:
+        _show(servers)
+    else:
+        typer.echo("no server of yours runs on this machine")
+
+
+def _looked_at(server: Any) -> ServerAtWork:
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        with client_of(server) as client:
+            health = client.call("GET", "/health", timeout=_ASK_SECONDS)
+    except ServerFailed:
+        health = {"status": "does not answer"}
+    return ServerAtWork(
+        pid=server.pid,
+        url=server.url,
+        up_seconds=max(0.0, time.time() - server.started_at),
+        state=str(health.get("status", "")),
+        memory_bytes=_resident(server.pid),
+        log_file=server.log_file,
+        models=tuple(_model(model) for model in health.get("models", ())),
+    )
+
+
+def _model(model: dict[str, Any]) -> ServedModel:
+    pid = model.get("pid")
+    return ServedModel(
+        id=str(model.get("id")),
+        state=str(model.get("state")),
+        running=int(model.get("running", 0)),
+        queued=int(model.get("queued", 0)),
+        pid=pid,
+        memory_bytes=0 if pid is None else _resident(pid),
+    )
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 when it has just ended."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _show(servers: Sequence[ServerAtWork]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("pid", "where", "up", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("running", "queued", "memory"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for server in servers:
+        counts = [sum(getattr(model, name) for model in server.models) for name in ("running", "queued")]
+        up = duration_text(server.up_seconds)
+        table.add_row(str(server.pid), server.url, up, server.state, *map(str, counts), size_text(server.memory_bytes))
+        for model in server.models:
+            memory = size_text(model.memory_bytes) if model.memory_bytes else ""
+            pid = "" if model.pid is None else str(model.pid)
+            table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory)
+    Console(highlight=False, markup=False).print(table)
+
+
+def duration_text(seconds: float) -> str:
+    """How long something lasts, for people, in its two largest units: `3 min 20 s`."""
+    whole = int(seconds)
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    begin = next((place for place, (count, _) in enumerate(parts) if count), 3)
+    return " ".join(f"{count} {unit}" for count, unit in parts[begin : begin + 2] if count or begin == 3)

@@ -1,0 +1,225 @@
+"""The front's link to a model, whichever worker serves it: requests outlive the workers that end while they have them.
+
+A request that a worker has taken along is sent to the next one, together with the tokens that it has drawn so far. Which token
+comes at a position is decided by seed and position, so the stream goes on with the tokens that it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventStream, RequestEvent
+from holdfast.link.isolation import Isolation
+from holdfast.link.worker_link import WorkerLink
+from holdfast.messages.commands import ControlAction, SequenceRequest
+from holdfast.messages.events import Finished, LinkEvent, ModelInfo, Rejected
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.requests import RequestId
+from holdfast.messages.sessions import SessionAnswer, SessionCommand
+from holdfast.messages.token_ids import TokenIds
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRequest:
+    request: SequenceRequest
+    stream: EventStream
+    is_sent: bool = False  # to the worker of now
+    is_held: bool = False  # by that worker, for others to run alone
+    counted_tokens: int = 0  # that it had when the last worker ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What the end of a worker met."""
+
+    requests: int  # that it had
+    begun: int  # of these, in the middle of their answers
+    had_progress: bool  # some answer had grown or ended since the worker before it ended
+    refused: tuple[RequestId, ...]  # that will not be sent to another one
+
+
+class ModelClient:
+    """See `EngineClient`. Who keeps the workers of the model tells it when one has come or gone. Loop's thread only."""
+
+    def __init__(self, *, unread_bytes: int) -> None:
+        """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
+        self._unread_bytes = unread_bytes
+        self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
+        self._worker: WorkerLink | None = None
+        self._info: ModelInfo | None = None
+        self._end = ""  # why nothing can be served any more
+        self._has_ended_any = False  # since a worker was lost
+        self._isolation = Isolation()
+        self.resumed = 0  # streams that have gone on with another worker
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the last worker knew of its model. Raises WorkerUnavailable before the first one is ready."""
+        if self._info is None:
+            raise WorkerUnavailable("the model is not loaded yet; please try again")
+        return self._info
+
+    @property
+    def open_streams(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def worker(self) -> WorkerLink:
+        """The link to the worker that serves now. Raises WorkerUnavailable when there is none."""
+        if self._worker is None or not self._worker.is_open:
+            raise WorkerUnavailable(self._end or "the worker process of the model is being replaced; please try again")
+        return self._worker
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        """Send one sequence, now or as soon as there is a worker; see `EngineClient`. Raises ValueError for an id in use."""
+        if self._end:
+            raise WorkerUnavailable(self._end)
+        if request.request_id in self._open:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        stream = EventStream(
+            request.request_id,
+            control=self._steer,
+            unread_bytes=self._unread_bytes,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
+        self._open[request.request_id] = _OpenRequest(request, stream)
+        self._send_what_may_run()
+        return stream
+
+    async def statistics(self) -> WorkerStatistics:
+        """See `EngineClient`."""
+        return await self.worker.statistics()
+
+    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
+        """See `EngineClient`."""
+        return await self.worker.ask_session(command)
+
+    def deliver(self, events: Sequence[LinkEvent]) -> None:
+        """Give each event to its stream; events of requests that nobody reads any more are dropped."""
+        for event in events:
+            if not isinstance(event, RequestEvent):
+                continue
+            opened = self._open.get(event.request_id)
+            if opened is None:
+                continue
+            if isinstance(event, Finished | Rejected):
+                del self._open[event.request_id]
+                self._has_ended_any = True
+            opened.stream.push(event)
+        if self._isolation.alone is not None:
+            self._look_at_who_runs_alone(self._isolation.alone)
+
+    def begin_with(self, worker: WorkerLink) -> int:
+        """A worker serves from now on: send it what is open, first what earlier ones had. Returns how many streams go on."""
+        self._worker, self._info = worker, worker.info
+        resumed = sum(opened.stream.was_accepted for opened in self._open.values())
+        self.resumed += resumed
+        self._send_what_may_run()
+        return resumed
+
+    def lose_worker(self) -> Loss:
+        """The worker has ended, by itself or by force. What it had is sent to the next one."""
+        self._worker = None
+        had = [opened for opened in self._open.values() if opened.is_sent]
+        grown = [opened.request.request_id for opened in had if len(opened.stream.token_ids) > opened.counted_tokens]
+        had_progress = bool(grown) or self._has_ended_any
+        ran = [opened.request.request_id for opened in had if not (opened.is_held or opened.stream.is_paused)]
+        refused = self._isolation.worker_died(ran, grown=grown, had_progress=had_progress)
+        for opened in had:
+            opened.is_sent = opened.is_held = False
+            opened.counted_tokens = len(opened.stream.token_ids)
+        self._has_ended_any = False
+        if refused is not None:
+            self._refuse(refused)
+        begun = sum(bool(opened.stream.token_ids) for opened in had)
+        return Loss(requests=len(had), begun=begun, had_progress=had_progress, refused=() if refused is None else (refused,))
+
+    def end_all(self, message: str) -> None:
+        """No worker will come in time: each open stream ends with one FAILED."""
+        opened, self._open = self._open, {}
+        self._isolation = Isolation()
+        for each in opened.values():
+            each.stream.fail(message)
+
+    def close(self, message: str) -> None:
+        """No worker will ever come again."""
+        self._worker, self._end = None, message
+        self.end_all(message)
+
+    def _refuse(self, request_id: RequestId) -> None:
+        opened = self._open.pop(request_id)
+        opened.stream.fail(
+            "the worker process of the model died of this request, also when it ran alone; it is not tried again. "
+            "The server's log and `holdfast doctor` say how it died"
+        )
+
+    def _send_what_may_run(self) -> None:
+        """All that is open; while requests are tried alone, one of those."""
+        if self._worker is None or not self._worker.is_open:
+            return
+        if self._isolation.is_over:
+            for opened in self._open.values():
+                self._let_run(opened)
+            return
+        if self._isolation.alone is None:
+            able = [request_id for request_id, opened in self._open.items() if not opened.stream.is_paused]
+            alone = self._isolation.next_of(able)
+            if alone is None:
+                self._send_what_may_run()
+            else:
+                self._let_run(self._open[alone])
+
+    def _let_run(self, opened: _OpenRequest) -> None:
+        """Send a request that the worker does not have; have it go on with one that it holds."""
+        worker, stream = self.worker, opened.stream
+        if opened.is_held:
+            opened.is_held = False
+            if not stream.is_paused:
+                worker.steer(stream.request_id, "resume")
+        if opened.is_sent:
+            return
+        if opened.stream.was_accepted:
+            stream.resume()
+        with contextlib.suppress(WorkerUnavailable):  # it has just gone: the next one gets it
+            worker.submit(_continued(opened))
+            opened.is_sent = True
+        if stream.is_paused:
+            worker.steer(stream.request_id, "pause")
+
+    def _look_at_who_runs_alone(self, request_id: RequestId) -> None:
+        """Who has ended or drawn a token has not killed the worker, and stands still until the others were tried."""
+        opened = self._open.get(request_id)
+        if opened is not None and len(opened.stream.token_ids) == opened.counted_tokens:
+            return
+        self._isolation.has_passed(request_id)
+        if opened is not None and self._worker is not None and not self._isolation.is_over:
+            opened.is_held = True
+            self._worker.steer(request_id, "pause")
+        self._send_what_may_run()
+
+    def _steer(self, request_id: RequestId, action: ControlAction) -> None:
+        """What the reader of a stream wants."""
+        opened = self._open.get(request_id)
+        if opened is None:
+            return  # it has ended
+        if action == "cancel":
+            del self._open[request_id]
+        if self._worker is not None and opened.is_sent and not (opened.is_held and action != "cancel"):
+            self._worker.steer(request_id, action)
+        if self._isolation.alone == request_id and action == "cancel":
+            self._look_at_who_runs_alone(request_id)
+
+
+def _continued(opened: _OpenRequest) -> SequenceRequest:
+    """A request as the next worker is to have it: behind the tokens that were drawn, and without what was said already."""
+    if not opened.stream.token_ids:
+        return opened.request
+    return msgspec.structs.replace(
+        opened.request, generated_token_ids=TokenIds.of(opened.stream.token_ids), want_prompt_logprobs=False
+    )

@@ -1,0 +1,215 @@
+"""Requests of one model through several workers, with a worker's link that only writes down what it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.errors import WorkerUnavailable
+from holdfast.link.event_stream import EventStream, RequestEvent
+from holdfast.link.model_client import ModelClient
+from holdfast.messages.commands import ControlAction, SequenceRequest
+from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, TokensGenerated
+from tests.fakes.fake_worker import a_request
+from tests.fakes.scripted_client import model_info
+
+UNREAD_BYTES = 1024
+
+
+class WrittenLink:
+    """What one worker was sent, and that it answers."""
+
+    def __init__(self) -> None:
+        self.info = model_info()
+        self.is_open = True
+        self.sent: list[SequenceRequest] = []
+        self.steered: list[str] = []
+
+    def submit(self, request: SequenceRequest) -> None:
+        if not self.is_open:
+            raise WorkerUnavailable("gone")
+        self.sent.append(request)
+
+    def steer(self, request_id: str, action: ControlAction) -> None:
+        self.steered.append(f"{action} {request_id}")
+
+    @property
+    def ids(self) -> list[str]:
+        return [request.request_id for request in self.sent]
+
+
+class Front:
+    def __init__(self) -> None:
+        self.client = ModelClient(unread_bytes=UNREAD_BYTES)
+        self.worker = WrittenLink()
+
+    def next_worker(self) -> WrittenLink:
+        self.worker = WrittenLink()
+        self.client.begin_with(self.worker)  # type: ignore[arg-type]
+        return self.worker
+
+    def die(self) -> tuple[str, ...]:
+        self.worker.is_open = False
+        return self.client.lose_worker().refused
+
+    def submit(self, *names: str) -> list[EventStream]:
+        return [self.client.submit(a_request(name, max_tokens=100)) for name in names]
+
+    def tokens(self, *names: str, count: int = 1) -> None:
+        events: list[LinkEvent] = []
+        for name in names:
+            events += [Accepted(request_id=name), TokensGenerated(request_id=name, token_ids=tuple(range(count)))]
+        self.client.deliver(events)
+
+
+@pytest.fixture
+def front() -> Front:
+    made = Front()
+    made.next_worker()
+    return made
+
+
+async def events_of(stream: EventStream) -> list[RequestEvent]:
+    return [event async for event in stream]
+
+
+def finished(name: str) -> Finished:
+    return Finished(request_id=name, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=9)
+
+
+async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.tokens("a", count=3)
+    front.die()
+    second = front.next_worker()
+    (again,) = second.sent
+    assert tuple(again.generated_token_ids) == (0, 1, 2)
+    assert again.prompt_token_ids == a_request("a").prompt_token_ids
+    front.tokens("a", count=2)
+    front.die()
+    third = front.next_worker()
+    assert tuple(third.sent[0].generated_token_ids) == (0, 1, 2, 0, 1)
+    front.client.deliver([finished("a")])
+    events = await events_of(stream)
+    assert [type(event) for event in events] == [Accepted, TokensGenerated, TokensGenerated, Finished]
+    assert front.client.resumed == 2
+    assert front.client.open_streams == 0
+
+
+async def test_what_waits_while_there_is_no_worker_is_sent_to_the_next_one_in_order(front: Front) -> None:
+    front.submit("a")
+    front.die()
+    front.submit("b", "c")
+    assert front.next_worker().ids == ["a", "b", "c"]
+    assert front.client.resumed == 0, "none was accepted by the first"
+
+
+async def test_a_request_that_its_reader_has_left_is_not_sent_again(front: Front) -> None:
+    left, _ = front.submit("a", "b")
+    front.die()
+    await left.aclose()
+    assert front.next_worker().ids == ["b"]
+    assert front.client.open_streams == 1
+
+
+async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_when_it_is_read(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.tokens("a", count=8)
+    assert front.worker.steered == ["pause a"]
+    front.die()
+    assert front.next_worker().steered == ["pause a"]
+    await anext(stream)
+    await anext(stream)
+    assert front.worker.steered == ["pause a", "resume a"]
+
+
+async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(front: Front) -> None:
+    streams = front.submit("a", "b")
+    front.tokens("a")
+    front.die()
+    front.client.end_all("it cannot be started")
+    for stream in streams:
+        *_, end = await events_of(stream)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.error) == (FinishReason.FAILED, "it cannot be started")
+    front.submit("c")
+    assert front.next_worker().ids == ["c"]
+
+
+async def test_after_the_end_nothing_is_taken(front: Front) -> None:
+    (stream,) = front.submit("a")
+    front.client.close("the server is shutting down")
+    assert [type(event) for event in await events_of(stream)] == [Accepted, Finished]
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        front.submit("b")
+
+
+async def test_an_id_in_use_cannot_be_opened_twice(front: Front) -> None:
+    front.submit("a")
+    with pytest.raises(ValueError, match="in use"):
+        front.submit("a")
+
+
+async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: Front) -> None:
+    streams = dict(zip("abc", front.submit("a", "b", "c"), strict=True))
+    front.tokens("a", "b", "c")
+    front.die()
+    assert front.next_worker().ids == ["a", "b", "c"]
+    front.die()  # without a new token
+    alone = front.next_worker()
+    assert alone.ids == ["a"]
+    front.submit("new")
+    assert alone.ids == ["a"]
+    front.tokens("a")
+    assert (alone.ids, alone.steered) == (["a", "b"], ["pause a"])
+    assert front.die() == ("b",)
+    *_, end = await events_of(streams["b"])
+    assert isinstance(end, Finished)
+    assert "also when it ran alone" in end.error
+    last = front.next_worker()
+    assert last.ids == ["c"]
+    front.tokens("c")
+    assert last.ids == ["c", "a", "new"]
+    assert last.steered == []
+    assert front.client.open_streams == 3
+
+
+async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) -> None:
+    front.submit("a", "b")
+    front.die()
+    front.next_worker()
+    front.die()
+    worker = front.next_worker()
+    front.tokens("a")
+    front.tokens("a", "b")  # what was under way when it was told to stand still
+    assert worker.ids == ["a", "b"]
+    assert worker.steered == ["pause a", "resume a"]
+
+
+@pytest.mark.parametrize("leave", ["ends", "is left"])
+async def test_one_that_ends_while_it_is_tried_makes_room_for_the_next(front: Front, leave: str) -> None:
+    first, _ = front.submit("a", "b")
+    front.die()
+    front.next_worker()
+    front.die()
+    worker = front.next_worker()
+    if leave == "ends":
+        front.client.deliver([Accepted(request_id="a"), finished("a")])
+    else:
+        await first.aclose()
+    assert worker.ids == ["a", "b"]
+
+
+async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> None:
+    (stream,) = front.submit("a")
+    reader: asyncio.Task[RequestEvent] = asyncio.create_task(_next(stream))
+    await asyncio.sleep(0)
+    front.die()
+    front.next_worker()
+    front.tokens("a")
+    assert await reader == Accepted(request_id="a")
+
+
+async def _next(stream: EventStream) -> RequestEvent:
+    return await anext(stream)
