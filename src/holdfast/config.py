@@ -32,6 +32,7 @@ DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
 CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
+WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -136,6 +137,11 @@ class ModelSettings:
     )
     keep_thoughts: bool = _setting(
         False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
+    )
+    warm_ahead: WarmAheadChoice = _setting(
+        "auto",
+        "Whether a server without anything else to do reads a conversation as its next turn will show it; `auto`: where the chat "
+        "template rewrites answers of the past, such as without their thoughts.",
     )
     known_text_bytes: int = _setting(
         32 * _MIB,

@@ -295,7 +295,10 @@ def _any_request(rng: Random) -> str:
 
 
 def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
-    """Any request, and an answer that a grammar forces into JSON or (in a share of `called`) a call: its beginning is not the model's own."""
+    """Any request, and an answer that a grammar forces into JSON or a call: its beginning is not the model's own.
+
+    called: the share of calls.
+    """
     conversation = Conversation(enable_thinking=rng.choice((None, None, False)))
     if rng.random() < called:
         return _forced_call(rng, conversation)
@@ -305,7 +308,7 @@ def forced_talk(rng: Random, called: float = 0.2) -> Conversation:
 
 
 def _forced_call(rng: Random, conversation: Conversation) -> Conversation:
-    """A call that the request does not ask for, of an odd tool or of a form: what a client makes of a class with fields is a tool, too."""
+    """A call that the request does not ask for, of an odd tool or of a form: clients make a tool of a class with fields."""
     tool, arguments = _form_tool(rng) if rng.random() < 0.6 else _odd_tool(rng)
     others = [(_form_tool(rng) if rng.random() < 0.3 else _odd_tool(rng))[0] for _ in range(rng.choice((0, 0, 0, 0, 1, 2)))]
     conversation.tools = [tool, *(other for other in others if other["function"]["name"] != tool["function"]["name"])]

@@ -66,11 +66,15 @@ def _request(tokens: list[int]) -> Any:
 
 
 def _main() -> None:
-    sequence = _LiveSequence(msgspec.json.decode(sys.argv[1], type=StepJob))
+    job = msgspec.json.decode(sys.argv[1], type=StepJob)
+    sequence = _LiveSequence(job)
     _say("ready")
     for line in sys.stdin:
-        counts = msgspec.json.decode(line, type=list[int])
-        _say(msgspec.json.encode([sequence.seconds(count) for count in counts]).decode())
+        seconds = []
+        for count in msgspec.json.decode(line, type=list[int]):
+            time.sleep(job.pause_seconds)
+            seconds.append(sequence.seconds(count))
+        _say(msgspec.json.encode(seconds).decode())
     importlib.import_module("mlx.core").clear_streams()
 
 

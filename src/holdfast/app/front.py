@@ -31,6 +31,7 @@ from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.key_file import key_file_of, read_keys
 from holdfast.models.download import resolve_model, served_id
+from holdfast.residency.crash_reports import crash_reports_folder
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
@@ -100,6 +101,7 @@ class Front:
             folder=str(folder),
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
+            crash_reports=crash_reports_folder(os.environ),
             model=replace(settings.model, name=self._model),
             scheduler=settings.scheduler,
             store=settings.store,

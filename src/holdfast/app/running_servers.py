@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.claims import living
-from holdfast.link.zmq_client import SHORT_FOLDER
+from holdfast.link.worker_link import SHORT_FOLDER
 from holdfast.user_folders import CLAIM_PREFIX, caches_folder
 from holdfast.whole_file import whole_file
 

@@ -20,6 +20,7 @@ from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.intake.warm_ahead import WarmAhead
 from holdfast.link.client import ClientOf, EngineClient
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
@@ -48,6 +49,7 @@ class Gateway:
         self._client_of = client_of
         self._bundles = bundles
         self._limits, self._tools = limits, tools
+        self._warm_ahead = WarmAhead()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
@@ -58,7 +60,7 @@ class Gateway:
         started = time.perf_counter()
         bundle = self._bundle(request.model)
         prepared = await self._prepare(request, bundle, client.info)
-        observe = observer(request, bundle, prepared)
+        observe = self._warm_ahead.observer(request, bundle, prepared, client, observe=observer(request, bundle, prepared))
         return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:

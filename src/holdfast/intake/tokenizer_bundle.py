@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.config import DEFAULT_MODEL, ModelSettings
+from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.dialect_rules import ENDS_BY_FAMILY
-from holdfast.intake.dialects import DialectReport, find_dialect
+from holdfast.intake.dialects import DialectReport, FoundDialect, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
+from holdfast.intake.rewritten_history import NEXT_TURNS, NextTurn, rewritten_turns
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
@@ -44,6 +45,7 @@ class TokenizerBundle:
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
     template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
     dialect_report: DialectReport = DialectReport()
+    read_ahead: frozenset[NextTurn] = frozenset()  # what is read ahead of, when an answer has ended
     own_pooling: OwnPooling = OwnPooling()
     answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
 
@@ -66,6 +68,7 @@ def load_tokenizer_bundle(
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
+    options = dict(found.switch.keeping) if settings.keep_thoughts else {}
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
@@ -77,11 +80,19 @@ def load_tokenizer_bundle(
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
         dialect=found.dialect,
         thinking_switch=found.switch,
-        template_options=dict(found.switch.keeping) if settings.keep_thoughts else {},
+        template_options=options,
         dialect_report=found.report,
+        read_ahead=read_ahead_of(found, choice=settings.warm_ahead, options=options),
         own_pooling=own_pooling(folder),
         answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),
     )
+
+
+def read_ahead_of(found: FoundDialect, *, choice: WarmAheadChoice, options: Options) -> frozenset[NextTurn]:
+    """Before which turns a conversation's history is read as they will show it."""
+    if choice == "auto":
+        return rewritten_turns(found.template, found.dialect, options=options)
+    return frozenset(NEXT_TURNS) if choice == "on" else frozenset()
 
 
 def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:

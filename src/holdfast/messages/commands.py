@@ -29,6 +29,12 @@ class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """That a prompt is read for a later one, while there is nothing else to do. Nothing is drawn behind it."""
+
+    known_tokens: int  # of its beginning, that were read before it was made: a request that has more of it needs no other
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
@@ -51,6 +57,12 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
     service: ServiceClass = ServiceClass()
     generated_token_ids: TokenIds = TokenIds()  # drawn and told by a worker that is gone: they count, and are not told again
+    read_ahead: ReadAhead | None = None  # None: somebody waits for it
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether it runs only while nothing else does, and gives way to whatever comes."""
+        return self.read_ahead is not None
 
     @property
     def reusable_tokens(self) -> int:

@@ -54,6 +54,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     moved_tokens: int = 0  # of these, in a parked state that went over to the next request
     shared_tokens: int = 0  # of these, in buffers that several sequences hold
     disk_tokens: int = 0
+    read_ahead_tokens: int = 0  # read for next turns, while there was nothing else to do
+    used_ahead_tokens: int = 0  # of these, that such turns began from
     lookups: dict[str, int] = {}  # by CacheOutcome
     waiting: int = 0  # requests that wait for another one's reading now
     waits: int = 0

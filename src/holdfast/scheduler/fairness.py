@@ -11,7 +11,7 @@ While there is one flow and no batch, all of this is first come, first served.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from holdfast.messages.requests import RequestId
@@ -41,9 +41,12 @@ class FairShare:
         """Flows of which anything waits or runs."""
         return len(self._known)
 
-    def flows_with(self, flow: str) -> int:
-        """The same with this one among them."""
-        return len(self._known) + (flow not in self._known)
+    def may_wait(self, flow: str, queue: Sequence[ScheduledSequence], *, limit: int) -> bool:
+        """Whether one more of a flow may wait: there is room, or others fill the queue and it has less than its share of it."""
+        if len(queue) < limit:
+            return True
+        own = sum(1 for sequence in queue if sequence.service.flow == flow)
+        return own < limit // (len(self._known) + (flow not in self._known))
 
     def join(self, sequence: ScheduledSequence) -> None:
         """A sequence is submitted."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, deque
-from dataclasses import dataclass
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
@@ -25,19 +24,10 @@ from holdfast.scheduler.limits import checked_limits
 from holdfast.scheduler.place_estimate import PlaceEstimate
 from holdfast.scheduler.preemption import RoomMade, extra_bytes, make_room, who_is_beyond, who_makes_way
 from holdfast.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, check_sequences
+from holdfast.scheduler.under_way import StepUnderWay
 
 _NOTHING_TO_DO = Decision()
 _COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
-
-
-@dataclass(slots=True)
-class _StepUnderWay:
-    """A plan that was given out and not reported yet."""
-
-    number: int
-    plan: StepPlan
-    load: StepLoad
-    drawless: tuple[ScheduledSequence, ...]  # may draw nothing and are read to their end with this step
 
 
 class Scheduler:
@@ -70,7 +60,7 @@ class Scheduler:
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
         self._reading: list[ScheduledSequence] = []  # running, known tokens left to plan; oldest first
         self._decoding: list[ScheduledSequence] = []  # running, draws left to plan
-        self._under_way: deque[_StepUnderWay] = deque()
+        self._under_way: deque[StepUnderWay] = deque()
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = 0
         self._was_lowered = False  # the limit of running sequences: more may run until the next step
@@ -86,12 +76,14 @@ class Scheduler:
         scores_prompt: bool = False,
         is_ready: bool = True,
         service: ServiceClass = DEFAULT_SERVICE,
+        is_idle_work: bool = False,
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
         drawn_tokens: of its answer, by another worker; they are read like the prompt and count towards `max_tokens`.
         is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
+        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits for one short step at most.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
@@ -105,7 +97,10 @@ class Scheduler:
         if drawn_tokens and drawn_tokens >= max_tokens:
             raise InvalidRequest(f"all {max_tokens} tokens of the answer are drawn already", field="generated_token_ids")
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
-        self._check_queue(service.flow)
+        # Who will run with the next step does not wait: a burst at rest may fill both.
+        limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
+        if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
+            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
         self._submissions += 1
         sequence = ScheduledSequence(
             request_id=request_id,
@@ -118,6 +113,7 @@ class Scheduler:
             scores_prompt=scores_prompt,
             is_ready=is_ready,
             service=service,
+            is_idle_work=is_idle_work,
         )
         self._known[request_id] = sequence
         self._queue.append(sequence)
@@ -294,9 +290,9 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         """What is going on now, and counters since the start."""
         return SchedulerStatistics(
-            running=len(self._running),
-            queued=len(self._queue),
-            reading=len(self._reading),
+            running=sum(not each.is_idle_work for each in self._running.values()),
+            queued=sum(not each.is_idle_work for each in self._queue),
+            reading=sum(not each.is_idle_work for each in self._reading),
             reserved_bytes=self._ledger.reserved_bytes + self._ledger.held_bytes - self._ledger.parked_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
@@ -312,6 +308,7 @@ class Scheduler:
         assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
         assert not waiting & set(self._running), "a sequence waits and runs"
         assert self._was_lowered or not self._excess, "too many run"
+        assert len(self._known) == 1 or not any(each.is_idle_work for each in self._known.values()), "idle work is not alone"
         assert self._fairness.flows == len({each.service.flow for each in self._known.values()}), "flows are miscounted"
         check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
@@ -369,11 +366,8 @@ class Scheduler:
     def _shrink(self) -> list[RequestId]:
         """Preempt what runs beyond a limit that was lowered."""
         self._was_lowered = bool(self._excess)
-        if not self._was_lowered:
-            return []
-        return self._preempt_all(
-            who_is_beyond(self._running, self._fairness.ranks(self._running), most=self._settings.max_running)
-        )
+        ranks = self._fairness.ranks(self._running) if self._was_lowered else {}
+        return self._preempt_all(who_is_beyond(self._running, ranks, most=self._settings.max_running) if ranks else [])
 
     def _preempt_all(self, sequences: list[ScheduledSequence]) -> list[RequestId]:
         for sequence in sequences:
@@ -386,16 +380,6 @@ class Scheduler:
         sequence.cached_tokens = sequence.held_tokens = 0
         bisect.insort(self._queue, sequence, key=_order)
         self._preemptions += 1
-
-    def _check_queue(self, flow: str) -> None:
-        """Raise QueueFull when there is no room in the queue, unless others fill it and the flow has less than its share."""
-        # Who will run with the next step does not wait: a burst at rest may fill both.
-        limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
-        if len(self._queue) < limit:
-            return
-        own = sum(1 for each in self._queue if each.service.flow == flow)
-        if own >= limit // self._fairness.flows_with(flow):
-            raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
 
     def _join_as_the_last(self, sequence: ScheduledSequence) -> None:
         self._submissions += 1
@@ -419,7 +403,7 @@ class Scheduler:
                 self._decoding.remove(sequence)
         self._ledger.leave(sequence, observed_steps=self._observed_steps)
 
-    def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
+    def _end_all(self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
         """Forget what ended with a step; returns those of them that the worker does not know of yet."""
         finished += [
             each.request_id
@@ -442,7 +426,7 @@ class Scheduler:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
         self._issued_steps = number
-        self._under_way.append(_StepUnderWay(number, plan, load, drawless))
+        self._under_way.append(StepUnderWay(number, plan, load, drawless))
         return plan
 
     def _decode_spans(self, number: int) -> list[Span]:
@@ -482,6 +466,8 @@ class Scheduler:
         drawless: list[ScheduledSequence] = []
         by_flow = Counter(self._known[span.request_id].service.flow for span in spans) if self._fairness.flows > 1 else NO_ROWS
         room = self._step_tokens - rows
+        if self._reading[0].is_idle_work:
+            room = min(room, self._tokens_for_whom_one_can_wait(self._reading[0].position))
         chunks = self._sharing.share(self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow)
         for sequence, tokens in chunks:
             start = sequence.position
@@ -501,6 +487,10 @@ class Scheduler:
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
         return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)
+
+    def _tokens_for_whom_one_can_wait(self, position: int) -> int:
+        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by another one's chunk."""
+        return max(self._settings.min_chunk_tokens, self._costs.tokens_within(self._settings.stall_seconds, position))
 
 
 def _order(sequence: ScheduledSequence) -> int:

@@ -26,6 +26,7 @@ class ScheduledSequence:
     service: ServiceClass = DEFAULT_SERVICE
     waited_seconds: float = 0.0  # before it was admitted, of the time that steps took; all times together
     waits_since: float = 0.0  # of that time, while it waits
+    is_idle_work: bool = False  # runs alone, in steps for whose end others can wait
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
     held_tokens: int = 0  # of these, in memory that is counted elsewhere: nothing is reserved for them

@@ -101,6 +101,7 @@ class RequestRecord:
             "first_token_seconds": _rounded(self._first_text_seconds(answer)),
             "tokens_per_second": _rounded(answer.tokens_per_second),
             "finish_reason": _once_each(answer.finish_reasons),
+            "resumed": answer.resumptions or None,
             "prompt": answer.prompt[:LONGEST_CONTENT],
             "answers": [answer.texts[index] for index in sorted(answer.texts)],
         }
@@ -121,6 +122,7 @@ class RequestRecord:
             "" if first_seconds is None else f"first {first_seconds:.2f} s",
             "" if speed is None else f"{speed:.1f} tok/s",
             whole,
+            f"resumed {answer.resumptions} times" if answer.resumptions else "",
         )
 
     def _end(self) -> str:

@@ -17,6 +17,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
     compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
+    crash_reports: str = ""  # folder for what is told of workers that died; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings

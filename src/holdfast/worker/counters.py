@@ -49,6 +49,8 @@ class Counters:
     moved_tokens: int = 0  # of these, by how they were had
     shared_tokens: int = 0
     disk_tokens: int = 0
+    read_ahead_tokens: int = 0  # not in prompt_tokens
+    used_ahead_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
@@ -65,6 +67,7 @@ class Counters:
         self.moved_tokens += report.moved_tokens
         self.shared_tokens += report.shared_tokens
         self.disk_tokens += report.disk_tokens
+        self.used_ahead_tokens += report.read_ahead_tokens
         self.lookup_seconds.count(report.lookup_seconds)
         if report.cached_tokens:
             self.restore_seconds.count(report.restore_seconds)
@@ -101,6 +104,8 @@ class Counters:
             moved_tokens=self.moved_tokens,
             shared_tokens=self.shared_tokens,
             disk_tokens=self.disk_tokens,
+            read_ahead_tokens=self.read_ahead_tokens,
+            used_ahead_tokens=self.used_ahead_tokens,
             lookups={outcome.value: count for outcome, count in self.lookups.items()},
             lookup_seconds=self.lookup_seconds.histogram(),
             restore_seconds=self.restore_seconds.histogram(),

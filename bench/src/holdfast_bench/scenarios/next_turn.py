@@ -2,7 +2,7 @@
 
 One conversation for each server and case, read before anything is measured; then turn after turn, each the text so far, the
 answer and a few new words, one token drawn. Beside Holdfast's turns stands the floor: an ordinary step of its engine, in a
-process of its own, over as many tokens behind as many, with nothing looked up, copied, kept or sent.
+process of its own, over as many tokens behind as many after the same pause, with nothing looked up, copied, kept or sent.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class StepJob(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     context_tokens: int
     threads: int
+    pause_seconds: float  # before each step, as before each turn: caches are cold and threads asleep then
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
@@ -91,7 +92,10 @@ async def _prepare(trial: Trial) -> None:
         trial.stage.drop(trial.contender, kill=True)  # it may still be at it, and the others must not wait for that
     if trial.contender.label == "holdfast" and _FLOOR not in trial.stage.kept:
         job = StepJob(
-            folder=str(trial.stage.model_folder), context_tokens=trial.settings["context_tokens"], threads=trial.stage.threads
+            folder=str(trial.stage.model_folder),
+            context_tokens=trial.settings["context_tokens"],
+            threads=trial.stage.threads,
+            pause_seconds=_PAUSE_SECONDS,
         )
         trial.stage.kept[_FLOOR] = await asyncio.to_thread(MeasuringProcess, "holdfast_bench.step_process", job)
 
