@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 37_800
+MOST_CODE_LINES = 38_300
 MOST_CLASSES = 760
 
 _NO_CODE = {

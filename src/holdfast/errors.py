@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from holdfast.messages.sessions import SessionFailure
+from holdfast.nearest import nearest_names
 
 _LONGEST_SHOWN = 100
+_MOST_NAMES = 8
 
 
 class HoldfastError(Exception):
@@ -23,11 +25,14 @@ class InvalidRequest(HoldfastError):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that this server does not have: 404."""
+    """The request names a model that this server does not have: 404. `available`: names and aliases, the first model's first."""
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
-        super().__init__(f"model {shown!r} is not served here; available: {', '.join(available)}", field="model")
+        near, more = nearest_names(shown, available), len(available) - _MOST_NAMES
+        listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(f"model {shown!r} is not served here; available: {listed}{meant}", field="model")
         self.model, self.available = model, available
 
 

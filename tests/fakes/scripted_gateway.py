@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
@@ -31,6 +31,7 @@ from holdfast.messages.output import (
 )
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
+from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 from tests.fakes import toy_tokenizers
@@ -312,6 +313,15 @@ class ScriptedDirectory:
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
 
+    def catalog(self) -> Catalog:
+        settings = Settings()
+        return Catalog(
+            entries=tuple(
+                CatalogEntry(name=model.id, model=settings.model, store=settings.store, origin="", aliases=model.aliases)
+                for model in self.models
+            )
+        )
+
     async def statistics(self) -> Mapping[str, WorkerStatistics]:
         return self.numbers
 
@@ -333,6 +343,7 @@ def scripted_services(
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
         sessions=sessions or ScriptedSessions(),
+        catalog=directory.catalog,
         statuses=directory.statuses,
         statistics=directory.statistics,
         server=server or ServerSettings(),

@@ -24,9 +24,9 @@ def ahead(name: str, prompt: Sequence[int] = PROMPT + TAIL, *, known: int = len(
     return greedy(name, prompt, max_tokens=0, read_ahead=ReadAhead(known_tokens=known), **more)
 
 
-def begun(*names: str, engine: type[Engine] = Engine) -> SteppedWorker:
+def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> SteppedWorker:
     """A worker that has answered a prompt, and is told what is to be read ahead."""
-    worker = SteppedWorker("llama", engine=engine)
+    worker = SteppedWorker(model, engine=engine)
     worker.send(greedy("first", PROMPT))
     worker.run_to_end()
     worker.send(*(ahead(name, PROMPT + random_prompt(600, name)) for name in names))
@@ -39,9 +39,10 @@ def reading(worker: SteppedWorker) -> list[str]:
     return [] if flight is None else [span.request_id for span in flight.plan.spans]
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine]) -> None:
-    worker = begun(engine=engine)
+def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine], model: str) -> None:
+    worker = begun(engine=engine, model=model)
     worker.send(ahead("ahead"))
     worker.run_to_end()
     assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
@@ -50,12 +51,13 @@ def test_the_next_turn_begins_behind_what_was_read_ahead(engine: type[Engine]) -
     worker.check_answer("next")
     report = worker.inbox.finished("next").memory
     assert report.cached_tokens == len(PROMPT + TAIL)
-    assert report.read_ahead_tokens == len(TAIL)
+    assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1  # some begin from a state before the last token
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma3_text", "qwen3_next"])
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
-def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(engine: type[Engine]) -> None:
-    worker = begun(engine=engine)
+def test_who_comes_meanwhile_is_read_with_the_next_step_and_takes_over_what_was_read(engine: type[Engine], model: str) -> None:
+    worker = begun(engine=engine, model=model)
     worker.send(ahead("ahead"))
     for _ in range(3):
         worker.step()

@@ -19,6 +19,7 @@ from holdfast.http.server.services import Services
 from holdfast.intake import session_commands
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import load_tokenizer_bundle
+from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
 from holdfast.store.response_thread import ResponseStore
@@ -37,6 +38,12 @@ def build_application(
     answers = AnswerFile(store) if store else None
     bundles = {model: load_tokenizer_bundle(path, settings=settings.model, answers=answers) for model, path in folders.items()}
     gateway = Gateway(residency.client, bundles, settings.limits, settings.tools)
+    catalog = Catalog(
+        entries=tuple(
+            CatalogEntry(name=model, model=settings.model, store=settings.store, origin=str(path))
+            for model, path in folders.items()
+        )
+    )
     services = Services(
         generate=gateway.generate,
         encode=gateway.encode,
@@ -44,6 +51,7 @@ def build_application(
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.client),
+        catalog=lambda: catalog,
         statuses=residency.statuses,
         statistics=residency.statistics,
         dialects={model: bundle.dialect_report for model, bundle in bundles.items()},

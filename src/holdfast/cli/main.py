@@ -14,6 +14,7 @@ from holdfast.cli.errors import require_working_folder
 from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
 from holdfast.cli.logs import logs
+from holdfast.cli.models import models
 from holdfast.cli.ps import ps
 from holdfast.cli.serve import serve
 from holdfast.cli.sessions import sessions
@@ -44,6 +45,7 @@ for command in (serve, chat, ps, stop, logs, doctor, config, version):
 # What stands behind the agent's name is the agent's: options of its own, `--` and all.
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
 app.add_typer(store, name="store")
+app.add_typer(models, name="models")
 app.add_typer(sessions, name="sessions")
 app.add_typer(keys, name="keys")
 for found in entry_points(group=FURTHER_COMMANDS):

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
@@ -51,13 +52,19 @@ class TokenizerBundle:
 
 
 def load_tokenizer_bundle(
-    folder: Path, *, settings: ModelSettings = DEFAULT_MODEL, answers: AnswerFile | None = None
+    folder: Path,
+    *,
+    settings: ModelSettings = DEFAULT_MODEL,
+    answers: AnswerFile | None = None,
+    sampling: Mapping[str, float] | None = None,
+    template_arguments: Options | None = None,
 ) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
     settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
     and how much is kept of texts and their tokens.
     answers: where answers are kept that are to outlive this process.
+    sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
@@ -68,13 +75,13 @@ def load_tokenizer_bundle(
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
-    options = dict(found.switch.keeping) if settings.keep_thoughts else {}
+    options = {**(found.switch.keeping if settings.keep_thoughts else {}), **(template_arguments or {})}
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
-        generation_defaults=generation_defaults(folder),
-        context_tokens=_context_tokens(folder),
+        generation_defaults={**generation_defaults(folder), **(sampling or {})},
+        context_tokens=context_tokens_of(read_json(folder / "config.json")),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
@@ -135,8 +142,8 @@ def _text_fingerprint(folder: Path) -> bytes:
     return digest.digest()
 
 
-def _context_tokens(folder: Path) -> int:
-    config = read_json(folder / "config.json")
+def context_tokens_of(config: Mapping[str, Any]) -> int:
+    """What a config.json says of the longest context; 0 when it does not say."""
     text_config = config.get("text_config")
     for source in (text_config if isinstance(text_config, dict) else {}, config):
         for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "n_ctx"):

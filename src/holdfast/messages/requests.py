@@ -71,6 +71,10 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 300.0  # since it was used last
 
 
+RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""What a chat template is given of the request itself, and no option of it may be named."""
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
 

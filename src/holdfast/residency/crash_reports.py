@@ -14,13 +14,12 @@ from typing import Literal
 
 import msgspec
 
-from holdfast import __version__
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.user_folders import state_folder
 from holdfast.whole_file import whole_file
 
 MOST_REPORTS = 20  # the oldest go
-_LIBRARIES = ("mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
+_LIBRARIES = ("holdfast-mlx", "mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
 _SUFFIX = ".crash.json"
 
 logger = logging.getLogger("holdfast.residency")
@@ -128,7 +127,6 @@ def _reports(folder: Path) -> list[Path]:
 
 def _versions() -> dict[str, str]:
     versions = {
-        "holdfast": __version__,
         "python": platform.python_version(),
         "system": f"{os.uname().sysname} {os.uname().release}",
     }

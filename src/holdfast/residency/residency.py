@@ -29,6 +29,7 @@ class ModelStatus:
     created: int
     restarts: Mapping[str, int]  # by cause: died or hung
     resumed: int  # streams that have gone on with another worker
+    aliases: tuple[str, ...] = ()  # further names of the model
 
 
 class Residency:

@@ -18,12 +18,18 @@ async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
         return await client.get(path)
 
 
-async def test_models_are_listed_with_their_context() -> None:
-    response = await get("/v1/models")
-    assert response.json() == {
-        "object": "list",
-        "data": [{"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "holdfast", "max_model_len": 2048}],
-    }
+async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
+    models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
+    response = await get("/v1/models", ScriptedDirectory(models=models))
+    usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
+    first = usual | {"id": MODEL, "max_model_len": 2048, "state": "ready", "aliases": ["tiny"]}
+    second = usual | {"id": "b", "max_model_len": None, "state": "loading", "aliases": []}
+    assert response.json() == {"object": "list", "data": [first, second]}
+
+
+async def test_a_model_is_found_by_its_alias() -> None:
+    response = await get("/v1/models/small", ScriptedDirectory(models=(model_status(), model_status(id="b", aliases=("small",)))))
+    assert response.json()["id"] == "b"
 
 
 @pytest.mark.parametrize("path", [f"/v1/models/{MODEL}", "/v1/models/demo%2Ftiny"])
@@ -36,6 +42,16 @@ async def test_a_model_is_found_by_an_id_with_a_slash(path: str) -> None:
 async def test_an_unknown_model_is_a_404(model_id: str) -> None:
     response = await get(f"/v1/models/{model_id}")
     assert response.status_code == 404
+
+
+async def test_an_unknown_model_is_told_the_nearest_names() -> None:
+    response = await get(
+        "/v1/models/tinny", ScriptedDirectory(models=(model_status(), model_status(id="kelp", aliases=("tony",))))
+    )
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == (
+        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} or tony?"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])

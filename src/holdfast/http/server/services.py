@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings
-from holdfast.errors import UnknownModel
 from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
@@ -22,6 +21,7 @@ from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
+from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
@@ -70,6 +70,7 @@ class Services:
     rank: RankCall
     tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
     sessions: SessionsCall
+    catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
@@ -103,23 +104,26 @@ def is_loading(services: Services, model_id: str) -> bool:
 
 def model_of(services: Services, name: str | None) -> str:
     """The id of the model that a client means by a name; the name itself where it is nobody's, the first model's for none."""
-    if name is None or any(model.id == name for model in services.statuses()):
-        return name or first_model(services)
+    if name is None:
+        return first_model(services)
+    find = services.catalog().find
+    if (entry := find(name)) is not None:
+        return entry.name
     for alias in services.server.model_aliases:
-        pattern, _, meant = alias.partition("=")
-        if fnmatchcase(name, pattern.strip()):
-            return meant.strip() or first_model(services)
+        pattern, _, meant = (part.strip() for part in alias.partition("="))
+        if fnmatchcase(name, pattern):
+            return entry.name if (entry := find(meant)) is not None else meant or first_model(services)
     return name
 
 
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
-    models = {model.id: model for model in services.statuses()}
-    if (found := models.get(model_of(services, name))) is None:
-        raise UnknownModel(model=name, available=tuple(models))
+    wanted = model_of(services, name)
+    if (found := next((model for model in services.statuses() if model.id == wanted), None)) is None:
+        raise services.catalog().unknown(name)
     return found
 
 
 def first_model(services: Services) -> str:
     """The model of requests that name none; empty when there is none."""
-    return next((model.id for model in services.statuses()), "")
+    return next((entry.name for entry in services.catalog().entries), "")
