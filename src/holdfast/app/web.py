@@ -10,8 +10,10 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from holdfast import __version__
+from holdfast.app.awake import Awake
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
+from holdfast.http.server.active import ActiveRequests
 from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.sealing import Seal
@@ -62,6 +64,8 @@ def build_application(
         log=settings.log,
         traces=open_traces(__version__) if settings.log.traces else None,
         responses=ResponseStore(store, settings.responses),
+        active=ActiveRequests(on_change=Awake().running),
+        store=settings.store,
         keys=KeyRing(settings.server.keys_file, os.environ),
         seal=Seal(store / "answers" if store else None),
     )

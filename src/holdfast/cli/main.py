@@ -17,7 +17,9 @@ from holdfast.cli.logs import logs
 from holdfast.cli.models import models
 from holdfast.cli.ps import ps
 from holdfast.cli.serve import serve
+from holdfast.cli.service import service
 from holdfast.cli.sessions import sessions
+from holdfast.cli.state import state
 from holdfast.cli.stop import stop
 from holdfast.cli.store import store
 from holdfast.cli.version import Version, version
@@ -44,6 +46,8 @@ for command in (serve, chat, ps, stop, logs, doctor, config, version):
     app.command()(command)
 # What stands behind the agent's name is the agent's: options of its own, `--` and all.
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
+app.add_typer(service, name="service")
+app.add_typer(state, name="state")
 app.add_typer(store, name="store")
 app.add_typer(models, name="models")
 app.add_typer(sessions, name="sessions")

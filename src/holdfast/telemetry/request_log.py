@@ -33,6 +33,7 @@ class RequestRecord:
     path: str
     client: str
     request_id: str = ""
+    key: str = ""  # the name of the API key that it came with
     status: int = CLIENT_GONE
     model: str = ""
     error_code: str = ""
@@ -79,6 +80,7 @@ class RequestRecord:
         """Everything under its name; what is not known is left out."""
         named = {
             "client": self.client,
+            "key": self.key,
             "method": self.method,
             "path": self.path,
             "request_id": self.request_id,

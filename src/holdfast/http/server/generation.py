@@ -56,7 +56,7 @@ class GenerationResponse(Response):
         self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
+        """Generate and send. Being cancelled, by the server's stop or an administrator, ends the answer with an error."""
         record: RequestRecord = scope[RECORD]
         record.asked = self._plan.requests[0]
         record.model = record.asked.model
@@ -69,17 +69,17 @@ class GenerationResponse(Response):
 
         answers = sum(request.choices for request in self._plan.requests)
         counted = self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits)
-        try:
-            with counted:
+        with counted, self._services.active.entered(record) as active:
+            try:
                 record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
-        except asyncio.CancelledError:
-            stopped = WorkerUnavailable("the server stopped before the answer was done")
-            problem = replace(problem_of(stopped), request_id=record.request_id)
-            record_problem(record, problem, stopped)
-            if not record.has_status:
-                raise stopped from None
-            if not has_ended:  # so it is a stream
-                await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
+            except asyncio.CancelledError:
+                stopped = active.ended_by()
+                problem = replace(problem_of(stopped), request_id=record.request_id)
+                record_problem(record, problem, stopped)
+                if not record.has_status:
+                    raise stopped from None
+                if not has_ended:  # so it is a stream
+                    await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
 
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:

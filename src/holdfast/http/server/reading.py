@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import WorkerUnavailable
 from holdfast.http.server.body import read_body
 from holdfast.http.server.caller import caller_of
 from holdfast.http.server.disconnect import unless_disconnected
@@ -70,14 +69,17 @@ async def _read(
         answer.has_read(asked.model, read)
         return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
 
-    return ReadingResponse(asked.model, answer, worked)
+    return ReadingResponse(services, asked.model, answer, worked)
 
 
 class ReadingResponse(Response):
     """The answer that some work gives, unless the client goes away before, or the server stops. Nothing is sent until then."""
 
-    def __init__(self, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+    def __init__(
+        self, services: Services, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]
+    ) -> None:
         super().__init__(media_type="application/json")
+        self._active = services.active
         self._model, self._answer, self._work = model, answer, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,9 +93,10 @@ class ReadingResponse(Response):
             self.init_headers()
             await super(ReadingResponse, self).__call__(scope, receive, send)
 
-        try:
-            record.is_aborted = not await unless_disconnected(receive, answered())
-        except asyncio.CancelledError:
-            raise WorkerUnavailable("the server stopped before the answer was done") from None
-        finally:
-            self._answer.close()
+        with self._active.entered(record) as active:
+            try:
+                record.is_aborted = not await unless_disconnected(receive, answered())
+            except asyncio.CancelledError:
+                raise active.ended_by() from None
+            finally:
+                self._answer.close()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
+from holdfast.http.server.active import ActiveRequests
 from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
@@ -83,9 +84,10 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    active: ActiveRequests = field(default_factory=ActiveRequests)
     drain: Drain = field(default_factory=Drain)
+    store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
-
     at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
 
     @property
