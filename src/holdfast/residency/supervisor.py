@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import Loss, ModelClient
 from holdfast.messages.commands import SchedulerLimits, SequenceRequest
@@ -104,7 +106,8 @@ class WorkerSupervisor:
         known = step_tokens or before.step_tokens or self.last_statistics.step_tokens
         tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)  # as the worker itself would choose it
         after = checked_limits(before, max_running=most, step_tokens=tokens)
-        self._settings = replace(self._settings, scheduler=replace(after, step_tokens=tokens if is_chosen else None))
+        scheduler = replace(after, step_tokens=tokens if is_chosen else None)
+        self._settings = msgspec.structs.replace(self._settings, scheduler=scheduler)
         limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
         if known and (client := self.client) is not None:
             await client.worker.set_limits(limits)
