@@ -4,8 +4,10 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -15,6 +17,7 @@ from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnava
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Accepted, Finished, FinishReason, Started, TokensGenerated
 from holdfast.messages.prompt_keys import STEP_TOKENS
+from holdfast.residency.crash_reports import CrashReport
 from holdfast.residency.residency import Residency
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
@@ -91,6 +94,44 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None
             assert end.resumptions == 3
         assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
         assert made.statuses()[0].resumed == 9
+
+
+async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.residency.supervisor.backoff_seconds", lambda failures: 0.0)
+    crashes = tmp_path / "crashes"
+    made = Residency({"m": fake_settings("good-once", place=str(tmp_path), crash_reports=str(crashes))})
+    await made.start()
+    try:
+        client = await made.client("m")
+        streams = [client.submit(a_request(str(index), max_tokens=900_000)) for index in range(2)]
+        await begun(streams)
+        await kill(made)
+        for stream in streams:
+            *_, end = await collected(stream)
+            assert isinstance(end, Finished)
+            assert end.reason is FinishReason.FAILED
+            assert "has died and cannot be started again: it died while loading (signal SIGKILL)" in end.error
+    finally:
+        await made.stop()
+    first, *later = [msgspec.json.decode(path.read_bytes(), type=CrashReport) for path in sorted(crashes.iterdir())]
+    assert [request.prompt_tokens for request in first.requests] == [3, 3]
+    assert first.served_seconds is not None
+    assert [report.served_seconds for report in later[:2]] == [None, None]
+
+
+async def test_streams_that_are_open_when_the_server_stops_end() -> None:
+    async with residency() as made:
+        client = await made.client("m")
+        running = client.submit(a_request("a", max_tokens=900_000))
+        await begun([running])
+        await kill(made)
+        waiting = client.submit(a_request("b"))
+    for stream in (running, waiting):
+        *_, end = await collected(stream)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.error) == (FinishReason.FAILED, "the server is shutting down")
 
 
 async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
