@@ -12,9 +12,8 @@ from holdfast.http.server.caller import Caller
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.problem import RequestRefused
 from holdfast.key_file import named_key, write_keys
-from holdfast.messages.output import TextDelta
 from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, message_body
-from tests.fakes.scripted_gateway import ScriptedGateway
+from tests.fakes.scripted_gateway import ScriptedGateway, answer
 
 LIMITS = LimitsSettings(max_requests_per_address=2)
 
@@ -38,7 +37,7 @@ def keys_in(folder: Path) -> KeyRing:
 )
 async def test_one_too_many_is_busy_in_the_words_of_its_protocol(path: str, body: dict[str, Any], word: str) -> None:
     held = asyncio.Event()
-    gateway = ScriptedGateway([held, TextDelta(index=0, text="done")])
+    gateway = ScriptedGateway([held, *answer("done")])
     async with client_of(gateway, limits=LIMITS) as client:
         running = [asyncio.create_task(client.post(CHAT, json=chat_body())) for _ in range(2)]
         while len(gateway.requests) < 2:

@@ -10,12 +10,10 @@ from holdfast.messages.output import TextDelta
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import ScriptedGateway
 
-FOREVER = asyncio.Event()
-
 
 @pytest.mark.parametrize("said_by", ["client", "server"])
 async def test_a_request_that_takes_too_long_ends_with_a_clear_error(said_by: str) -> None:
-    gateway = ScriptedGateway([TextDelta(index=0, text="a"), FOREVER])
+    gateway = ScriptedGateway([TextDelta(index=0, text="a"), asyncio.Event()])
     limits = LimitsSettings(request_seconds=0.01) if said_by == "server" else LimitsSettings()
     headers = {TIME_LIMIT_HEADER: "0.01" if said_by == "client" else "3600"}
     async with client_of(gateway, limits=limits) as client:
@@ -26,7 +24,7 @@ async def test_a_request_that_takes_too_long_ends_with_a_clear_error(said_by: st
 
 
 async def test_a_stream_that_takes_too_long_ends_with_an_error_event() -> None:
-    gateway = ScriptedGateway([TextDelta(index=0, text="a"), FOREVER])
+    gateway = ScriptedGateway([TextDelta(index=0, text="a"), asyncio.Event()])
     async with client_of(gateway) as client:
         response = await client.post(CHAT, json=chat_body(stream=True), headers={TIME_LIMIT_HEADER: "0.01"})
     assert response.status_code == 200
