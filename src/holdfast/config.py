@@ -180,6 +180,20 @@ class ResidencySettings:
         "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all.",
         limits=Limits(at_least=0),
     )
+    max_loaded: int | None = _setting(
+        None, "Most models that are loaded at once; `auto`: as many as `memory_bytes` holds.", limits=Limits(at_least=1)
+    )
+    memory_bytes: int | None = _setting(
+        None,
+        "Memory for all loaded models together, as it was measured; `auto`: three quarters of the machine's, or of the GPU's.",
+        limits=Limits(at_least=0),
+    )
+    place_seconds: float = _setting(
+        300.0, "How long a request waits until other models have made room for its own.", limits=Limits(at_least=0)
+    )
+    turn_seconds: float = _setting(
+        30.0, "How long a model that is in use stays loaded when another one is wanted.", limits=Limits(at_least=0)
+    )
     unread_bytes: int = _setting(
         256 << 10,
         "How much of one answer may wait to be read by its client; then no more of it is made until half of that is read.",

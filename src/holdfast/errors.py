@@ -93,6 +93,17 @@ class ResponsesUnavailable(HoldfastError):
 class WorkerUnavailable(HoldfastError):
     """The worker process of the model is not ready, has died or is being restarted: 503."""
 
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ModelPinned(InvalidRequest):
+    """A pinned model is to be unloaded: 409."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model {model!r} is pinned, and stays loaded; unpin it first", field="model")
+
 
 class ServerStopping(WorkerUnavailable):
     """The server is about to end and takes no new requests: 503 with Retry-After."""

@@ -202,7 +202,7 @@ class ScriptedGateway:
         scores = [len(document) / 100 for document in request.documents]
         return tuple(Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS) for score in scores)
 
-    def tokenizer_of(self, model: str) -> Tokenizer:
+    async def tokenizer_of(self, model: str) -> Tokenizer:
         if model != MODEL:
             raise UnknownModel(model=model, available=(MODEL,))
         return Tokenizer(toy_tokenizers.byte_level(), config={})

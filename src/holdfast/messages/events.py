@@ -165,6 +165,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     device: str  # its name, where it tells one
     is_on_cpu: bool = False
+    device_memory_bytes: int = 0  # that a GPU recommends to use, or has; 0 without one
     embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""
     load_seconds: float = 0.0

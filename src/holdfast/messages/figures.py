@@ -80,6 +80,17 @@ class LinkFigures(msgspec.Struct, kw_only=True):
     known_tokens: int = 0  # of prompts, which the worker had from earlier ones
 
 
+class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is loaded and used, and counters since the server's start."""
+
+    loaded: int = 0  # 1 when it is
+    leases: int = 0  # requests that use it
+    waiting: int = 0  # requests that wait until there is room for it
+    footprint_bytes: int = 0  # of memory, as measured
+    changes: dict[str, int] = {}  # loaded, failed; unloaded by what it made way for: room, idle, asked
+    wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Counters since the worker's start, and gauges of now."""
 
@@ -100,6 +111,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_reserved_bytes: int = 0
     kv_budget_bytes: int = 0
     resident_bytes: int = 0
+    device_bytes: int = 0  # that a GPU has for this worker; 0 without one
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: this worker keeps nothing
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)

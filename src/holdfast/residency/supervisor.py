@@ -23,7 +23,7 @@ from holdfast.residency.worker_process import WorkerProcess, describe_exit
 from holdfast.scheduler.limits import checked_limits
 from holdfast.worker.assignment import WorkerSettings
 
-ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_STARTS = 3  # in a row: a first worker never will come up then, and who waits for another one waits no longer
@@ -43,7 +43,7 @@ class WorkerSupervisor:
     def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
         self.created = int(time.time())  # Unix time
-        self._state: ModelState = "loading"
+        self._state: WorkerState = "loading"
         self.info: ModelInfo | None = None
         self.restarts: dict[str, int] = {"died": 0, "hung": 0}  # by cause
         self._settings, self._on_progress = settings, on_progress
@@ -55,7 +55,7 @@ class WorkerSupervisor:
         self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
-    def state(self) -> ModelState:
+    def state(self) -> WorkerState:
         """How the model is doing. A worker that is gone is one to be restarted from that moment on."""
         return "restarting" if self._state == "ready" and self.client is None else self._state
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,6 +55,7 @@ class Counters:
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
+    device_bytes: Callable[[], int] = int  # memory of a GPU that the worker has
 
     def count_step(self, seconds: float) -> None:
         """One step has been collected."""
@@ -92,6 +94,7 @@ class Counters:
             kv_reserved_bytes=load.reserved_bytes,
             kv_budget_bytes=load.budget_bytes,
             resident_bytes=resident_bytes(),
+            device_bytes=self.device_bytes(),
             step_seconds=self.step_seconds.histogram(),
             memory=None if cache is None else self._with_lookups(cache),
             constraints=msgspec.structs.replace(self.constraints),

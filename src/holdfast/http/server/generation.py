@@ -20,7 +20,7 @@ from holdfast.http.server.errors import RECORD
 from holdfast.http.server.explanation import Explanation, explain_choice, explanation_of
 from holdfast.http.server.extensions import extended
 from holdfast.http.server.problem import problem_of, record_problem
-from holdfast.http.server.services import OutputStream, Services, is_loading
+from holdfast.http.server.services import OutputStream, Services, is_waited_for
 from holdfast.http.server.sse import EventWriter
 from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.events import FinishReason
@@ -88,7 +88,7 @@ class GenerationResponse(Response):
                 return
             # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
-            if not is_loading(self._services, self._plan.requests[0].model):
+            if not is_waited_for(self._services, self._plan.requests[0].model):
                 await self._opened(record)
             await EventWriter(send, self._plan.form, self._events(record), request_id=record.request_id).run()
         finally:

@@ -11,6 +11,7 @@ from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     InvalidRequest,
+    ModelPinned,
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
@@ -83,10 +84,9 @@ def problem_of(error: BaseException) -> Problem:
             return _client_problem(error)
         case QueueFull() | ServerStopping():
             code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
-            retry = {"retry-after": str(max(1, math.ceil(error.retry_after_seconds)))}
-            return Problem(status=503, code=code, message=str(error), headers=retry)
+            return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
         case WorkerUnavailable():
-            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+            return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
         case ResponsesUnavailable():
             return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
         case TimeLimitExceeded():
@@ -115,6 +115,8 @@ def _client_problem(error: InvalidRequest) -> Problem:
             status, code, retry_seconds = error.status, error.code, error.retry_after_seconds
         case UnknownModel():
             status, code = 404, "model_not_found"
+        case ModelPinned():
+            status, code = 409, "model_pinned"
         case PromptTooLong():
             code = "context_length_exceeded"
         case TooLargeForMemory():
@@ -123,6 +125,10 @@ def _client_problem(error: InvalidRequest) -> Problem:
             status, code = _SESSION_FAILURES[error.failure]
     headers = _headers(status, retry_seconds=retry_seconds)
     return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=headers, cause=error)
+
+
+def _later(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
 
 
 def _headers(status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS) -> dict[str, str]:

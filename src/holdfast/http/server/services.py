@@ -69,7 +69,7 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
+    tokenizer_of: Callable[[str], Awaitable[Tokenizer]]  # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
@@ -81,7 +81,7 @@ class Services:
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
-    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
+    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id, of those whose tokenizer was needed
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
@@ -96,12 +96,9 @@ class Services:
         return bool(self.server.api_key) or self.keys.is_needed
 
 
-_LOADING = frozenset({"loading", "restarting"})
-
-
-def is_loading(services: Services, model_id: str) -> bool:
+def is_waited_for(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
-    return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
+    return any(model.id == model_id and model.state != "ready" for model in services.statuses())
 
 
 def model_of(services: Services, name: str | None) -> str:
