@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
+from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError, ModelPinned, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
 from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import LoadProgress, ModelInfo
@@ -187,11 +187,12 @@ class Residency:
     async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
         """Change how many sequences of a model run at once, and how much a step reads; see `WorkerSupervisor.set_limits`.
 
-        Raises UnknownModel and InvalidRequest.
+        They count until the model is unloaded. Raises UnknownModel and InvalidRequest.
         """
-        if model not in self._supervisors:
-            raise UnknownModel(model=model, available=tuple(self._supervisors))
-        return await self._supervisors[model].set_limits(max_running=max_running, step_tokens=step_tokens)
+        slot = self._slot(model)
+        if slot.supervisor is None:
+            raise InvalidRequest(f"{slot.entry.name} is not loaded: limits can be changed of a model that is", field="model")
+        return await slot.supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""
