@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
 from holdfast.http.server.active import ActiveRequests
+from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
@@ -104,6 +105,7 @@ class Services:
     drain: Drain = field(default_factory=Drain)
     store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
+    at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
 
     @property
     def needs_key(self) -> bool:
