@@ -163,7 +163,7 @@ class WorkerSupervisor:
             self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
-            if failed_starts == FAILED_STARTS:
+            if failed_starts >= FAILED_STARTS:
                 self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
             await self._report(failure, loss, served_seconds)
             await asyncio.sleep(delay)
