@@ -34,6 +34,7 @@ KINDS = ("sigkill", "sigsegv", "sigabrt", "sigstop")
 STREAMS = 8
 SPAN_SECONDS = 2.0  # the instant of a death lies so far at most behind the first new token since the one before it
 STARTS_MEASURED = 3
+UNDER_WAY_SECONDS = 0.5  # what a worker has sent before its death is read by then
 ALLOWED_SECONDS = 1.0  # of silence beside a worker's start
 PLAIN_TOKENS = 256  # of the tiny models' vocabulary; the rest are special
 
@@ -139,11 +140,13 @@ def kill_again_and_again(
 
 
 def silences(readers: Sequence[Reader], deaths: Sequence[Death]) -> dict[str, list[float]]:
-    """By kind of death: how long each stream in mid-answer was silent behind it."""
+    """By kind of death: how long each stream in mid-answer was silent behind it. What was under way comes before the silence."""
     found: dict[str, list[float]] = {death.kind: [] for death in deaths}
     for death in deaths:
         for reader in readers:
-            found[death.kind] += [end - max(begin, death.at) for begin, end in reader.gaps if begin <= death.at < end]
+            near = [end - max(begin, death.at) for begin, end in reader.gaps if end > death.at > begin - UNDER_WAY_SECONDS]
+            if any(begin <= death.at < end for begin, end in reader.gaps):
+                found[death.kind].append(max(near))
     return found
 
 

@@ -3,12 +3,14 @@
     python -m tools.measure_warm_ahead [--turns 5] [--thought 500] [--answer 200]
 
 The model is scripted: it thinks so many tokens before each answer, and its chat template leaves out the thoughts of earlier
-turns. Each setting has a server of its own, without a store.
+turns. Each setting has a server of its own, without a store. Then the bundled model reads ahead, and others come at random
+instants: how much longer they wait than at rest, and how long its steps are.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import tempfile
@@ -18,6 +20,12 @@ from typing import Any
 
 import httpx
 
+from holdfast import LLM
+from holdfast.link.in_process import BlockingEventStream
+from holdfast.messages.commands import ReadAhead, SequenceRequest
+from holdfast.messages.events import TokensGenerated
+from holdfast.messages.requests import SamplingParams
+from holdfast.messages.token_ids import TokenIds
 from tests.fakes.server_process import ServerProcess
 from tests.fakes.thinking_model import write_thinking
 
@@ -30,6 +38,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--thought", type=int, default=500)
     parser.add_argument("--answer", type=int, default=200)
+    parser.add_argument("--arrivals", type=int, default=30)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = write_thinking(Path(folder), turns=given.turns, thought_tokens=given.thought, answer_tokens=given.answer)
@@ -45,6 +54,7 @@ def main() -> int:
     print(f"tokens read at the next turns: {read['off']} without, {read['auto']} with: {read['auto'] / read['off'] - 1:+.1%}")
     print(f"first token, median: {first['off']:.1f} ms without, {first['auto']:.1f} ms with")
     print(f"answers are {'the same' if same else 'DIFFERENT'}")
+    show_waits(given.arrivals)
     return 0 if same else 1
 
 
@@ -66,6 +76,45 @@ def conversation(model: Path, choice: str, *, turns: int) -> list[dict[str, Any]
             return figures
     finally:
         server.stop()
+
+
+def show_waits(arrivals: int) -> None:
+    """First tokens of short requests, at rest and while something long is read ahead."""
+    choose = random.Random(5)
+    with LLM() as llm:
+        client, vocab_size = llm._client, llm.info.vocab_size
+
+        def submit(name: str, tokens: int, **more: Any) -> BlockingEventStream:
+            prompt = TokenIds.of(choose.randrange(vocab_size) for _ in range(tokens))
+            sampling = SamplingParams(temperature=0.0, seed=0)
+            return client.submit(SequenceRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling, **more))
+
+        def first_ms(name: str) -> float:
+            began = time.perf_counter()
+            stream = submit(name, 100, max_tokens=1)
+            next(event for event in stream if isinstance(event, TokensGenerated))
+            taken = time.perf_counter() - began
+            stream.close()
+            return 1000 * taken
+
+        for number in range(5):
+            first_ms(f"before{number}")
+        rest, met, steps = [], [], []
+        for number in range(arrivals):
+            rest.append(first_ms(f"rest{number}"))
+            before = llm.statistics().step_seconds
+            ahead = submit(f"ahead{number}", 3000, max_tokens=0, read_ahead=ReadAhead(known_tokens=0))
+            time.sleep(choose.uniform(0.1, 0.4))
+            after = llm.statistics().step_seconds
+            if before is not None and after is not None and (count := sum(after.counts) - sum(before.counts)):
+                steps.append(1000 * (after.total - before.total) / count)
+            met.append(first_ms(f"met{number}"))
+            ahead.close()
+    quiet = statistics.median(rest)
+    extra = sorted(each - quiet for each in met)
+    print(f"first token at rest, median: {quiet:.1f} ms; while something is read ahead: {statistics.median(met):.1f} ms")
+    print(f"so {statistics.median(extra):.1f} ms more, at most {extra[-1]:.1f}")
+    print(f"a step of what is read ahead: {statistics.mean(steps):.1f} ms, of the slowest read {max(steps):.1f}")
 
 
 def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -117,6 +117,14 @@ class GenerationFailed(HoldfastError):
     """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
 
 
+class TimeLimitExceeded(HoldfastError):
+    """The request was not done when its time was over: that of its client, or that of the server."""
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__(f"the request took longer than its limit of {seconds:g} s; what was read of its prompt is kept")
+        self.seconds = seconds
+
+
 class ConfigError(HoldfastError):
     """A setting is unknown or has a bad value; stops the start with exit code 2."""
 

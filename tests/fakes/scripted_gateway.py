@@ -326,9 +326,35 @@ class ScriptedDirectory:
         return self.numbers
 
 
+@dataclass
+class ScriptedControl:
+    """Notes what is done with models, or refuses it; waits for an event, where one is given."""
+
+    refusal: Exception | None = None
+    done_when: asyncio.Event | None = None
+    done: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def load(self, model: str) -> None:
+        await self._do("load", model)
+
+    async def unload(self, model: str) -> None:
+        await self._do("unload", model)
+
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        await self._do("pin", model, pinned)
+
+    async def _do(self, *what: object) -> None:
+        self.done.append(what)
+        if self.done_when is not None:
+            await self.done_when.wait()
+        if self.refusal is not None:
+            raise self.refusal
+
+
 def scripted_services(
     gateway: ScriptedGateway,
     *,
+    control: ScriptedControl | None = None,
     sessions: ScriptedSessions | None = None,
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
@@ -344,6 +370,7 @@ def scripted_services(
         tokenizer_of=gateway.tokenizer_of,
         sessions=sessions or ScriptedSessions(),
         catalog=directory.catalog,
+        control=control or ScriptedControl(),
         statuses=directory.statuses,
         statistics=directory.statistics,
         server=server or ServerSettings(),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from holdfast.config import LimitsSettings
+from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.known_answers import KnownAnswers
 from holdfast.intake.rewritten_history import NextTurn
@@ -49,10 +50,14 @@ def client_that_says(text: str, served: TokenizerBundle, *, reason: FinishReason
 async def ask(client: ScriptedClient, served: TokenizerBundle, **fields: Any) -> list[SequenceRequest]:
     """One answer is read to its end; returns what was submitted to be read ahead."""
 
-    async def client_of(model: str, sequences: int) -> EngineClient:
-        return client  # type: ignore[return-value]
+    @asynccontextmanager
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
+        yield client
 
-    gateway = Gateway(client_of, {"m": served}, LimitsSettings())
+    async def read(model: str) -> TokenizerBundle:
+        return served
+
+    gateway = Gateway(lease_of, Bundles(read), LimitsSettings())
     prompt = ChatPrompt(messages=(QUESTION,), tools=TOOLS)
     stream = await gateway.generate(GenerationRequest(request_id="r", model="m", prompt=prompt, **fields))
     async with aclosing(stream):

@@ -64,6 +64,7 @@ def build_application(
         tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.lease),
         catalog=lambda: catalog,
+        control=residency,
         statuses=residency.statuses,
         statistics=residency.statistics,
         dialects=bundles.dialects,

@@ -13,6 +13,7 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.errors import require_working_folder
 from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
+from holdfast.cli.load import load, unload
 from holdfast.cli.logs import logs
 from holdfast.cli.models import models
 from holdfast.cli.ps import ps
@@ -42,7 +43,7 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
-for command in (serve, chat, ps, stop, logs, doctor, config, version):
+for command in (serve, chat, ps, stop, logs, load, unload, doctor, config, version):
     app.command()(command)
 # What stands behind the agent's name is the agent's: options of its own, `--` and all.
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)

@@ -239,6 +239,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            service=request.service,
             thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,

@@ -97,6 +97,8 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     in_answer: bool = False  # to TELL_STATISTICS; a working worker also tells them unasked
     running: int = 0
     queued: int = 0
+    max_running: int = 0  # the limits that count
+    step_tokens: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0

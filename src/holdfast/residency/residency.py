@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
+from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError, ModelPinned, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
+from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, ResidencyFigures, WorkerStatistics
 from holdfast.models.device_memory import MemoryShare, memory_report
@@ -182,6 +183,16 @@ class Residency:
             except HoldfastError:
                 slot.is_pinned = was_pinned
                 raise
+
+    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences of a model run at once, and how much a step reads; see `WorkerSupervisor.set_limits`.
+
+        They count until the model is unloaded. Raises UnknownModel and InvalidRequest.
+        """
+        slot = self._slot(model)
+        if slot.supervisor is None:
+            raise InvalidRequest(f"{slot.entry.name} is not loaded: limits can be changed of a model that is", field="model")
+        return await slot.supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""

@@ -7,16 +7,20 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import Loss, ModelClient
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SchedulerLimits, SequenceRequest
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.residency.crash_reports import RequestAtCrash, report_of, write_report
 from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from holdfast.scheduler.limits import checked_limits
 from holdfast.worker.assignment import WorkerSettings
 
 WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
@@ -90,6 +94,25 @@ class WorkerSupervisor:
         client = self.client
         return client.worker.last_statistics if client is not None else WorkerStatistics()
 
+    async def set_limits(self, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences of the model run at once and how much a step reads, for this worker and all that follow it.
+
+        None: as it is. No stream is lost: what runs beyond a lower limit waits again. Returns what counts from now on;
+        `step_tokens` is 0 where nobody has said how many and no worker is there to ask. Raises InvalidRequest.
+        """
+        before = self._settings.scheduler
+        is_chosen = step_tokens is not None or before.step_tokens is not None
+        most = before.max_running if max_running is None else max_running
+        known = step_tokens or before.step_tokens or self.last_statistics.step_tokens
+        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)  # as the worker itself would choose it
+        after = checked_limits(before, max_running=most, step_tokens=tokens)
+        scheduler = replace(after, step_tokens=tokens if is_chosen else None)
+        self._settings = msgspec.structs.replace(self._settings, scheduler=scheduler)
+        limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
+        if known and (client := self.client) is not None:
+            await client.worker.set_limits(limits)
+        return limits
+
     @property
     def resumed(self) -> int:
         """Streams that have gone on with another worker, so far."""
@@ -140,7 +163,7 @@ class WorkerSupervisor:
             self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
-            if failed_starts == FAILED_STARTS:
+            if failed_starts >= FAILED_STARTS:
                 self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
             await self._report(failure, loss, served_seconds)
             await asyncio.sleep(delay)

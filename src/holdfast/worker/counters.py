@@ -80,6 +80,8 @@ class Counters:
             in_answer=in_answer,
             running=load.running,
             queued=load.queued,
+            max_running=load.max_running,
+            step_tokens=load.step_tokens,
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,

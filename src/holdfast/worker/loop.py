@@ -7,6 +7,7 @@ Python works while the device computes. Results of sequences that ended or were 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
     SHUT_DOWN,
     Command,
+    SchedulerLimits,
     SequenceControl,
     SequenceRequest,
     WorkerControl,
@@ -44,6 +46,8 @@ from holdfast.worker.sequences import LiveSequence
 FETCHING_SECONDS = 0.001  # between looks at what the disk has brought, when there is nothing else to do
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker emits its figures unasked
+
+logger = logging.getLogger("holdfast.worker")
 
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
@@ -173,10 +177,18 @@ class WorkerLoop:
                 {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
             elif command == SHUT_DOWN:
                 self._is_closing = True
+            elif isinstance(command, SchedulerLimits):
+                self._set_limits(command)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
+
+    def _set_limits(self, limits: SchedulerLimits) -> None:
+        try:
+            self._scheduler.set_limits(max_running=limits.max_running, step_tokens=limits.step_tokens)
+        except InvalidRequest as error:  # the front has checked it: both have the same settings
+            logger.error("the limits stay as they are: %s", error)
 
     def _accept(self, request: SequenceRequest) -> None:
         if self._is_closing:
@@ -197,6 +209,7 @@ class WorkerLoop:
                 drawn_tokens=len(request.generated_token_ids),
                 boundaries=self._cache.boundaries(request),
                 scores_prompt=request.want_prompt_logprobs,
+                service=request.service,
                 is_ready=False,  # until it is looked up
             )
         except (QueueFull, InvalidRequest) as refusal:

@@ -112,6 +112,12 @@ async def openapi_document(request: Request, services: Services) -> Response:
     return JSONResponse(description(request.app.state.dialects, version=services.version))
 
 
+def health_of(model_id: str, services: Services) -> ModelHealth:
+    """How a served model is doing now."""
+    (model,) = [model for model in services.statuses() if model.id == model_id]
+    return _health(model, services.dialects.get(model_id))
+
+
 def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
     info = model.info
     return ModelHealth(

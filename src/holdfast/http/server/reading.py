@@ -13,10 +13,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.http.server.body import read_body
+from holdfast.http.server.caller import caller_of
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.errors import RECORD
-from holdfast.http.server.extensions import tenant_in
+from holdfast.http.server.extensions import service_in, tenant_in, time_limit_in
 from holdfast.http.server.services import Services
+from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.output import Embedding, Relevance, TextRead
 from holdfast.messages.requests import EmbeddingRequest, RankRequest
 from holdfast.telemetry.request_log import RequestRecord
@@ -58,10 +60,12 @@ async def _read(
     answer = AnswerRecord(services.metrics)
     plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     tenant = tenant_in(request, cache_salt=plan.cache_salt)
-    asked = msgspec.structs.replace(plan.request, tenant=tenant)
+    asked = msgspec.structs.replace(plan.request, tenant=tenant, service=service_in(request))
+    limit = TimeLimit(time_limit_in(request.headers, limits=services.limits))
 
     async def worked() -> bytes:
-        read = await call(asked)
+        with services.at_once.counted(caller_of(request), 1, limits=services.limits):
+            read = await limit.of(call(asked))
         answer.has_read(asked.model, read)
         return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
 

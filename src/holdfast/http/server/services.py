@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
 from holdfast.http.server.active import ActiveRequests
+from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
@@ -60,6 +61,22 @@ EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, .
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
+class ModelControl(Protocol):
+    """What an administrator can do with models. All of it raises UnknownModel."""
+
+    async def load(self, model: str) -> None:
+        """Load it and wait until it serves. Raises WorkerUnavailable and ModelLoadError."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
+        ...
+
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
@@ -71,6 +88,7 @@ class Services:
     tokenizer_of: Callable[[str], Awaitable[Tokenizer]]  # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
+    control: ModelControl
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
@@ -87,6 +105,7 @@ class Services:
     drain: Drain = field(default_factory=Drain)
     store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
+    at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
 
     @property
     def needs_key(self) -> bool:

@@ -149,7 +149,7 @@ def _listed(body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, ma
 
 
 async def _encoded(request: Request, services: Services, body: ChatCompletionRequest) -> EncodedPrompt:
-    (asked,) = extended(body.plan(services), request).requests
+    (asked,) = extended(body.plan(services), request, limits=services.limits).requests
     request.scope[RECORD].model = asked.model
     return await services.encode(asked)
 
