@@ -333,7 +333,7 @@ class WorkerLoop:
             if not ledger.is_live(sequence):
                 continue
             if given.refusal:
-                ended.append((sequence, FinishReason.FAILED, given.refusal))
+                ended.append((sequence, FinishReason.REFUSED, given.refusal))
                 continue
             ledger.score(sequence, given.prompt_logprobs)
             sequence.embedding = given.embedding
