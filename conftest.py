@@ -24,6 +24,9 @@ os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-f
 _caches = tempfile.TemporaryDirectory(prefix="holdfast-tests-")
 os.environ["XDG_CACHE_HOME"] = _caches.name
 os.environ["XDG_STATE_HOME"] = str(Path(_caches.name) / "state")
+# What lies on that person's machine is not served.
+os.environ["HOLDFAST_CATALOG_HUB_CACHE"] = "false"
+os.environ["HOLDFAST_CATALOG_FOLDERS"] = ""
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
 

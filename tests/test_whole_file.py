@@ -57,3 +57,10 @@ def _begin_and_fail(target: Path, failure: type[BaseException]) -> None:
     with whole_file(target) as file:
         file.write(b"aft")
         raise failure
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    with whole_file(path) as file:
+        file.write(b"whole")
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]

@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 36_500
-MOST_CLASSES = 760
+MOST_CODE_LINES = 42_800
+MOST_CLASSES = 840
 
 _NO_CODE = {
     tokenize.COMMENT,

@@ -32,6 +32,7 @@ DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
 CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
+WarmAheadChoice: TypeAlias = Literal["auto", "on", "off"]
 LogLevel: TypeAlias = Literal["critical", "error", "warning", "info", "debug"]
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -137,6 +138,11 @@ class ModelSettings:
     keep_thoughts: bool = _setting(
         False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
     )
+    warm_ahead: WarmAheadChoice = _setting(
+        "auto",
+        "Whether a server without anything else to do reads a conversation as its next turn will show it; `auto`: where the chat "
+        "template rewrites answers of the past, such as without their thoughts.",
+    )
     known_text_bytes: int = _setting(
         32 * _MIB,
         "Most bytes of texts and their tokens that the front keeps, so that a conversation is tokenized once; 0: none.",
@@ -173,6 +179,20 @@ class ResidencySettings:
         None,
         "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all.",
         limits=Limits(at_least=0),
+    )
+    max_loaded: int | None = _setting(
+        None, "Most models that are loaded at once; `auto`: as many as `memory_bytes` holds.", limits=Limits(at_least=1)
+    )
+    memory_bytes: int | None = _setting(
+        None,
+        "Memory for all loaded models together, as it was measured; `auto`: three quarters of the machine's, or of the GPU's.",
+        limits=Limits(at_least=0),
+    )
+    place_seconds: float = _setting(
+        300.0, "How long a request waits until other models have made room for its own.", limits=Limits(at_least=0)
+    )
+    turn_seconds: float = _setting(
+        30.0, "How long a model that is in use stays loaded when another one is wanted.", limits=Limits(at_least=0)
     )
     unread_bytes: int = _setting(
         256 << 10,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from holdfast.messages.sessions import SessionFailure
+from holdfast.nearest import nearest_names
 
 _LONGEST_SHOWN = 100
+_MOST_NAMES = 8
 
 
 class HoldfastError(Exception):
@@ -23,11 +25,14 @@ class InvalidRequest(HoldfastError):
 
 
 class UnknownModel(InvalidRequest):
-    """The request names a model that this server does not have: 404."""
+    """The request names a model that this server does not have: 404. `available`: names and aliases, the first model's first."""
 
     def __init__(self, *, model: str, available: tuple[str, ...]) -> None:
         shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
-        super().__init__(f"model {shown!r} is not served here; available: {', '.join(available)}", field="model")
+        near, more = nearest_names(shown, available), len(available) - _MOST_NAMES
+        listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(f"model {shown!r} is not served here; available: {listed}{meant}", field="model")
         self.model, self.available = model, available
 
 
@@ -88,6 +93,17 @@ class ResponsesUnavailable(HoldfastError):
 class WorkerUnavailable(HoldfastError):
     """The worker process of the model is not ready, has died or is being restarted: 503."""
 
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ModelPinned(InvalidRequest):
+    """A pinned model is to be unloaded: 409."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"model {model!r} is pinned, and stays loaded; unpin it first", field="model")
+
 
 class ServerStopping(WorkerUnavailable):
     """The server is about to end and takes no new requests: 503 with Retry-After."""
@@ -99,6 +115,14 @@ class ServerStopping(WorkerUnavailable):
 
 class GenerationFailed(HoldfastError):
     """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
+
+
+class TimeLimitExceeded(HoldfastError):
+    """The request was not done when its time was over: that of its client, or that of the server."""
+
+    def __init__(self, *, seconds: float) -> None:
+        super().__init__(f"the request took longer than its limit of {seconds:g} s; what was read of its prompt is kept")
+        self.seconds = seconds
 
 
 class ConfigError(HoldfastError):

@@ -28,6 +28,11 @@ def logs_folder(environ: Mapping[str, str]) -> Path:
     return state_folder(environ) / "logs"
 
 
+def crash_reports_folder(environ: Mapping[str, str]) -> Path:
+    """The folder for reports of workers that died. Raises RuntimeError as above."""
+    return state_folder(environ) / "crashes"
+
+
 def configuration_folder(environ: Mapping[str, str]) -> Path:
     """Holdfast's folder among the user's settings. It need not be there. Raises RuntimeError for a user without a home."""
     if environ.get("XDG_CONFIG_HOME"):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+_MOST_OF_NAME = 60  # characters, of up to 4 bytes; file systems take names of 255 bytes
+
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
@@ -29,7 +31,7 @@ def first_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def _written_beside(path: Path, *, placed: Callable[[str, Path], None]) -> Iterator[IO[bytes]]:
-    handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, fresh = tempfile.mkstemp(prefix=f".{path.name[:_MOST_OF_NAME]}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

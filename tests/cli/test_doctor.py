@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.messages.figures import WorkerStatistics
+from holdfast.residency.crash_reports import report_of, write_report
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.tiny_models import write_tiny
 
@@ -21,6 +23,24 @@ def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     assert found["speed"]["in_use_gflops"] > 0
     assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "model", [])
     assert found["dialect"]["tools"] in ("template", "text", "none")
+
+
+def test_the_last_worker_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write_tiny(tmp_path / "model", "qwen3")
+    report = report_of(
+        "some-model",
+        cause="died",
+        how="signal SIGSEGV",
+        pid=7,
+        served_seconds=3.0,
+        figures=WorkerStatistics(),
+        log=("Fatal Python error: Segmentation fault",),
+    )
+    write_report(str(tmp_path / "state" / "holdfast" / "crashes"), report)
+    shown = holdfast("doctor", "model", cwd=tmp_path).stdout
+    for part in ("the last worker that died", "some-model", "signal SIGSEGV", "Segmentation fault"):
+        assert part in shown
 
 
 def test_what_mlx_compiles_for_it_lies_where_nobody_else_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

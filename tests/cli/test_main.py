@@ -34,7 +34,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["serf"], "Did you mean 'serve'?"),
         (["start"], "Did you mean 'serve'?"),
         (["run", "some/model"], "Did you mean 'chat'?"),
-        (["list"], "Did you mean 'store ls'?"),
+        (["list"], "Did you mean 'models ls'?"),
         (["store", "lst"], "Did you mean 'ls'?"),
         (["mlx-community/Qwen3-4B-4bit"], "holdfast serve mlx-community/Qwen3-4B-4bit"),
         (["serve", "--prot", "1"], "--port"),

@@ -115,6 +115,10 @@ class FakeEngine:
     def keep_rest(self, request_id: str) -> None:
         return None
 
+    def check_device(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("the device refuses everything")
+
     def abandon_pending(self) -> None:
         self.pending.clear()
 

@@ -17,10 +17,13 @@ SETTINGS = SchedulerSettings(step_tokens=64, max_running=16)
 IMPATIENT = ResidencySettings(heartbeat_seconds=0.05, hang_seconds=1.0)  # sees in a second what is seen in ten otherwise
 
 
-def fake_settings(behaviour: str = "good", *, residency: ResidencySettings | None = None) -> WorkerSettings:
+def fake_settings(
+    behaviour: str = "good", *, residency: ResidencySettings | None = None, place: str = "/nowhere", crash_reports: str = ""
+) -> WorkerSettings:
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"  # the worker inherits it
     return WorkerSettings(
-        folder=f"/nowhere/{behaviour}",
+        folder=f"{place}/{behaviour}",
+        crash_reports=crash_reports,
         model=ModelSettings(),
         scheduler=SETTINGS,
         store=StoreSettings(),

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from holdfast.messages.events import Finished, FinishReason
-from holdfast.residency.residency import Residency
+from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import IMPATIENT, a_request, fake_settings
 
 
@@ -16,7 +16,7 @@ def say(*words: object) -> None:
 
 
 async def main() -> None:
-    residency = Residency({"m": fake_settings(residency=IMPATIENT)})
+    residency = OneModel(fake_settings(residency=IMPATIENT))
     await residency.start()
     await residency.wait_ready()
     say(residency.statuses()[0].pid)

@@ -17,7 +17,14 @@ from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.run import listen, server, url_of
 from holdfast.http.server.tls import ServerCertificate
-from tests.fakes.scripted_gateway import MODEL, ScriptedDirectory, ScriptedGateway, ScriptedSessions, scripted_services
+from tests.fakes.scripted_gateway import (
+    MODEL,
+    ScriptedControl,
+    ScriptedDirectory,
+    ScriptedGateway,
+    ScriptedSessions,
+    scripted_services,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -32,12 +39,14 @@ def client_of(
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
+    control: ScriptedControl | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     keys: KeyRing | None = None,
     address: str = "127.0.0.1",
 ) -> httpx.AsyncClient:
     services = scripted_services(gateway, sessions=sessions, directory=directory, server=server, limits=limits)
-    app = create_application(replace(services, keys=keys or services.keys), dialects=dialects)
+    services = replace(services, keys=keys or services.keys, control=control or services.control)
+    app = create_application(services, dialects=dialects)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(address, 1)), base_url="http://127.0.0.1:8321")
 
 

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
+
+import pytest
+from huggingface_hub import constants
 
 _INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/?]+))?")
 _TREE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)")
@@ -27,6 +31,8 @@ class HubState:
     token: str = ""  # needed for everything if set
     failing_status: int = 0  # answered to everything if set
     cut_after_bytes: dict[str, int] = field(default_factory=dict)  # file → bytes after which its next transfer breaks off
+    lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
+    damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
     endpoint: str = ""
@@ -76,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self, repository: str) -> list[dict[str, object]]:
         files = self.state.repositories[repository]
-        return [{"type": "file", "path": name, "size": len(content), "oid": _etag(content)} for name, content in files.items()]
+        return [{"type": "file", "path": name, "size": len(content), "oid": _oid(content)} for name, content in files.items()]
 
     def _send_file(self, repository: str, name: str, commit: str) -> None:
         content = self.state.repositories[repository].get(name)
@@ -86,11 +92,16 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.state.failing_files and self.command == "GET":
             self._send(503)
             return
-        headers = {"ETag": f'"{_etag(content)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        etag = hashlib.sha256(content).hexdigest() if name in self.state.lfs_files else _oid(content)
+        if name in self.state.damaged_files:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         start, status = 0, 200
-        if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or ""):
+        whole_bytes = len(content)
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             start, status = int(asked[1]), 206
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            content = content[: int(asked[2]) + 1] if asked[2] else content
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{whole_bytes}"
         cut = self.state.cut_after_bytes.pop(name, None) if self.command == "GET" else None
         self._send(status, content[start:], headers=headers, cut=cut)
 
@@ -109,8 +120,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _etag(content: bytes) -> str:
+def _oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextmanager
+def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubState]:
+    """A Hub that huggingface_hub asks in this process, with an empty cache in that folder."""
+    with running_hub() as state:
+        # The library reads its variables once, when it is imported.
+        monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", state.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield state
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class ScriptedClient:
         self.info = info or model_info()
         self.submitted: list[SequenceRequest] = []
         self.cancelled: list[str] = []
+        self.leases = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.refuses_after: int | None = None  # so many submits work, then the worker is gone

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings, Settings
 from holdfast.errors import UnknownModel
 from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
@@ -31,6 +31,7 @@ from holdfast.messages.output import (
 )
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
+from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 from tests.fakes import toy_tokenizers
@@ -201,7 +202,7 @@ class ScriptedGateway:
         scores = [len(document) / 100 for document in request.documents]
         return tuple(Relevance(method="likelihood", score=score, logprob=-score, prompt_tokens=PROMPT_TOKENS) for score in scores)
 
-    def tokenizer_of(self, model: str) -> Tokenizer:
+    async def tokenizer_of(self, model: str) -> Tokenizer:
         if model != MODEL:
             raise UnknownModel(model=model, available=(MODEL,))
         return Tokenizer(toy_tokenizers.byte_level(), config={})
@@ -312,13 +313,48 @@ class ScriptedDirectory:
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
 
+    def catalog(self) -> Catalog:
+        settings = Settings()
+        return Catalog(
+            entries=tuple(
+                CatalogEntry(name=model.id, model=settings.model, store=settings.store, origin="", aliases=model.aliases)
+                for model in self.models
+            )
+        )
+
     async def statistics(self) -> Mapping[str, WorkerStatistics]:
         return self.numbers
+
+
+@dataclass
+class ScriptedControl:
+    """Notes what is done with models, or refuses it; waits for an event, where one is given."""
+
+    refusal: Exception | None = None
+    done_when: asyncio.Event | None = None
+    done: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def load(self, model: str) -> None:
+        await self._do("load", model)
+
+    async def unload(self, model: str) -> None:
+        await self._do("unload", model)
+
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        await self._do("pin", model, pinned)
+
+    async def _do(self, *what: object) -> None:
+        self.done.append(what)
+        if self.done_when is not None:
+            await self.done_when.wait()
+        if self.refusal is not None:
+            raise self.refusal
 
 
 def scripted_services(
     gateway: ScriptedGateway,
     *,
+    control: ScriptedControl | None = None,
     sessions: ScriptedSessions | None = None,
     directory: ScriptedDirectory | None = None,
     server: ServerSettings | None = None,
@@ -333,6 +369,8 @@ def scripted_services(
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
         sessions=sessions or ScriptedSessions(),
+        catalog=directory.catalog,
+        control=control or ScriptedControl(),
         statuses=directory.statuses,
         statistics=directory.statistics,
         server=server or ServerSettings(),

@@ -45,11 +45,19 @@ def calls(*asked: tuple[str, Mapping[str, Any]], text: str = "") -> str:
     return "\n".join([*([text] if text else []), *(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)])
 
 
-def write_scripted(folder: Path, answers: Sequence[str], *, without_tools: str | None = None, said_before: int = 0) -> Path:
+def write_scripted(
+    folder: Path,
+    answers: Sequence[str],
+    *,
+    without_tools: str | None = None,
+    said_before: int = 0,
+    drops_thoughts: bool = False,
+) -> Path:
     """Write the model and return its folder. It gives `answers[n]` where n assistant messages stand in the conversation.
 
     `without_tools` answers every request that offers no tools (an agent's request for a title, say; None: such are turns too);
-    `said_before` assistant messages are the agent's own examples. After the last answer it says OVER. Fails with ValueError where
+    `said_before` assistant messages are the agent's own examples. drops_thoughts: those before the last message of the user
+    are not in the prompt. After the last answer it says OVER. Fails with ValueError where
     answers cannot be told apart by their pieces.
     """
     script = _Script(_tokenizer())
@@ -72,7 +80,9 @@ def write_scripted(folder: Path, answers: Sequence[str], *, without_tools: str |
             "pad_token": _SPECIAL[0],
             "model_max_length": CONTEXT,
             "clean_up_tokenization_spaces": False,
-            "chat_template": _template(len(answers), said_before, asides=without_tools is not None),
+            "chat_template": _template(
+                len(answers), said_before, asides=without_tools is not None, drops_thoughts=drops_thoughts
+            ),
         },
     }
     for name, document in documents.items():
@@ -80,11 +90,17 @@ def write_scripted(folder: Path, answers: Sequence[str], *, without_tools: str |
     return folder
 
 
+_LAST_QUESTION = (
+    "{%- set last = namespace(question=-1) %}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- set last.question = loop.index0 %}{%- endif %}{%- endfor %}"
+)
+
+
 def _cue(turn: int | str) -> str:
     return f"<|turn_{turn}|>"
 
 
-def _template(turns: int, said_before: int, *, asides: bool) -> str:
+def _template(turns: int, said_before: int, *, asides: bool, drops_thoughts: bool) -> str:
     """The template of the bundled models, with a cue at the beginning of every answer, old or asked for."""
     text = (demo_folder() / "chat_template.jinja").read_text()
     cue = f"{{{{- '<|turn_' ~ [[turn.said - {said_before}, 0] | max, {turns}] | min ~ '|>' }}}}"
@@ -93,6 +109,10 @@ def _template(turns: int, said_before: int, *, asides: bool) -> str:
     cue += "{%- set turn.said = turn.said + 1 %}"
     opening = "{{- '<|im_start|>assistant\\n' }}"
     assert text.count(opening) == 2, "the template of the bundled models is another now"
+    if drops_thoughts:
+        shown = "{%- if message.reasoning_content is string and message.reasoning_content"
+        assert text.count(shown) == 1, "the template of the bundled models is another now"
+        text = _LAST_QUESTION + text.replace(shown, f"{shown} and loop.index0 > last.question")
     return "{%- set turn = namespace(said=0) %}" + text.replace(opening, opening + cue)
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
+from holdfast.messages.requests import ServiceClass
 from holdfast.scheduler.chunking import PATIENCE_STEPS
 from holdfast.scheduler.cost_model import CostModel, StepLoad
 from holdfast.scheduler.decision import Decision, SequenceCosts, StepOutcome
 from holdfast.scheduler.scheduler import Scheduler
+from holdfast.scheduler.sequence import DEFAULT_SERVICE
 
 SecondsOf = Callable[[StepLoad], float]
 StopsAt = Callable[[str, int], bool]  # (request id, tokens drawn) -> a stop token was drawn
@@ -26,6 +28,7 @@ class Served:
     prompt_tokens: int
     max_tokens: int
     scores_prompt: bool = False
+    service: ServiceClass = DEFAULT_SERVICE
     drawn: int = 0
     cached: int = 0
     runs: bool = False
@@ -92,11 +95,26 @@ class StepWorker:
         self.stops_at: StopsAt = lambda request_id, drawn: False
         self._orders = 0
 
-    def submit(self, request_id: str, *, prompt_tokens: int, max_tokens: int, scores_prompt: bool = False) -> Served:
-        self.scheduler.submit(request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, scores_prompt=scores_prompt)
+    def submit(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        scores_prompt: bool = False,
+        service: ServiceClass = DEFAULT_SERVICE,
+    ) -> Served:
+        self.scheduler.submit(
+            request_id, prompt_tokens=prompt_tokens, max_tokens=max_tokens, scores_prompt=scores_prompt, service=service
+        )
         self._orders += 1
-        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens, scores_prompt)
+        self.live[request_id] = Served(request_id, self._orders, prompt_tokens, max_tokens, scores_prompt, service)
         return self.live[request_id]
+
+    def set_limits(self, *, max_running: int, step_tokens: int) -> None:
+        self.scheduler.set_limits(max_running=max_running, step_tokens=step_tokens)
+        self.settings = replace(self.settings, max_running=max_running, step_tokens=step_tokens)
+        self.scheduler.check_invariants()
 
     def cancel(self, request_id: str) -> None:
         known = request_id in self.live
@@ -197,7 +215,8 @@ class StepWorker:
             assert not served.runs
             assert not served.is_paused, "nobody would read what it says"
             assert served.is_ready, "what it begins from is not at hand"
-            waiting = [other for other in self.live.values() if not other.runs and not other.is_paused and other.is_ready]
+            alike = [other for other in self.live.values() if other.service == served.service]
+            waiting = [other for other in alike if not other.runs and not other.is_paused and other.is_ready]
             assert all(served.order <= other.order for other in waiting), "overtaken in the queue"
             served.runs, served.known = True, served.prompt_tokens + served.drawn
             served.capacity = admission.capacity_tokens

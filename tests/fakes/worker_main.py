@@ -39,6 +39,8 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
     behaviour = Path(settings.folder).name
     if behaviour == "bad":
         raise ModelLoadError("the folder is bad")
+    if behaviour == "good-once" and not _is_first(Path(settings.folder)):
+        behaviour = "dies-loading"
     if behaviour == "dies-loading":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "hangs":
@@ -50,6 +52,14 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
     )
     engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
     return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse), INFO
+
+
+def _is_first(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def serve(inbox: Inbox, settings: WorkerSettings, pulse: Pulse) -> WorkerEnd:

@@ -35,8 +35,10 @@ from holdfast.http.server.run import listen, server, url_of
 from holdfast.http.server.services import Services, first_model
 from holdfast.messages.output import ChoiceFinished, TextDelta
 from holdfast.messages.requests import GenerationRequest, SamplingParams
+from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
 from holdfast.worker.assignment import WorkerSettings
+from tests.fakes.fake_models import catalog_over
 from tests.fakes.http_clients import CHAT, Exchange, chat_body, client_of, served
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedDirectory, ScriptedGateway, answer, model_status
 from tests.fakes.served_model import served_model_folder
@@ -245,17 +247,22 @@ async def test_it_is_described_and_shown_and_others_are_served_as_before() -> No
 async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
     settings = Settings(server=ServerSettings(port=0, shutdown_seconds=0))
     folder = served_model_folder()
-    worker = WorkerSettings(
-        folder=str(folder),
-        model=replace(settings.model, name="demo"),
-        scheduler=settings.scheduler,
-        store=replace(settings.store, folder=""),
+    catalog = catalog_over("demo", at_start=["demo"])
+    residency = Residency(
+        catalog,
+        settings.residency,
+        fetch=lambda entry: ModelFiles(folder=folder),
+        worker_of=lambda entry, files, share: WorkerSettings(
+            folder=str(folder),
+            model=replace(settings.model, name="demo"),
+            scheduler=settings.scheduler,
+            store=replace(settings.store, folder=""),
+        ),
     )
-    residency = Residency({"demo": worker})
     await residency.start()
     try:
         await residency.wait_ready()
-        app = build_application(settings, {"demo": folder}, residency, dialects=TABLE)
+        app = build_application(settings, catalog, residency, dialects=TABLE)
         with listen(settings.server) as listener:
             started = asyncio.Event()
             running = server(app, settings.server, on_started=started.set)

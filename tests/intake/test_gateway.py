@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from holdfast.config import LimitsSettings
 from holdfast.errors import (
     GenerationFailed,
     InvalidRequest,
+    ModelLoadError,
     PromptTooLong,
     QueueFull,
     TooLargeForMemory,
@@ -23,6 +24,7 @@ from holdfast.errors import (
     WorkerUnavailable,
 )
 from holdfast.intake import prepare as prepare_module
+from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.grammars.answer import AnswerGrammar, answer_grammar
 from holdfast.intake.known_answers import KnownAnswers
@@ -58,17 +60,27 @@ async def no_task_outlives_a_test() -> AsyncIterator[None]:
     assert complaints == []
 
 
-def serve(
-    bundle: TokenizerBundle, script: Script, *, bundles: dict[str, TokenizerBundle] | None = None, **options: Any
-) -> tuple[Gateway, ScriptedClient]:
+def serve(bundle: TokenizerBundle, script: Script, *, is_broken: bool = False, **options: Any) -> tuple[Gateway, ScriptedClient]:
     engine = ScriptedClient(script, **options)
 
-    async def client_of(model: str, sequences: int) -> EngineClient:
+    @asynccontextmanager
+    async def lease_of(model: str, sequences: int) -> AsyncIterator[EngineClient]:
         if model != "toy":
             raise UnknownModel(model=model, available=("toy",))
-        return engine
+        engine.leases += 1
+        try:
+            yield engine
+        finally:
+            engine.leases -= 1
 
-    return Gateway(client_of, {"toy": bundle} if bundles is None else bundles, LimitsSettings()), engine
+    async def read(model: str) -> TokenizerBundle:
+        if model != "toy":
+            raise UnknownModel(model=model, available=("toy",))
+        if is_broken:
+            raise ModelLoadError("no tokenizer")
+        return bundle
+
+    return Gateway(lease_of, Bundles(read), LimitsSettings()), engine
 
 
 def asks(prompt: Prompt = HELLO, **fields: Any) -> GenerationRequest:
@@ -268,10 +280,33 @@ async def test_what_cannot_be_served_never_reaches_the_worker(
     assert engine.submitted == []
 
 
-async def test_a_model_that_is_served_but_has_no_tokenizer_is_unknown(bundle: TokenizerBundle) -> None:
-    gateway, _ = serve(bundle, answers(1), bundles={})
-    with pytest.raises(UnknownModel):
+async def test_a_model_whose_tokenizer_is_broken_cannot_be_served(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, answers(1), is_broken=True)
+    with pytest.raises(WorkerUnavailable, match="no tokenizer"):
         await gateway.generate(asks())
+    assert engine.leases == 0
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_the_model_is_held_until_the_answer_has_ended(bundle: TokenizerBundle, choices: int) -> None:
+    gateway, engine = serve(bundle, answers(*encode(bundle, "hello")))
+    async with aclosing(await gateway.generate(asks(choices=choices))) as stream:
+        assert engine.leases == 1
+        async for event in stream:
+            assert engine.leases == 1 or isinstance(event, ChoiceFinished)
+        assert engine.leases == 0  # read to its end, and not yet closed
+    stream = await gateway.generate(asks(choices=choices))
+    await anext(stream)
+    await stream.aclose()
+    assert engine.leases == 0
+    await engine.close()
+
+
+async def test_the_model_is_held_no_longer_when_a_request_is_refused(bundle: TokenizerBundle) -> None:
+    gateway, engine = serve(bundle, refuses("queue_full"))
+    with pytest.raises(QueueFull):
+        await gateway.generate(asks())
+    assert engine.leases == 0
 
 
 async def test_a_long_text_is_tokenized_on_another_thread(bundle: TokenizerBundle) -> None:

@@ -13,58 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.intake.known_answers import KnownAnswers
-from holdfast.intake.template import ChatTemplate
-from holdfast.intake.tokenize import Tokenizer
-from holdfast.intake.tokenizer_bundle import TokenizerBundle, frame_of
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.output import OutputDelta, text_of, tool_calls_of
-from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
-from holdfast.parsing.formats.families import FAMILIES
 from holdfast.store.answers import AnswerFile
-from tests.fakes import toy_tokenizers
 from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
-
-# Thoughts are kept behind the last message of a user, as Qwen 3 does it; calls have spaces and an order of keys of their own.
-TEMPLATE = """
-{%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
-{%- for m in messages %}
-    {%- if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}
-        {%- if m.reasoning_content and loop.index0 > ns.last %}
-            {{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- m.content.strip() }}
-        {%- for call in m.tool_calls or [] %}
-            {{- '\\n' if m.content or not loop.first else '' }}
-            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}{{ '<|im_end|>\\n' }}
-    {%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
-    {%- if opened %}{{ '<think>\\n' }}{% elif opened is defined %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
-{%- endif %}"""
-
-
-def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
-    tokenizer = Tokenizer(toy_tokenizers.byte_level(), config={"eos_token": "<|im_end|>"})
-    ids = tokenizer.backend.get_vocab(with_added_tokens=True)
-    chat = ChatTemplate({"default": template}, special_tokens=tokenizer.special_tokens)
-    dialect = ModelDialect(
-        family="hermes",
-        calls=FAMILIES["hermes"],
-        reasoning=ReasoningFormat(start="<think>", end="</think>"),
-        marker_ids={text: ids[text] for text in ("<think>", "</think>", "<tool_call>")},
-    )
-    return TokenizerBundle(
-        tokenizer=tokenizer,
-        template=chat,
-        answer_frame=frame_of(chat, tokenizer, dialect),
-        generation_defaults={},
-        context_tokens=100_000,
-        known_answers=KnownAnswers(),
-        dialect=dialect,
-    )
-
+from tests.fakes.thinking_bundle import bundle_of
 
 BUNDLE = bundle_of()
 words = st.text('helo wrd\n{}"é.', max_size=12)

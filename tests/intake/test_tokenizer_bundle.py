@@ -27,6 +27,16 @@ def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
     assert bundle.tokenizer.eos_token_ids == (bundle.tokenizer.backend.token_to_id("<|im_end|>"),)
 
 
+def test_what_the_catalog_says_goes_before_what_the_makers_recommend(tmp_path: Path) -> None:
+    toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9, "top_k": 20}))
+    bundle = load_tokenizer_bundle(
+        tmp_path, sampling={"top_p": 0.5, "presence_penalty": 1.0}, template_arguments={"enable_thinking": False}
+    )
+    assert bundle.generation_defaults == {"top_p": 0.5, "top_k": 20, "presence_penalty": 1.0}
+    assert bundle.template_options == {"enable_thinking": False}
+
+
 @pytest.mark.parametrize(
     ("template", "token"),
     [

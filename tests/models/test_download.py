@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.models.download import ModelSource, model_source, resolve_model, served_id
-from tests.fakes.hub import HubState, running_hub
+from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
@@ -20,7 +20,7 @@ WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
-    with running_hub() as state:
+    with hub_in_place(monkeypatch, tmp_path / "cache") as state:
         state.repositories[MODEL] = {
             "config.json": b'{"model_type": "llama"}',
             "model.safetensors": WEIGHTS,
@@ -28,12 +28,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
             "modeling_kelp.py": b"print('hello')",
             "pytorch_model.bin": b"x" * 100,
         }
-        # The library reads its variables once, when it is imported.
-        monkeypatch.setattr(constants, "ENDPOINT", state.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", state.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
         yield state
 
 
@@ -51,6 +45,17 @@ def test_a_model_is_fetched_with_the_files_that_mlx_needs_and_no_code(hub: HubSt
     assert fractions[-1] == 1.0
     assert fractions == sorted(fractions)
     assert fractions[-2] == 0.999  # all bytes were counted
+
+
+@pytest.mark.parametrize("is_lfs", [True, False])
+def test_a_file_that_is_damaged_on_the_way_is_removed_and_fetched_anew(hub: HubState, is_lfs: bool) -> None:
+    hub.lfs_files = {"model.safetensors"} if is_lfs else set()
+    hub.damaged_files = {"model.safetensors"}
+    with pytest.raises(ModelLoadError, match=r"damaged on the way from the Hub, and removed: model\.safetensors"):
+        fetch()
+    hub.damaged_files = set()
+    folder, _ = fetch()
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_code_is_fetched_only_when_it_is_trusted(hub: HubState) -> None:
@@ -179,6 +184,7 @@ def test_the_hub_libraries_variables_count(hub: HubState, tmp_path: Path) -> Non
         "import sys; print('mlx.core' in sys.modules)"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": "src"}
+    del environment["HF_HUB_CACHE"]
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     folder, imports_mlx = done.stdout.split()
     assert Path(folder).is_relative_to(tmp_path / "home")

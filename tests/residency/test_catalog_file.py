@@ -103,6 +103,7 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\nsampling = { top_p = nan }', "a number from 0 to 1"),
         ('id = "o/n"\nsampling = 1', "sampling = 1 is not allowed"),
         ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
+        ('id = "o/n"\ntemplate = { tools = 1 }', "template.tools is what each request brings itself"),
         ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
     ],
 )

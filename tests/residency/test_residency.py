@@ -4,8 +4,10 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -15,8 +17,9 @@ from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnava
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Accepted, Finished, FinishReason, Started, TokensGenerated
 from holdfast.messages.prompt_keys import STEP_TOKENS
-from holdfast.residency.residency import Residency
+from holdfast.residency.crash_reports import CrashReport
 from tests.fakes.fake_engine import expected_tokens
+from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
 
 
@@ -28,7 +31,7 @@ def tokens_of(events: Sequence[RequestEvent]) -> list[int]:
     return [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
 
 
-async def kill(made: Residency) -> None:
+async def kill(made: OneModel) -> None:
     """Kill the worker that serves, and wait until it is seen to be gone."""
     pid, link = made.statuses()[0].pid, (await made.client("m")).worker
     psutil.Process(pid).kill()
@@ -43,15 +46,15 @@ async def begun(streams: Sequence[EventStream]) -> None:
 
 
 @asynccontextmanager
-async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[Residency]:
-    made = Residency({"m": fake_settings(behaviour, residency=settings)})
+async def residency(behaviour: str = "good", *, settings: ResidencySettings | None = None) -> AsyncIterator[OneModel]:
+    made = OneModel(fake_settings(behaviour, residency=settings))
     await made.start()
     try:
         yield made
     finally:
         await made.stop()
         (status,) = made.statuses()
-        assert (status.state, status.pid) == ("stopped", None)
+        assert (status.state in ("unloaded", "failed"), status.pid) == (True, None)
 
 
 async def test_a_model_is_loading_then_ready_then_there_is_a_client() -> None:
@@ -91,6 +94,44 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None
             assert end.resumptions == 3
         assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
         assert made.statuses()[0].resumed == 9
+
+
+async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.residency.supervisor.backoff_seconds", lambda failures: 0.0)
+    crashes = tmp_path / "crashes"
+    made = OneModel(fake_settings("good-once", place=str(tmp_path), crash_reports=str(crashes)))
+    await made.start()
+    try:
+        client = await made.client("m")
+        streams = [client.submit(a_request(str(index), max_tokens=900_000)) for index in range(2)]
+        await begun(streams)
+        await kill(made)
+        for stream in streams:
+            *_, end = await collected(stream)
+            assert isinstance(end, Finished)
+            assert end.reason is FinishReason.FAILED
+            assert "has died and cannot be started again: it died while loading (signal SIGKILL)" in end.error
+    finally:
+        await made.stop()
+    first, *later = [msgspec.json.decode(path.read_bytes(), type=CrashReport) for path in sorted(crashes.iterdir())]
+    assert [request.prompt_tokens for request in first.requests] == [3, 3]
+    assert first.served_seconds is not None
+    assert [report.served_seconds for report in later[:2]] == [None, None]
+
+
+async def test_streams_that_are_open_when_the_server_stops_end() -> None:
+    async with residency() as made:
+        client = await made.client("m")
+        running = client.submit(a_request("a", max_tokens=900_000))
+        await begun([running])
+        await kill(made)
+        waiting = client.submit(a_request("b"))
+    for stream in (running, waiting):
+        *_, end = await collected(stream)
+        assert isinstance(end, Finished)
+        assert (end.reason, end.error) == (FinishReason.FAILED, "the server is shutting down")
 
 
 async def test_a_new_worker_is_sent_whole_what_the_dead_one_knew() -> None:
@@ -157,7 +198,7 @@ async def test_all_who_wait_for_a_model_that_cannot_be_loaded_are_told_why() -> 
         outcomes = await asyncio.gather(*(made.client("m") for _ in range(5)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 5
         assert all("the folder is bad" in str(outcome) for outcome in outcomes)
-        with pytest.raises(WorkerUnavailable, match="has failed"):
+        with pytest.raises(WorkerUnavailable, match="the folder is bad"):
             await made.client("m")
         with pytest.raises(ModelLoadError):
             await made.wait_ready()

@@ -1,8 +1,25 @@
 from __future__ import annotations
 
-from holdfast.residency.supervisor import LONGEST_BACKOFF_SECONDS, backoff_seconds
+import pytest
+
+from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
+from holdfast.errors import InvalidRequest
+from holdfast.messages.commands import SchedulerLimits
+from holdfast.residency.supervisor import LONGEST_BACKOFF_SECONDS, WorkerSupervisor, backoff_seconds
+from holdfast.worker.assignment import WorkerSettings
 
 
 def test_the_first_restart_is_at_once_and_the_wait_doubles_up_to_a_limit() -> None:
     assert [backoff_seconds(failures) for failures in (1, 2, 3, 4, 5)] == [0.0, 1.0, 2.0, 4.0, 8.0]
     assert backoff_seconds(1000) == LONGEST_BACKOFF_SECONDS
+
+
+async def test_limits_are_kept_for_the_workers_to_come_and_bad_ones_change_nothing() -> None:
+    settings = WorkerSettings(folder="/nowhere", model=ModelSettings(), scheduler=SchedulerSettings(), store=StoreSettings())
+    supervisor = WorkerSupervisor("m", settings, on_progress=lambda model, progress: None)
+    assert await supervisor.set_limits(max_running=4, step_tokens=64) == SchedulerLimits(max_running=4, step_tokens=64)
+    assert await supervisor.set_limits(max_running=8) == SchedulerLimits(max_running=8, step_tokens=64)
+    for wrong in ({"max_running": 0}, {"max_running": 65}, {"step_tokens": 7}, {"step_tokens": 1 << 30}):
+        with pytest.raises(InvalidRequest, match=next(iter(wrong)) if wrong != {"max_running": 65} else "step_tokens"):
+            await supervisor.set_limits(**wrong)
+    assert await supervisor.set_limits() == SchedulerLimits(max_running=8, step_tokens=64)

@@ -18,9 +18,9 @@ import pytest
 from holdfast.config import ResidencySettings
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import Finished, FinishReason, Heartbeat, TokensGenerated, WorkerFailed, WorkerReady
-from holdfast.residency.residency import Residency
 from holdfast.residency.worker_process import WorkerProcess
 from tests.fakes.fake_engine import HANGS, expected_tokens
+from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import IMPATIENT, ROOT, a_request, fake_settings
 
 LIMIT_SECONDS = 60.0
@@ -28,8 +28,8 @@ ENDLESS = 900_000
 
 
 @asynccontextmanager
-async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[Residency]:
-    made = Residency({"m": fake_settings(behaviour, residency=settings)})
+async def residency(behaviour: str = "good", *, settings: ResidencySettings = IMPATIENT) -> AsyncIterator[OneModel]:
+    made = OneModel(fake_settings(behaviour, residency=settings))
     await made.start()
     try:
         yield made
@@ -37,13 +37,13 @@ async def residency(behaviour: str = "good", *, settings: ResidencySettings = IM
         await made.stop()
 
 
-def pid_of(made: Residency) -> int:
+def pid_of(made: OneModel) -> int:
     pid = made.statuses()[0].pid
     assert pid is not None
     return pid
 
 
-async def replaced(made: Residency, *, old: int) -> None:
+async def replaced(made: OneModel, *, old: int) -> None:
     """Once the old worker is lost, wait for another one that serves, and see that the old one is gone and reaped."""
     async with asyncio.timeout(LIMIT_SECONDS):
         await made.client("m")
@@ -58,7 +58,7 @@ async def last_of(stream: EventStream) -> Finished:
     return ends[0]
 
 
-async def assert_answers(made: Residency) -> None:
+async def assert_answers(made: OneModel) -> None:
     events = [event async for event in (await made.client("m")).submit(a_request("next"))]
     tokens = [token for event in events if isinstance(event, TokensGenerated) for token in event.token_ids]
     assert tokens == expected_tokens(a_request("next"))

@@ -8,11 +8,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from holdfast.config import SchedulerSettings
 from holdfast.errors import PromptTooLong, QueueFull, TooLargeForMemory
+from holdfast.messages.requests import ServiceClass
 from holdfast.scheduler.cost_model import StepLoad
 from holdfast.scheduler.decision import SequenceCosts
 from tests.fakes.step_worker import StepWorker, device_seconds
 
 BUDGET_TOKENS = 96
+services = st.builds(
+    ServiceClass,
+    flow=st.sampled_from(["", "", "one", "other"]),
+    priority=st.sampled_from(["interactive", "interactive", "batch"]),
+)
 CONTEXT_TOKENS = 90
 
 
@@ -26,6 +32,7 @@ def scheduler_settings(draw: st.DrawFn) -> SchedulerSettings:
         stall_seconds=draw(st.sampled_from([0.0001, 0.004, 0.02, 1.0])),
         min_chunk_tokens=draw(st.integers(1, min(step_tokens, 8))),
         expected_output_tokens=draw(st.sampled_from([1, 2, 4, 16])),
+        aging_seconds=draw(st.sampled_from([0.0, 0.1, 60.0])),
     )
 
 
@@ -51,13 +58,14 @@ class SchedulerStates(RuleBasedStateMachine):
         name=st.sampled_from("abcdefghij"),
         prompt_tokens=st.one_of(st.integers(1, 12), st.integers(1, 100)),
         max_tokens=st.one_of(st.integers(0, 6), st.integers(20, 80)),
+        service=services,
     )
-    def submit(self, name: str, prompt_tokens: int, max_tokens: int) -> None:
+    def submit(self, name: str, prompt_tokens: int, max_tokens: int, service: ServiceClass) -> None:
         if name in self.worker.live:
             return
         waiting = sum(1 for served in self.worker.live.values() if not served.runs)
         try:
-            served = self.worker.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+            served = self.worker.submit(name, prompt_tokens=prompt_tokens, max_tokens=max_tokens, service=service)
         except TooLargeForMemory as error:
             assert error.needed_bytes > BUDGET_TOKENS * 10
         except PromptTooLong:
@@ -67,6 +75,10 @@ class SchedulerStates(RuleBasedStateMachine):
             assert 1.0 <= error.retry_after_seconds <= 60.0
         else:
             served.max_tokens = min(max_tokens, CONTEXT_TOKENS - prompt_tokens)
+
+    @rule(max_running=st.integers(1, 8), step_tokens=st.integers(8, 40))
+    def set_limits(self, max_running: int, step_tokens: int) -> None:
+        self.worker.set_limits(max_running=max_running, step_tokens=step_tokens)
 
     @rule(name=st.sampled_from("abcdefghij"))
     def cancel(self, name: str) -> None:

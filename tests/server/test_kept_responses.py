@@ -116,7 +116,8 @@ def test_responses_outlive_their_client_their_server_and_a_crash(tmp_path: Path)
         (last,) = checked(client.responses.retrieve(lost, stream=True))
         assert (last.type, last.response.status) == ("response.failed", "failed")
         follow_and_cancel(client)
-        stopped = running_response(client)
+        said = checked(client.responses.create(model="demo", background=True, stream=True, **LONG), until_delta=True)
+        stopped = said[0].response.id
 
     file = ResponseFile(tmp_path, ResponsesSettings())
     record = file.record("", stopped, kind="response")

@@ -83,6 +83,22 @@ def test_what_was_read_is_there_after_a_kill_and_comes_from_disk(model_folder: P
     assert second.stop() == 0, second.log()
 
 
+def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(model_folder: Path, folder: Path) -> None:
+    first = start(model_folder, folder)
+    worker = psutil.Process(first.model()["pid"])
+    body = {"prompt": TEXT, "max_tokens": 3000, "temperature": 0, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{first.url}/v1/completions", json=body, timeout=60) as response:
+        next(response.iter_lines())
+        first.process.kill()
+        first.process.wait()
+    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the end of the worker")
+
+    second = start(model_folder, folder)
+    after = Asked(second).complete()
+    assert cached(after) == after["usage"]["prompt_tokens"] - 1, "the last block of the prompt was full with the answer only"
+    assert second.stop() == 0, second.log()
+
+
 def test_two_tenants_share_nothing_by_header_salt_or_key(server: Asked) -> None:
     assert cached(server.complete()) == 0
     for who in ({"headers": {"X-Holdfast-Tenant": "ann"}}, {"headers": {"X-Holdfast-Tenant": "bob"}}, {"cache_salt": "ann"}):

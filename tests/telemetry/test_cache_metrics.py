@@ -14,6 +14,8 @@ MEMORY = CacheFigures(
     moved_tokens=6,
     shared_tokens=4,
     disk_tokens=13,
+    read_ahead_tokens=20,
+    used_ahead_tokens=15,
     lookups={"diverged": 3, "complete": 1},
     waits=6,
     restore_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0),
@@ -38,6 +40,8 @@ def test_reuse_is_told_by_tier_and_lookups_by_outcome() -> None:
     assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
     by_how = {how: shown["prefix_cache_reused_ram_tokens_total", (how, "m")] for how in ("moved", "shared", "copied")}
     assert by_how == {"moved": 6, "shared": 4, "copied": 1}
+    assert shown["prefix_cache_read_ahead_tokens_total", ("m",)] == 20
+    assert shown["prefix_cache_used_ahead_tokens_total", ("m",)] == 15
     assert shown["prefix_cache_parked_sequences", ("m",)] == 2
     assert shown["prefix_cache_parked_bytes", ("m",)] == 700
     assert shown["prefix_cache_lookups_total", ("m", "diverged")] == 3

@@ -17,7 +17,7 @@ def test_two_servers_in_one_process_do_not_share_their_numbers() -> None:
 def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None:
     numbers = WorkerStatistics(steps=4, step_seconds=Histogram(bounds=(1.0,), counts=(1, 2), total=9.0))
     shown = Metrics().exposition(
-        {"a": numbers, "b": WorkerStatistics()}, load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}}
+        {"a": numbers, "b": WorkerStatistics()}, load_seconds={"a": 1.0}, restarts={"a": {"died": 1, "hung": 2}}, resumed={"a": 4}
     )
     text = shown.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -26,6 +26,7 @@ def test_the_exposition_can_be_parsed_and_every_family_explains_itself() -> None
     assert steps == {"a": 4.0, "b": 0.0}
     restarts = {sample.labels["cause"]: sample.value for sample in families["holdfast_worker_restarts"].samples}
     assert restarts == {"died": 1.0, "hung": 2.0}
+    assert [sample.value for sample in families["holdfast_resumed_streams"].samples] == [4.0]
     buckets = [sample.value for sample in families["holdfast_worker_step_seconds"].samples if sample.name.endswith("bucket")]
     assert buckets == [1.0, 3.0]
 

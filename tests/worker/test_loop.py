@@ -123,6 +123,13 @@ def test_a_broken_device_ends_the_loop_and_leaves_every_request_to_the_next_work
     assert set(inbox.open_requests()) == {str(index) for index in range(6)}
 
 
+def test_one_request_that_meets_a_broken_device_is_not_failed_but_left() -> None:
+    inbox = ScriptInbox([[request("only")]])
+    with pytest.raises(DeviceBroken, match="computes nothing any more"):
+        make_loop(FakeEngine(is_broken=True), inbox).run()
+    assert set(inbox.open_requests()) == {"only"}
+
+
 def test_an_answer_goes_on_behind_the_tokens_that_another_worker_drew() -> None:
     whole = request("a", 1, 2, 3, max_tokens=12)
     told = expected_tokens(whole)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from holdfast.engine.engine import Engine
-from holdfast.messages.commands import SequenceControl
+from holdfast.messages.commands import ReadAhead, SequenceControl
 from holdfast.messages.sessions import SessionCommand
 from holdfast.worker import failures
 from tests.fakes.caching_worker import greedy, random_prompt
@@ -120,6 +120,17 @@ class ParkingStates(RuleBasedStateMachine):
             prompt = known[: max(1, len(known) - cut * fork)] + self.tail(5)
             self.submit(prompt, 5, tenant=self.subject.sent[request_id].tenant)
 
+    @precondition(lambda self: self.subject.sent)
+    @rule(pick=picks, cut=st.sampled_from([0, 1, 5, 18]), tokens=st.sampled_from([2, 20, 60]))
+    def read_ahead(self, pick: int, cut: int, tokens: int) -> None:
+        """What the next turn of a request is taken to begin with, for when there is nothing else to do."""
+        request_id = self.pick(list(self.subject.sent)[-6:], pick)
+        known = self.known(request_id)[: max(1, len(self.known(request_id)) - cut)][:100]
+        sent = self.subject.sent[request_id]
+        more = {"tenant": sent.tenant, "session_id": sent.session_id, "read_ahead": ReadAhead(known_tokens=len(known))}
+        self.count += 1
+        self.subject.send(greedy(f"ahead{self.count}", (known + self.tail(tokens))[:120], max_tokens=0, **more))
+
     def pick(self, names: list[str], pick: int) -> str:
         return names[pick % len(names)]
 
@@ -140,7 +151,8 @@ class ParkingStates(RuleBasedStateMachine):
 
     @rule()
     def rest(self) -> None:
-        self.subject.run_to_end(but=tuple(self.paused))
+        ahead = [name for name in self.subject.open() if name.startswith("ahead")] if self.paused else []
+        self.subject.run_to_end(but=(*self.paused, *ahead))
 
     @rule(session=st.sampled_from(["s", "t"]))
     def forget_session(self, session: str) -> None:

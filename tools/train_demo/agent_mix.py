@@ -39,13 +39,13 @@ WITH_JSON = (
 """Of the third continued training: JSON as the answer, and what nobody understands."""
 
 WITH_FORMS = (
-    ("replay", 0.33),
-    ("short", 0.1),
-    ("several", 0.08),
+    ("replay", 0.29),
+    ("short", 0.08),
+    ("several", 0.15),
     ("files", 0.03),
-    ("tools", 0.05),
-    ("json", 0.06),
-    ("forms", 0.14),
+    ("tools", 0.04),
+    ("json", 0.04),
+    ("forms", 0.09),
     ("puzzled", 0.28),
 )
 """Of the fourth: calls that are forced, of classes with fields, end."""

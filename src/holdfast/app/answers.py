@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.intake.answer_observer import Observe
+from holdfast.intake.conversation import answer_message
 from holdfast.intake.stream import refusal
 from holdfast.link.in_process import BlockingEventStream
 from holdfast.messages.events import CacheReport, FinishReason, Rejected, Timings
@@ -49,17 +50,7 @@ class Completion:
     @property
     def message(self) -> dict[str, Any]:
         """The answer as an OpenAI-shaped message, for the next turn of the conversation."""
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self.tool_calls
-            if call.is_complete
-        ]
-        return {
-            "role": "assistant",
-            "content": self.text,
-            **({"reasoning_content": self.reasoning} if self.reasoning else {}),
-            **({"tool_calls": calls} if calls else {}),
-        }
+        return answer_message(self.text, reasoning=self.reasoning, calls=self.tool_calls)
 
 
 class TextStream:

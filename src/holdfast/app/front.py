@@ -23,14 +23,20 @@ import uvloop
 
 from holdfast import __version__
 from holdfast.app.addresses import lan_addresses
-from holdfast.app.ready import ReadyServer, announce
+from holdfast.app.ready import ReadyModel, ReadyServer, announce
 from holdfast.app.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.app.run_folder import run_folder
 from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.config import EffectiveSettings, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.key_file import key_file_of, read_keys
-from holdfast.models.download import resolve_model, served_id
+from holdfast.models.device_memory import MemoryShare
+from holdfast.models.download import resolve_model
+from holdfast.models.model_folder import checked_tensor_bytes
+from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.chosen_catalog import catalog_of
+from holdfast.residency.crash_reports import crash_reports_folder
+from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
@@ -39,6 +45,8 @@ from holdfast.user_folders import compiled_code_folder, hash_cache_file, logs_fo
 from holdfast.worker.assignment import WorkerSettings
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from holdfast.http.server.tls import ServerCertificate
 
 WANTED_OPEN_FILES = 8192  # each client is one; macOS starts with 256
@@ -64,10 +72,15 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
     _allow_open_files(WANTED_OPEN_FILES)
     certificate = _certificate(settings)
     _check_keys(settings)
-    folder = resolve_model(settings.model, progress=progress)
+    catalog = catalog_of(settings, os.environ)
+    for left_out in (each for each in catalog.left_out if each.is_asked_for):
+        logger.warning("model %s is left out (%s): %s", left_out.name, left_out.origin, left_out.reason)
+    if not catalog.entries[0].is_pinned:
+        for entry in catalog.entries[: len(catalog.at_start)][:1]:  # the one that was named, or is the only one
+            resolve_model(entry.model, progress=progress)
     try:
         with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            front = Front(settings, folder, progress=progress, started_at=started_at, certificate=certificate)
+            front = Front(settings, catalog, progress=progress, started_at=started_at, certificate=certificate)
             front.tells_of_itself(private, log_file=log_file)
             front.reloads.append(ReloadedSettings(effective).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
@@ -83,32 +96,40 @@ class Front:
     def __init__(
         self,
         settings: Settings,
-        folder: Path,
+        catalog: Catalog,
         *,
         progress: Progress,
         started_at: float,
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
+        self._catalog = catalog
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
         self._folder_of_record: Path | None = None
         self._log_file: LogFile | None = None
-        self._model = served_id(settings.model)
         self._was_ready = False
-        self._folder = folder
-        worker = WorkerSettings(
-            folder=str(folder),
+        self._residency = Residency(
+            catalog,
+            settings.residency,
+            fetch=_files if len(catalog.entries) > 1 else _folder_alone,
+            worker_of=self._worker_of,
+            places=settings.scheduler.max_queued + settings.scheduler.max_running,
+            on_progress=lambda model, event: progress(event.stage, event.fraction),
+        )
+
+    def _worker_of(self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
+        settings = self._settings
+        return WorkerSettings(
+            folder=str(files.folder),
             hash_cache=hash_cache_file(os.environ),
             compiled_code=compiled_code_folder(os.environ),
-            model=replace(settings.model, name=self._model),
+            crash_reports=crash_reports_folder(os.environ),
+            model=replace(entry.model, name=entry.name),
             scheduler=settings.scheduler,
-            store=settings.store,
+            store=entry.store,
             log=settings.log,
             residency=settings.residency,
-        )
-        self._residency = Residency(
-            {self._model: worker},
-            on_progress=lambda model, event: progress(event.stage, event.fraction),
+            share=share,
         )
 
     def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
@@ -139,7 +160,7 @@ class Front:
         from holdfast.http.server import run as http
 
         with http.listen(self._settings.server) as listener:
-            app = build_application(self._settings, {self._model: self._folder}, self._residency)
+            app = build_application(self._settings, self._catalog, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
@@ -152,7 +173,7 @@ class Front:
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
             self._write_down(url, port)
-            loading = asyncio.create_task(self._announce(listening, url, host), name="ready")
+            loading = asyncio.create_task(self._announce(app, listening, url, host), name="ready")
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
@@ -184,20 +205,24 @@ class Front:
         except OSError as error:
             logger.warning("`holdfast ps` will not find this server: %s", error)
 
-    async def _announce(self, listening: asyncio.Event, url: str, listens_on: str) -> None:
+    async def _announce(self, app: Starlette, listening: asyncio.Event, url: str, listens_on: str) -> None:
         await self._residency.wait_ready()
         await listening.wait()
         from holdfast.http.server.host_header import is_loopback
 
-        figures = (await self._residency.statistics()).get(self._model)
+        first, *_ = statuses = self._residency.statuses()
+        if first.state == "ready":
+            await app.state.bundles.read(first.id)  # raises what is wrong with its tokenizer
+        figures = (await self._residency.statistics()).get(first.id)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
         server = self._settings.server
         needs_key = bool(server.api_key) or key_file_of(server.keys_file, os.environ) is not None
         ready = ReadyServer(
             url=url,
-            model=self._model,
-            info=(await self._residency.client(self._model)).info,
+            model=first.id,
+            info=first.info,
+            models=tuple(ReadyModel(name=status.id, state=status.state) for status in statuses),
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=needs_key,
             store_folder=self._settings.store.folder,
@@ -207,6 +232,17 @@ class Front:
         )
         self._was_ready = True
         announce(ready, self._settings.log)
+
+
+def _files(entry: CatalogEntry) -> ModelFiles:
+    """Where the files of a model are; any thread. Raises ModelLoadError."""
+    folder = _folder_alone(entry).folder
+    return ModelFiles(folder=folder, weight_bytes=checked_tensor_bytes(folder))
+
+
+def _folder_alone(entry: CatalogEntry) -> ModelFiles:
+    """As `_files`, without the size of its weights, which tells who may be loaded beside whom."""
+    return ModelFiles(folder=resolve_model(entry.model, progress=lambda stage, fraction: None))
 
 
 class _EarlySignals:

@@ -17,13 +17,25 @@ OPEN = (
 )
 
 
+_MOST_SHOWN = 8  # names of models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyModel:
+    """One of the models that can be asked for."""
+
+    name: str
+    state: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyServer:
     """What a user wants to know of a server that is ready."""
 
     url: str
-    model: str
-    info: ModelInfo
+    model: str  # the first one, which is that of requests that name none
+    info: ModelInfo | None  # of the first one; None: it is not loaded yet
+    models: tuple[ReadyModel, ...] = ()
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: what is read is kept in RAM only
@@ -36,7 +48,8 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
     """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
     if log.format == "json" or log.file not in ("", OFF):
         urls = ", ".join((ready.url, *ready.lan_urls))
-        logger.info("ready in %.2f s: model %s, layout %s, at %s", ready.ready_seconds, ready.model, ready.info.layout, urls)
+        what = f"model {ready.model}, layout {ready.info.layout}" if ready.info else f"models {_names(ready)}"
+        logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
         if ready.is_open:
             logger.warning(OPEN)
     if log.format == "json":
@@ -62,21 +75,33 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
 def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     info = ready.info
     rows = [("for others", url) for url in ready.lan_urls]
-    rows += [
-        ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
-        ("context", f"{info.context_tokens:,} tokens; {info.kv_budget_bytes / 2**30:,.1f} GiB for KV"),
-        ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),
-        ("device", info.device),
-    ]
-    if info.blas:
+    if info is not None:
+        rows += [
+            ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
+            ("context", f"{info.context_tokens:,} tokens; {info.kv_budget_bytes / 2**30:,.1f} GiB for KV"),
+            ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),
+            ("device", info.device),
+        ]
+    if info is not None and info.blas:
         rows.append(("BLAS", info.blas))
+    if len(ready.models) > 1 or info is None:
+        rows.append(("models", f"{_names(ready)}; each is loaded when it is asked for"))
     rows.append(("store", _store(ready)))
     rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
     return rows
 
 
+def _names(ready: ReadyServer) -> str:
+    """The models, the first of them by name, with what is not usual about them."""
+    shown = [model.name + ("" if model.state == "unloaded" else f" ({model.state})") for model in ready.models[:_MOST_SHOWN]]
+    more = len(ready.models) - len(shown)
+    return ", ".join([*shown, *([f"{more:,} more"] if more else [])])
+
+
 def _store(ready: ReadyServer) -> str:
     """Where what is read is kept, and whether it can be."""
+    if ready.info is None:
+        return ready.store_folder or "off: what is read is kept in RAM, until its model is unloaded"
     if ready.memory is None:
         return f"nothing is kept: the layout {ready.info.layout} does not allow it"
     store = ready.memory.store

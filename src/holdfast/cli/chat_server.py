@@ -77,9 +77,10 @@ def _await_ready(
         if time.monotonic() > give_up_at:
             raise ServerFailed(f"the model was not ready after {limit_seconds:.0f} s (model.startup_seconds)")
         with contextlib.suppress(ServerFailed):  # it does not listen yet
-            states = [str(model.get("state")) for model in client.health().get("models", ())]
-            if "ready" in states:
+            health = client.health()
+            if health.get("status") == "ok":  # it takes requests; which model answers them, it loads then
                 return
+            states = [str(model.get("state")) for model in health.get("models", ())]
             on_state(", ".join(states) or "starting")
         time.sleep(_POLL_SECONDS)
     raise ServerFailed(_last_words(log) or f"the server ended with code {server.returncode}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform as standard_platform
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import resolve_model, served_id
 from holdfast.models.measure import measure_gflops, platform_in_subprocess
 from holdfast.models.platform import PlatformReport
+from holdfast.residency.crash_reports import CrashReport, crash_reports_folder, last_report
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +51,15 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     model: LayoutCheck | None = None
     dialect: DialectReport | None = None
+    last_crash: CrashReport | None = None  # of a worker of a server of this user
     problems: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
 
 
 def diagnose(settings: ModelSettings, *, progress: Callable[[str, float], None]) -> Diagnosis:
     """Look at everything; takes a few seconds and the time to load the model (and to fetch it)."""
-    found = Diagnosis(machine=_machine(), model_name=settings.path)
+    last_crash = last_report(crash_reports_folder(os.environ))
+    found = Diagnosis(machine=_machine(), model_name=settings.path, last_crash=last_crash)
     for stage, look in (("machine", _with_platform), ("speed", _with_speed), ("model", _with_model), ("dialect", _with_dialect)):
         progress(stage, 0.0)
         try:

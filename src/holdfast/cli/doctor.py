@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
     from holdfast.cli.diagnosis import Diagnosis
     from holdfast.intake.dialects import DialectReport
+    from holdfast.residency.crash_reports import CrashReport
 
 _GIB = 1 << 30
+_LINES_SHOWN = 12  # of a dead worker's log; its report has more
 
 
 @settings_command
@@ -62,6 +64,8 @@ def _show(found: Diagnosis) -> None:
     _section(console, "model", _model_rows(found))
     if found.dialect is not None:
         _section(console, "tools and thinking", _dialect_rows(found.dialect))
+    if found.last_crash is not None:
+        _section(console, "the last worker that died", _crash_rows(found.last_crash))
     console.print("what to install for more speed", style="bold")
     for line in found.advice or ("nothing",):
         console.print(f"  {line}")
@@ -137,6 +141,22 @@ def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
         efforts.setdefault(json.dumps(options), []).append(effort)
     switch = "; ".join(f"{', '.join(asked)}: {options}" for options, asked in efforts.items())
     return rows | {"thinking": f"{thinking.start} … {thinking.end}{opened}", "switch": switch or "none"}
+
+
+def _crash_rows(report: CrashReport) -> dict[str, str]:
+    drawn = sum(request.drawn_tokens for request in report.requests)
+    served = "while it loaded" if report.served_seconds is None else f"after {report.served_seconds:,.0f} s"
+    count = len(report.requests) + report.more_requests
+    rows = {
+        "when": f"{report.at}, {served}",
+        "model": report.model,
+        "how": report.how,
+        "had": f"{count} requests, {drawn:,} tokens of their answers drawn; {_gib(report.resident_bytes)} of memory",
+        "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+    }
+    if report.refused:
+        rows["refused"] = ", ".join(report.refused)
+    return rows | ({"last lines": "\n".join(report.log[-_LINES_SHOWN:])} if report.log else {})
 
 
 def _gib(size: int) -> str:

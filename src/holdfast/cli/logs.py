@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -78,6 +78,10 @@ def followed(path: Path) -> Iterator[str]:
     """The lines that are written from now on, for ever; goes on with the new file when one is set aside."""
     file = path.open(encoding="utf-8", errors="replace")
     file.seek(0, os.SEEK_END)
+    return _following(path, file)
+
+
+def _following(path: Path, file: TextIO) -> Iterator[str]:
     begun = ""
     while True:
         if line := file.readline():

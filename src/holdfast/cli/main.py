@@ -13,10 +13,14 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.errors import require_working_folder
 from holdfast.cli.keys import keys
 from holdfast.cli.launch import launch
+from holdfast.cli.load import load, unload
 from holdfast.cli.logs import logs
+from holdfast.cli.models import models
 from holdfast.cli.ps import ps
 from holdfast.cli.serve import serve
+from holdfast.cli.service import service
 from holdfast.cli.sessions import sessions
+from holdfast.cli.state import state
 from holdfast.cli.stop import stop
 from holdfast.cli.store import store
 from holdfast.cli.version import Version, version
@@ -39,11 +43,14 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
-for command in (serve, chat, ps, stop, logs, doctor, config, version):
+for command in (serve, chat, ps, stop, logs, load, unload, doctor, config, version):
     app.command()(command)
 # What stands behind the agent's name is the agent's: options of its own, `--` and all.
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
+app.add_typer(service, name="service")
+app.add_typer(state, name="state")
 app.add_typer(store, name="store")
+app.add_typer(models, name="models")
 app.add_typer(sessions, name="sessions")
 app.add_typer(keys, name="keys")
 for found in entry_points(group=FURTHER_COMMANDS):

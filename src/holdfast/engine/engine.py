@@ -181,6 +181,12 @@ class Engine:
                 sequence.trim()
                 pending.outputs.extend(sequence.arrays())
 
+    def check_device(self) -> None:
+        """Compute something that is known. Raises what the device raises, RuntimeError when it is wrong."""
+        ones = mx.ones((16, 16))
+        if (ones @ ones).sum().item() != 16**3:
+            raise RuntimeError("the device does not compute any more")
+
     def abandon_pending(self) -> None:
         """Forget steps that were laid out but cannot be collected because one of them failed."""
         self._under_way.clear()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import InvalidRequest
+from holdfast.messages.output import ToolCall
 
 _ROLES = {"developer": "system"}  # OpenAI's newer name for the same thing
 # Names under which clients send, and templates read, past reasoning.
@@ -45,6 +46,21 @@ def with_roles(messages: list[dict[str, Any]], habits: RoleHabits) -> list[dict[
 
 
 _ALL_BUT_LATER_SYSTEM = RoleHabits(system_anywhere=False)
+
+
+def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] = ()) -> dict[str, Any]:
+    """An answer as a message of the conversation that goes on behind it; calls that were cut are left out."""
+    made = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if call.is_complete
+    ]
+    return {
+        "role": "assistant",
+        "content": text,
+        **({REASONING_FIELDS[0]: reasoning} if reasoning else {}),
+        **({"tool_calls": made} if made else {}),
+    }
 
 
 def _joined(first: Any, second: Any) -> Any:

@@ -41,6 +41,7 @@ def embedding_sequences(request: EmbeddingRequest, bundle: TokenizerBundle, *, i
             pooling=pooling,
             is_kept=False,  # of a text that stands for itself nothing is gone on from
             tenant=request.tenant,
+            service=request.service,
         )
         for place in range(len(request.inputs))
     )

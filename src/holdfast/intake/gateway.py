@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 
 from holdfast.config import DEFAULT_TOOLS, LimitsSettings, ToolsSettings
-from holdfast.errors import UnknownModel
 from holdfast.intake.answer_observer import Observe, observer
+from holdfast.intake.bundles import Bundles
 from holdfast.intake.embed import embedding_of, embedding_sequences
 from holdfast.intake.grammars.answer import is_constrained
 from holdfast.intake.limits import nesting_of
@@ -20,7 +20,8 @@ from holdfast.intake.read_prompts import read_prompts
 from holdfast.intake.stream import GenerationStream
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
-from holdfast.link.client import ClientOf, EngineClient
+from holdfast.intake.warm_ahead import WarmAhead
+from holdfast.link.client import EngineClient, LeaseOf
 from holdfast.link.event_stream import EventStream
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.output import Embedding, Relevance
@@ -33,48 +34,44 @@ _MANY_PARTS = 1500  # of tools and of the calls in messages: about 15 ms
 
 
 class Gateway:
-    """Makes requests servable and submits them. One for all protocols, on the loop's thread.
-
-    bundles: by served id, the same ids that `client_of` knows.
+    """Makes requests servable and submits them. One for all protocols, on the loop's thread. It has a lease of the model for
+    as long as it needs the worker: until the answer has ended.
     """
 
-    def __init__(
-        self,
-        client_of: ClientOf,
-        bundles: Mapping[str, TokenizerBundle],
-        limits: LimitsSettings,
-        tools: ToolsSettings = DEFAULT_TOOLS,
-    ) -> None:
-        self._client_of = client_of
+    def __init__(self, lease_of: LeaseOf, bundles: Bundles, limits: LimitsSettings, tools: ToolsSettings = DEFAULT_TOOLS) -> None:
+        self._lease_of = lease_of
         self._bundles = bundles
         self._limits, self._tools = limits, tools
+        self._warm_ahead = WarmAhead()
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
 
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and WorkerUnavailable.
         """
-        client = await self._client_of(request.model, request.choices)
-        started = time.perf_counter()
-        bundle = self._bundle(request.model)
-        prepared = await self._prepare(request, bundle, client.info)
-        observe = observer(request, bundle, prepared)
-        return await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, request.choices, lease)
+            started = time.perf_counter()
+            prepared = await self._prepare(request, bundle, client.info)
+            observe = self._warm_ahead.observer(request, bundle, prepared, client, observe=observer(request, bundle, prepared))
+            stream = await self._submit(request, client, prepared, observe, intake_seconds=time.perf_counter() - started)
+            stream.hold(lease.pop_all())
+        return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
         """What the model would read; nothing is generated, and the prompt may be longer than its window.
 
         Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only far beyond the window.
         """
-        client = await self._client_of(request.model, 0)
-        bundle = self._bundle(request.model)
 
         def encoded() -> EncodedPrompt:
             prompt = prompt_text(request, bundle, info=client.info)
             tokens = prompt_tokens(request, bundle, prompt, info=client.info)
             return EncodedPrompt(text=prompt.text, token_ids=tokens.token_ids)
 
-        return await asyncio.to_thread(encoded)
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 0, lease)
+            return await asyncio.to_thread(encoded)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
         """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
@@ -82,28 +79,31 @@ class Gateway:
         Raises InvalidRequest before any work (NoEmbeddings where the model cannot), QueueFull, WorkerUnavailable, and
         GenerationFailed when the model fails on an input. Cancelling it ends what still runs.
         """
-        client = await self._client_of(request.model, 1)
-        sequences = await asyncio.to_thread(embedding_sequences, request, self._bundle(request.model), info=client.info)
-        read = await read_prompts(client, sequences, field_of=request.field_of)
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 1, lease)
+            sequences = await asyncio.to_thread(embedding_sequences, request, bundle, info=client.info)
+            read = await read_prompts(client, sequences, field_of=request.field_of)
         return await asyncio.to_thread(lambda: tuple(embedding_of(each.finished, dimensions=request.dimensions) for each in read))
 
     async def rank(self, request: RankRequest) -> tuple[Relevance, ...]:
         """How much each document is about the query, in their order. Raises as `embed` does."""
-        client = await self._client_of(request.model, 1)
-        asked = await asyncio.to_thread(ranking, request, self._bundle(request.model), info=client.info)
-        if asked.first is not None:
-            await read_prompts(client, [asked.first], field_of=lambda _: "query")
-        read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
+        async with AsyncExitStack() as lease:
+            client, bundle = await self._model(request.model, 1, lease)
+            asked = await asyncio.to_thread(ranking, request, bundle, info=client.info)
+            if asked.first is not None:
+                await read_prompts(client, [asked.first], field_of=lambda _: "query")
+            read = await read_prompts(client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}")
         return asked.relevances(read)
 
-    def tokenizer_of(self, model: str) -> Tokenizer:
-        """The tokenizer of a served model. Raises UnknownModel."""
-        return self._bundle(model).tokenizer
+    async def tokenizer_of(self, model: str) -> Tokenizer:
+        """The tokenizer of a model, which need not be loaded. Raises UnknownModel and WorkerUnavailable."""
+        return (await self._bundles.of(model)).tokenizer
 
-    def _bundle(self, model: str) -> TokenizerBundle:
-        if model not in self._bundles:
-            raise UnknownModel(model=model, available=tuple(self._bundles))
-        return self._bundles[model]
+    async def _model(self, model: str, sequences: int, lease: AsyncExitStack) -> tuple[EngineClient, TokenizerBundle]:
+        """A model's link and its tokenizer, which is read while the model is loaded."""
+        self._bundles.begin(model)
+        client = await lease.enter_async_context(self._lease_of(model, sequences))
+        return client, await self._bundles.of(model)
 
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)

@@ -17,10 +17,12 @@ from holdfast.intake.defaults import with_model_defaults
 from holdfast.intake.dialect_proof import opens_thought
 from holdfast.intake.dialects import prompt_opens_thought
 from holdfast.intake.grammars.answer import UNCONSTRAINED, AnswerGrammar, answer_grammar
+from holdfast.intake.known_answers import PastAnswers
 from holdfast.intake.limits import check_limits, check_token_ids
-from holdfast.intake.prompt import PromptText, PromptTokens
+from holdfast.intake.prompt import PlacedAnswer, PromptText, PromptTokens
 from holdfast.intake.read_history import history_reader
 from holdfast.intake.splice import splice
+from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer, well_formed
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
@@ -102,27 +104,21 @@ def with_defaults(
 
 def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: ModelInfo) -> PromptText:
     """The text of the prompt: a conversation is rendered. Raises InvalidRequest."""
-    prompt = request.prompt
-    if isinstance(prompt, tuple):
-        return PromptText(token_ids=prompt)
-    if isinstance(prompt, str):
-        return PromptText(text=well_formed(prompt), add_special_tokens=True)
-    if not prompt.messages:
+    asked = request.prompt
+    if isinstance(asked, tuple):
+        return PromptText(token_ids=asked)
+    if isinstance(asked, str):
+        return PromptText(text=well_formed(asked), add_special_tokens=True)
+    if not asked.messages:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     if bundle.template is None:
         raise InvalidRequest("the model has no chat template: it can complete text, but not chat", field=request.prompt_field)
-    asked = prompt
-    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
-    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
-    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
-    prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
-    # The template writes the special tokens itself, BOS included.
-    text = well_formed(bundle.template.render(prompt, field=request.prompt_field, tenant=request.tenant))
-    answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
+    shown = _shown(request, asked, bundle, bundle.template)
+    prompt, text = shown.prompt, shown.text
     opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
     return PromptText(
         text=text,
-        answers=answers,
+        answers=shown.answers,
         in_reasoning=(
             prompt_opens_thought(bundle.template, bundle.dialect, prompt, text)  # renders once more
             if opening is None
@@ -133,8 +129,40 @@ def prompt_text(request: GenerationRequest, bundle: TokenizerBundle, *, info: Mo
             asked, prompt, text, template=bundle.template, guard=bundle.tokenizer.guard, tenant=request.tenant
         ),
         opening=opening,
-        dropped_tokens=bundle.known_answers.count(past, placed=len(answers), tenant=request.tenant),
+        dropped_tokens=bundle.known_answers.count(shown.past, placed=len(shown.answers), tenant=request.tenant),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A conversation in the form that the template was given, and what it wrote."""
+
+    prompt: ChatPrompt
+    past: PastAnswers
+    text: str
+    answers: tuple[PlacedAnswer, ...]
+
+
+def _shown(request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle, template: ChatTemplate) -> _Shown:
+    options = {**bundle.template_options, **bundle.thinking_switch.asked(request.thinking), **prompt.template_options}
+    prompt = canonical(msgspec.structs.replace(prompt, template_options=options), bundle.first_forms, tenant=request.tenant)
+    past = bundle.known_answers.recall(prompt.messages, tenant=request.tenant)
+    prompt = guarded(msgspec.structs.replace(prompt, messages=past.messages), bundle.tokenizer.guard)
+    # The template writes the special tokens itself, BOS included.
+    text = well_formed(template.render(prompt, field=request.prompt_field, tenant=request.tenant))
+    answers = past.places(text, frame=bundle.answer_frame, read=history_reader(prompt.tools, bundle))
+    return _Shown(prompt=prompt, past=past, text=text, answers=answers)
+
+
+def conversation_tokens(request: GenerationRequest, prompt: ChatPrompt, bundle: TokenizerBundle) -> TokenIds:
+    """The tokens that a request would begin its answer behind if it had this conversation. Nothing is booked.
+
+    Raises InvalidRequest. Empty for a model without a chat template.
+    """
+    if bundle.template is None:
+        return TokenIds()
+    shown = _shown(request, prompt, bundle, bundle.template)
+    return _encoded(PromptText(text=shown.text, answers=shown.answers), bundle, tenant=request.tenant).token_ids
 
 
 def encode_prompt(request: GenerationRequest, bundle: TokenizerBundle, prompt: PromptText, *, info: ModelInfo) -> PromptTokens:
@@ -211,6 +239,7 @@ def assemble(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
+            service=request.service,
             thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,

@@ -136,6 +136,7 @@ def _yes_no(request: RankRequest, place: int, bundle: TokenizerBundle, answers: 
         top_logprobs=2,
         is_kept=False,  # the next one has another document in its place
         tenant=request.tenant,
+        service=request.service,
     )
 
 
@@ -159,6 +160,7 @@ def _likelihood(request: RankRequest, place: int, bundle: TokenizerBundle, info:
         scored_from=scored_from,
         branch_points=(scored_from - 1,) if info.fixed_bytes_per_sequence and scored_from > 1 else (),
         tenant=request.tenant,
+        service=request.service,
     )
 
 
@@ -174,6 +176,7 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
         max_tokens=0,
         sampling=READ_ONLY,
         tenant=request.tenant,
+        service=request.service,
     )
 
 

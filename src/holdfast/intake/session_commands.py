@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from holdfast.errors import SessionRefused
-from holdfast.link.client import ClientOf
+from holdfast.link.client import LeaseOf
 from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 
-async def carry_out(client_of: ClientOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
+async def carry_out(lease_of: LeaseOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
     """Have a command carried out; returns the session that it was about, or all. Loop's thread.
 
     Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when the worker is not there or dies meanwhile.
     """
-    client = await client_of(model, 1)
-    return sessions_of(await client.ask_session(command))
+    async with lease_of(model, 1) as client:
+        return sessions_of(await client.ask_session(command))
 
 
 def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake.answer_observer import Observe
@@ -52,6 +53,11 @@ class GenerationStream:
         self._has_room = asyncio.Event()  # for several choices: few enough events are ready
         self._has_room.set()
         self._closed = False
+        self._held = AsyncExitStack()
+
+    def hold(self, resources: AsyncExitStack) -> None:
+        """Keep what the answer needs until it has ended: the lease of its model."""
+        self._held = resources
 
     def __aiter__(self) -> GenerationStream:
         return self
@@ -97,6 +103,7 @@ class GenerationStream:
         if self._pumps:
             await asyncio.gather(*self._pumps, return_exceptions=True)
             self._pumps.clear()
+        await self._held.aclose()
 
     async def _next_of_one(self) -> None:
         """Straight from the link: no task and no queue between."""
@@ -105,6 +112,7 @@ class GenerationStream:
         if choice.done:
             self._closed = True
             await source.aclose()
+            await self._held.aclose()
 
     async def _next_of_many(self) -> None:
         if not self._pumps:
@@ -118,6 +126,7 @@ class GenerationStream:
             pump.result()  # raises what the pump raised
         if len(ended) == len(self._pumps):
             self._closed = True
+            await self._held.aclose()
         else:
             await self._changed.wait()
 

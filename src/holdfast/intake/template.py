@@ -21,12 +21,11 @@ from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.kept_tool import KeptTool
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
 from holdfast.intake.tools_in_text import tools_in_text
-from holdfast.messages.requests import ChatPrompt
+from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
 # What a template may raise at rendering, by itself or through the expressions in it.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "\ue0f1continue\ue0f2"  # private use: no text has it, no template strips it
 _PROBE, _LATER = "probe7391", "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
@@ -76,7 +75,7 @@ class ChatTemplate:
 
         tenant: whose it is, if what it shares with others of theirs may be remembered.
         """
-        if clash := sorted(_RESERVED & prompt.template_options.keys()):
+        if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & prompt.template_options.keys()):
             raise InvalidRequest(f"chat template options may not be named {', '.join(clash)}", field="chat_template_kwargs")
         if prompt.continue_last and not _is_text_of_assistant(prompt.messages[-1]):
             raise InvalidRequest("only a text of the assistant can be continued", field=f"{field}.{len(prompt.messages) - 1}")

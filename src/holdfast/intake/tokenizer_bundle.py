@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from holdfast.config import DEFAULT_MODEL, ModelSettings
+from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
 from holdfast.intake.defaults import generation_defaults
 from holdfast.intake.dialect_rules import ENDS_BY_FAMILY
-from holdfast.intake.dialects import DialectReport, find_dialect
+from holdfast.intake.dialects import DialectReport, FoundDialect, find_dialect
 from holdfast.intake.known_answers import KnownAnswers
+from holdfast.intake.rewritten_history import NEXT_TURNS, NextTurn, rewritten_turns
 from holdfast.intake.round_trip import check_round_trip
 from holdfast.intake.template import ChatTemplate, load_template
 from holdfast.intake.thinking import Options, ThinkingSwitch
@@ -44,18 +46,25 @@ class TokenizerBundle:
     thinking_switch: ThinkingSwitch = ThinkingSwitch()
     template_options: Options = field(default_factory=dict)  # of all conversations, unless a request has its own
     dialect_report: DialectReport = DialectReport()
+    read_ahead: frozenset[NextTurn] = frozenset()  # what is read ahead of, when an answer has ended
     own_pooling: OwnPooling = OwnPooling()
     answer_tokens: AnswerTokens | None = None  # of a model that was trained to judge documents
 
 
 def load_tokenizer_bundle(
-    folder: Path, *, settings: ModelSettings = DEFAULT_MODEL, answers: AnswerFile | None = None
+    folder: Path,
+    *,
+    settings: ModelSettings = DEFAULT_MODEL,
+    answers: AnswerFile | None = None,
+    sampling: Mapping[str, float] | None = None,
+    template_arguments: Options | None = None,
 ) -> TokenizerBundle:
     """Read a model folder. Raises ModelLoadError when something is missing or damaged, or when the tokenizer is broken.
 
     settings: those of the texts: whether thoughts of earlier turns stay in the prompt, where the template has a switch for it,
     and how much is kept of texts and their tokens.
     answers: where answers are kept that are to outlive this process.
+    sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
     """
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
@@ -66,22 +75,31 @@ def load_tokenizer_bundle(
         config=read_json(folder / "tokenizer_config.json"),
         model_type=str(read_json(folder / "config.json").get("model_type", "")),
     )
+    options = {**(found.switch.keeping if settings.keep_thoughts else {}), **(template_arguments or {})}
     return TokenizerBundle(
         tokenizer=tokenizer,
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
-        generation_defaults=generation_defaults(folder),
-        context_tokens=_context_tokens(folder),
+        generation_defaults={**generation_defaults(folder), **(sampling or {})},
+        context_tokens=context_tokens_of(read_json(folder / "config.json")),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
         dialect=found.dialect,
         thinking_switch=found.switch,
-        template_options=dict(found.switch.keeping) if settings.keep_thoughts else {},
+        template_options=options,
         dialect_report=found.report,
+        read_ahead=read_ahead_of(found, choice=settings.warm_ahead, options=options),
         own_pooling=own_pooling(folder),
         answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),
     )
+
+
+def read_ahead_of(found: FoundDialect, *, choice: WarmAheadChoice, options: Options) -> frozenset[NextTurn]:
+    """Before which turns a conversation's history is read as they will show it."""
+    if choice == "auto":
+        return rewritten_turns(found.template, found.dialect, options=options)
+    return frozenset(NEXT_TURNS) if choice == "on" else frozenset()
 
 
 def frame_of(template: ChatTemplate | None, tokenizer: Tokenizer, dialect: ModelDialect) -> AnswerFrame:
@@ -124,8 +142,8 @@ def _text_fingerprint(folder: Path) -> bytes:
     return digest.digest()
 
 
-def _context_tokens(folder: Path) -> int:
-    config = read_json(folder / "config.json")
+def context_tokens_of(config: Mapping[str, Any]) -> int:
+    """What a config.json says of the longest context; 0 when it does not say."""
     text_config = config.get("text_config")
     for source in (text_config if isinstance(text_config, dict) else {}, config):
         for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "n_ctx"):

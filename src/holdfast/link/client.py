@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeAlias
 
 from holdfast.link.event_stream import EventStream
@@ -37,8 +38,8 @@ class EngineClient(Protocol):
         ...
 
 
-ClientOf: TypeAlias = Callable[[str, int], Awaitable[EngineClient]]
-"""The client of the running worker of a model, for so many sequences; waits for a while when the model is being loaded.
+LeaseOf: TypeAlias = Callable[[str, int], AbstractAsyncContextManager[EngineClient]]
+"""A lease of a model, for so many sequences: its client, while the model is kept for that. Entering it waits for the model.
 
 Raises UnknownModel, WorkerUnavailable and QueueFull.
 """

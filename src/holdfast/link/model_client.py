@@ -35,12 +35,12 @@ class _OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What the end of a worker met."""
+    """What the end of a worker met; nothing, if it only loaded."""
 
-    requests: int  # that it had
-    begun: int  # of these, in the middle of their answers
-    had_progress: bool  # some answer had grown or ended since the worker before it ended
-    refused: tuple[RequestId, ...]  # that will not be sent to another one
+    requests: tuple[SequenceRequest, ...] = ()  # that it had, oldest first
+    drawn_tokens: tuple[int, ...] = ()  # of each of them
+    had_progress: bool = False  # some answer had grown or ended since the worker before it ended
+    refused: tuple[RequestId, ...] = ()  # that will not be sent to another one
 
 
 class ModelClient:
@@ -126,6 +126,7 @@ class ModelClient:
     def lose_worker(self) -> Loss:
         """The worker has ended, by itself or by force. What it had is sent to the next one."""
         self._worker = None
+        self._end_idle_work()
         had = [opened for opened in self._open.values() if opened.is_sent]
         grown = [opened.request.request_id for opened in had if len(opened.stream.token_ids) > opened.counted_tokens]
         had_progress = bool(grown) or self._has_ended_any
@@ -137,8 +138,12 @@ class ModelClient:
         self._has_ended_any = False
         if refused is not None:
             self._refuse(refused)
-        begun = sum(bool(opened.stream.token_ids) for opened in had)
-        return Loss(requests=len(had), begun=begun, had_progress=had_progress, refused=() if refused is None else (refused,))
+        return Loss(
+            requests=tuple(opened.request for opened in had),
+            drawn_tokens=tuple(len(opened.stream.token_ids) for opened in had),
+            had_progress=had_progress,
+            refused=() if refused is None else (refused,),
+        )
 
     def end_all(self, message: str) -> None:
         """No worker will come in time: each open stream ends with one FAILED."""
@@ -151,6 +156,12 @@ class ModelClient:
         """No worker will ever come again."""
         self._worker, self._end = None, message
         self.end_all(message)
+
+    def _end_idle_work(self) -> None:
+        """What nobody waits for is not sent again: it may have been what the worker died of."""
+        for opened in [each for each in self._open.values() if each.request.is_idle_work]:
+            del self._open[opened.request.request_id]
+            opened.stream.fail("the worker that was to read it has ended")
 
     def _refuse(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)

@@ -16,7 +16,15 @@ from zmq.utils.monitor import recv_monitor_message
 from holdfast.claims import Claim, claim
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.sent_prompts import SentPrompts
-from holdfast.messages.commands import SHUT_DOWN, TELL_STATISTICS, ControlAction, LinkCommand, SequenceControl, SequenceRequest
+from holdfast.messages.commands import (
+    SHUT_DOWN,
+    TELL_STATISTICS,
+    ControlAction,
+    LinkCommand,
+    SchedulerLimits,
+    SequenceControl,
+    SequenceRequest,
+)
 from holdfast.messages.events import (
     Accepted,
     Heartbeat,
@@ -122,6 +130,11 @@ class WorkerLink:
                 return await asyncio.shield(self._statistics)
         except TimeoutError:
             return self.last_statistics
+
+    async def set_limits(self, limits: SchedulerLimits) -> WorkerStatistics:
+        """Have other limits of running sequences and of a step; returns what counts then, as `statistics` does."""
+        self._send(limits)
+        return await self.statistics()
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """Have a session command carried out; see `EngineClient`."""

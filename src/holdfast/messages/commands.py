@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.messages.requests import Pooling, RequestId, SamplingParams
+from holdfast.messages.requests import Pooling, RequestId, SamplingParams, ServiceClass
 from holdfast.messages.sessions import SessionCommand
 from holdfast.messages.token_ids import TokenIds
 
@@ -29,6 +29,12 @@ class PinnedPrefix(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """That a prompt is read for a later one, while there is nothing else to do. Nothing is drawn behind it."""
+
+    known_tokens: int  # of its beginning, that were read before it was made: a request that has more of it needs no other
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
@@ -49,7 +55,14 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     session_id: str = ""  # opened by the request if the tenant has none of that id
     branch_points: tuple[int, ...] = ()  # positions in the prompt from which later ones are likely to go on in another way
     pins: tuple[PinnedPrefix, ...] = ()  # ascending, each position once
+    service: ServiceClass = ServiceClass()
     generated_token_ids: TokenIds = TokenIds()  # drawn and told by a worker that is gone: they count, and are not told again
+    read_ahead: ReadAhead | None = None  # None: somebody waits for it
+
+    @property
+    def is_idle_work(self) -> bool:
+        """Whether it runs only while nothing else does, and gives way to whatever comes."""
+        return self.read_ahead is not None
 
     @property
     def reusable_tokens(self) -> int:
@@ -100,7 +113,17 @@ class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     action: Literal["tell_statistics", "shut_down"]
 
 
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How many sequences may run at once from now on, and how much one step reads. Command of the link; nobody is ended by it.
+
+    The next `WorkerStatistics` have what counts then; limits that may not be are left as they are.
+    """
+
+    max_running: int
+    step_tokens: int
+
+
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
-Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SessionCommand
+Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SchedulerLimits | SessionCommand
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

@@ -70,6 +70,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True):
     moved_tokens: int = 0  # of these, in a parked state that is this request's own now
     shared_tokens: int = 0  # of these, in buffers that other sequences hold too; the others were copied
     disk_tokens: int = 0
+    read_ahead_tokens: int = 0  # of both, those that were read for this turn before it came, while there was nothing else to do
     unused_tokens: int = 0  # further tokens that are, or were, kept but could not be used
     divergence: Divergence | None = None
     waited_for_another: bool = False  # another request was reading the same beginning at that time
@@ -164,6 +165,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     device: str  # its name, where it tells one
     is_on_cpu: bool = False
+    device_memory_bytes: int = 0  # that a GPU recommends to use, or has; 0 without one
     embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""
     load_seconds: float = 0.0

@@ -54,6 +54,8 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     moved_tokens: int = 0  # of these, in a parked state that went over to the next request
     shared_tokens: int = 0  # of these, in buffers that several sequences hold
     disk_tokens: int = 0
+    read_ahead_tokens: int = 0  # read for next turns, while there was nothing else to do
+    used_ahead_tokens: int = 0  # of these, that such turns began from
     lookups: dict[str, int] = {}  # by CacheOutcome
     waiting: int = 0  # requests that wait for another one's reading now
     waits: int = 0
@@ -78,12 +80,25 @@ class LinkFigures(msgspec.Struct, kw_only=True):
     known_tokens: int = 0  # of prompts, which the worker had from earlier ones
 
 
+class ResidencyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is loaded and used, and counters since the server's start."""
+
+    loaded: int = 0  # 1 when it is
+    leases: int = 0  # requests that use it
+    waiting: int = 0  # requests that wait until there is room for it
+    footprint_bytes: int = 0  # of memory, as measured
+    changes: dict[str, int] = {}  # loaded, failed; unloaded by what it made way for: room, idle, asked
+    wait_seconds: dict[str, float] = {}  # of requests, by what they waited for: place or load
+
+
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Counters since the worker's start, and gauges of now."""
 
     in_answer: bool = False  # to TELL_STATISTICS; a working worker also tells them unasked
     running: int = 0
     queued: int = 0
+    max_running: int = 0  # the limits that count
+    step_tokens: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
@@ -96,6 +111,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kv_reserved_bytes: int = 0
     kv_budget_bytes: int = 0
     resident_bytes: int = 0
+    device_bytes: int = 0  # that a GPU has for this worker; 0 without one
     step_seconds: Histogram | None = None
     memory: CacheFigures | None = None  # None: this worker keeps nothing
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)

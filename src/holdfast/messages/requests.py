@@ -71,6 +71,10 @@ class CacheBreakpoint(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 300.0  # since it was used last
 
 
+RESERVED_TEMPLATE_ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""What a chat template is given of the request itself, and no option of it may be named."""
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation to be rendered by the model's chat template. Messages are OpenAI-shaped dictionaries."""
 
@@ -147,6 +151,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_format: OutputFormat | None = None
     tenant: str = ""  # what one tenant has read is not there for another; nothing secret, it is hashed already
     session_id: str = ""  # the session whose branch this goes on; empty: none
+    service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request's field to name in errors about the prompt
 
 
@@ -160,6 +165,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None  # so many of the first ones; None: all
     truncates: bool = False  # what is longer than the window is cut at its end; else it is refused
     tenant: str = ""
+    service: ServiceClass = ServiceClass()
     input_field: str = "input"  # the request's field to name in errors: the third input is `input.2`
     is_list: bool = True  # else there is one input, which errors name `input`
 
@@ -178,3 +184,4 @@ class RankRequest(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str = ""  # what counts as relevant; empty: as the model was trained
     method: RankMethod | None = None  # None: as the model was trained
     tenant: str = ""
+    service: ServiceClass = ServiceClass()

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from holdfast.errors import ModelLoadError
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -17,6 +15,18 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _KV_SHARE = 0.6  # of what is free after the weights; the rest is for activations, snapshots and everybody else
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShare:
+    """What a worker may take of the memory that is left, beside other workers."""
+
+    parts: int = 1  # its KV may take one of so many
+    promised_bytes: int = 0  # that others may yet take
+    taken_bytes: int = 0  # that others have; for devices that tell only what they have in all
+
+
+ALL_OF_IT = MemoryShare()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,8 @@ class DeviceMemory:
 
 def memory_report(*, working_set_bytes: int = 0, cgroup: Path = _CGROUP, own_cgroups: Path = _OWN_CGROUPS) -> DeviceMemory:
     """What this process may use now. `working_set_bytes` comes from the device (`platform.working_set_bytes`)."""
+    import psutil  # takes 10 ms, which the start of a server need not wait for
+
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     for most_bytes, used_bytes in (*_cgroup_limits(cgroup, own_cgroups), *_process_limits()):
@@ -46,11 +58,11 @@ def usable_bytes(working_set_bytes: int) -> int:
     return max(memory_report().available_bytes, working_set_bytes)
 
 
-def kv_budget_bytes(requested: int | None, *, memory: DeviceMemory, weight_bytes: int) -> int:
+def kv_budget_bytes(requested: int | None, *, memory: DeviceMemory, weight_bytes: int, share: MemoryShare = ALL_OF_IT) -> int:
     """The budget for live KV. `requested` is the setting model.memory_bytes, None for automatic. Call it after loading.
 
     Automatic: a share of what is available; with a GPU of what the weights leave of its working set (the smaller of the two where
-    memory is unified). Raises ModelLoadError when a requested budget is larger than all memory.
+    memory is unified), without what is others'. Raises ModelLoadError when a requested budget is larger than all memory.
     """
     discrete = memory.working_set_bytes > 0 and not memory.unified
     total = memory.working_set_bytes if discrete else memory.total_bytes
@@ -58,13 +70,14 @@ def kv_budget_bytes(requested: int | None, *, memory: DeviceMemory, weight_bytes
         raise ModelLoadError(f"model.memory_bytes = {requested:,} is more than the {total:,} bytes of memory that there are")
     if requested is not None:
         return requested
-    left_of_working_set = memory.working_set_bytes - weight_bytes
+    left_of_working_set = memory.working_set_bytes - weight_bytes - share.taken_bytes
     if discrete:
         free = left_of_working_set
     elif memory.working_set_bytes:
         free = min(memory.available_bytes, left_of_working_set)
     else:
         free = memory.available_bytes
+    free = (free - share.promised_bytes) // share.parts
     return min(max(int(free * _KV_SHARE), _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 
@@ -75,6 +88,8 @@ def _process_limits() -> Iterator[tuple[int, int]]:
     """Limits that the process was started with. Linux only: macOS takes them and does not enforce them."""
     if sys.platform != "linux":
         return
+    import psutil
+
     used = psutil.Process().memory_info()
     for kind, used_bytes in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data)):
         most_bytes, _ = resource.getrlimit(kind)

@@ -6,12 +6,13 @@ when something has to be fetched.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
+from holdfast.models.integrity import check_files
 from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
@@ -49,7 +51,7 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     folder = Path(model).expanduser()
     if folder.exists():
         return ModelSource(kind="folder", name=str(folder))
-    hub = _HUB_ID.fullmatch(model)
+    hub = hub_source(model, revision=revision)
     if hub is None:
         near = difflib.get_close_matches(model, DEMO_IDS, n=1)
         if near:
@@ -57,7 +59,13 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
         if "/" in model or "\\" in model:
             check_is_folder(folder)
         raise ModelLoadError(f"there is no model folder {model}; a model on the Hub is written owner/name")
-    return ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
+    return hub
+
+
+def hub_source(model: str, *, revision: str = "") -> ModelSource | None:
+    """The model of the Hub that an id (`owner/name`, `owner/name@revision`) names; None for what is no id."""
+    hub = _HUB_ID.fullmatch(model)
+    return None if hub is None else ModelSource(kind="hub", name=hub["id"], revision=hub["revision"] or revision)
 
 
 def served_id(settings: ModelSettings) -> str:
@@ -96,11 +104,11 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
     Without a network, what the cache holds of the revision is used if it is complete. Raises ModelLoadError.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import DryRunError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
+    from huggingface_hub.errors import DryRunError
 
     patterns = [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS
     wanted: dict[str, Any] = {"repo_id": source.name, "revision": source.revision or None, "allow_patterns": patterns}
-    try:
+    with hub_errors(source):
         try:
             files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
         except DryRunError as error:
@@ -114,8 +122,18 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
         count = _counter(total_bytes=missing_bytes, progress=progress) if missing_bytes else None
         folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
         if missing_bytes:
+            check_files([folder / file.filename for file in files if file.will_download])
             progress(_STAGE, 1.0)
         return folder
+
+
+@contextlib.contextmanager
+def hub_errors(source: ModelSource) -> Iterator[None]:
+    """Whatever goes wrong with the Hub becomes a ModelLoadError of one line that says what can be done."""
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    try:
+        yield
     except HFValidationError as error:
         raise ModelLoadError(f"{source.name} is neither a model folder nor an id on the Hub (owner/name)") from error
     except LocalEntryNotFoundError as error:

@@ -74,6 +74,12 @@ def working_set_bytes() -> int:
     return next((int(info[name]) for name in _NAMES_OF_WORKING_SET if info.get(name)), 0)
 
 
+def taken_bytes() -> int:
+    """How much memory of a GPU this process has, what it keeps for the next arrays too; 0 on a CPU. Device thread only."""
+    mx = _mlx()
+    return 0 if _backend(mx) == "cpu" else int(mx.get_active_memory() + mx.get_cache_memory())
+
+
 def _mlx() -> Any:
     return importlib.import_module("mlx.core")
 

@@ -83,6 +83,7 @@ class ChoiceText:
         self.completion_tokens = 0
         self.memory = CacheReport()  # known from the first token on
         self.timings = Timings()
+        self.resumptions = 0  # known at the end
         self._pieces, self._rules = pieces, rules
         self._format = _format(rules)
         self._stops = VisibleStops(rules.stops)
@@ -162,7 +163,7 @@ class ChoiceText:
         echo = self._echo(()) if self._owes_echo else ()
         deltas = self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
         self.done = True
-        self.memory, self.timings = event.memory, event.timings
+        self.memory, self.timings, self.resumptions = event.memory, event.timings, event.resumptions
         return (*echo, *deltas, self._ending(event.reason))
 
     def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
@@ -253,6 +254,7 @@ class ChoiceText:
             reasoning_tokens=self._reasoning_tokens,
             calls=self._calls,
             stop_string=self._stops.found,
+            resumptions=self.resumptions,
         )
 
     def _divergent_texts(self) -> DivergentTexts | None:

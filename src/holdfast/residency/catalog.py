@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from holdfast.config import ModelSettings, StoreSettings
-
-_MOST_NEAREST = 3
+from holdfast.errors import UnknownModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +54,7 @@ class Catalog:
         """The model of that name or alias; None where there is none."""
         return self._by_name.get(name)
 
-    def nearest(self, name: str) -> tuple[str, ...]:
-        """Names and aliases that may have been meant, the nearest first."""
-        return nearest_names(name, tuple(self._by_name))
-
-
-def nearest_names(name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Known names that are like a name that is none, the nearest first: also by the part behind the owner, and in any case."""
-    short = {other: other.rpartition("/")[2].lower() for other in known}
-    wanted = name.lower()
-    scored = (
-        (max(_likeness(wanted, other.lower()), _likeness(wanted.rpartition("/")[2], tail)), other)
-        for other, tail in short.items()
-    )
-    near = sorted(((score, other) for score, other in scored if score >= 0.5), key=lambda pair: (-pair[0], pair[1]))
-    return tuple(other for _, other in near[:_MOST_NEAREST])
-
-
-def _likeness(first: str, second: str) -> float:
-    """From 0 to 1, and more where one name is a part of the other."""
-    is_part = bool(first and second) and (first in second or second in first)
-    return difflib.SequenceMatcher(None, first, second).ratio() + 0.3 * is_part
+    def unknown(self, name: str) -> UnknownModel:
+        """The error for a name that is nobody's."""
+        names = [entry.name for entry in self.entries]
+        return UnknownModel(model=name, available=(*names, *(alias for alias in self._by_name if alias not in names)))

@@ -6,15 +6,16 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from holdfast.config import Settings, all_specs
-from holdfast.config_sources import Given, convert, did_you_mean
+from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError
-from holdfast.messages.requests import SAMPLING_RANGES
+from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
 from holdfast.models.download import model_source
-from holdfast.models.model_folder import WEIGHT_FILES, check_is_folder
+from holdfast.models.loadable import check_loadable
 from holdfast.residency.catalog import CatalogEntry, LeftOut
 
 FILE_NAME = "models.toml"
@@ -98,19 +99,22 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         is_pinned=_of_type(table, "pin", bool, "true or false") or False,
         idle_seconds=idle_seconds,
         sampling=_sampling(_of_type(table, "sampling", dict, "a table such as { temperature = 0.2 }") or {}),
-        template_arguments=_of_type(table, "template", dict, "a table such as { enable_thinking = false }") or {},
+        template_arguments=_template(_of_type(table, "template", dict, "a table such as { enable_thinking = false }") or {}),
         draft=_of_type(table, "draft", str, "a text"),
     )
 
 
 def _given(table: Mapping[str, Any]) -> dict[str, Any]:
     """The values of keys that are like settings, by key. Raises ConfigError."""
-    specs = all_specs()
-    return {
-        key: convert(replace(specs[like], key=key), Given(value=table[key], origin=FILE_NAME))
-        for key, like in _LIKE_SETTING.items()
-        if key in table
-    }
+    specs = _specs()
+    return {key: convert(specs[key], Given(value=table[key], origin=FILE_NAME)) for key in table if key in specs}
+
+
+@cache
+def _specs() -> dict[str, SettingSpec]:
+    """What is known of the keys that are like settings."""
+    settings = all_specs()
+    return {key: replace(settings[like], key=key) for key, like in _LIKE_SETTING.items()}
 
 
 def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> dict[str, str]:
@@ -126,9 +130,7 @@ def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> di
     if model.get("revision"):
         raise ConfigError("revision goes with id, not with path")
     folder = file.absolute().parent / Path(path or "").expanduser()
-    check_is_folder(folder)
-    if next(folder.glob(WEIGHT_FILES), None) is None:
-        raise ModelLoadError(f"{folder} has no weights ({WEIGHT_FILES})")
+    check_loadable(folder)
     return {"path": str(folder), "revision": ""}
 
 
@@ -142,6 +144,13 @@ def _sampling(table: Mapping[str, Any]) -> dict[str, float]:
         if not is_number or not math.isfinite(value) or not lowest <= value <= highest:
             raise ConfigError(f"sampling.{key} = {value} is not allowed; allowed: a number from {lowest:g} to {highest:g}")
     return {key: int(value) if key == "top_k" else float(value) for key, value in table.items()}
+
+
+def _template(table: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for the chat template. Raises ConfigError."""
+    if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
+        raise ConfigError(f"template.{clash[0]} is what each request brings itself")
+    return table
 
 
 def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) -> Any:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from holdfast.config import Settings, config_folders
-from holdfast.models.download import served_id
+from holdfast.models.download import model_source, served_id
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.catalog_file import FILE_NAME, CatalogFile, read_catalog_file
+from holdfast.residency.discovery import found_models, with_found
 
 
 def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
@@ -21,16 +22,20 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     """
     file = catalog_file_of(settings, environ)
     read = CatalogFile() if file is None else read_catalog_file(file, settings)
-    entries = read.entries
+    entries, left_out = read.entries, read.left_out
     if settings.model.path:
         named = Catalog(entries=entries).find(settings.model.path)
         if named is None and not settings.catalog.file:
-            entries = ()
+            return _only(_named_by_settings(settings))
         entries = _in_front(named or _named_by_settings(settings), entries)
-    entries = entries or (_named_by_settings(settings),)
+    entries = _also_by_hub_id(entries)
+    served, passed_over = with_found(entries, found_models(settings, environ), settings)
+    entries, left_out = tuple(served), (*left_out, *passed_over)
+    if not entries:
+        return replace(_only(_named_by_settings(settings)), left_out=left_out)
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     at_start = dict.fromkeys(entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned)))
-    return Catalog(entries=entries, left_out=read.left_out, at_start=tuple(at_start))
+    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start))
 
 
 def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
@@ -46,6 +51,23 @@ def _named_by_settings(settings: Settings) -> CatalogEntry:
     return CatalogEntry(
         name=model.name, model=model, store=settings.store, origin="", idle_seconds=settings.residency.idle_seconds
     )
+
+
+def _only(entry: CatalogEntry) -> Catalog:
+    return Catalog(entries=(entry,), at_start=(entry.name,))
+
+
+def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
+    """The entries, each with its Hub id for an alias: of several with one id the first has it."""
+    taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
+    named = []
+    for entry in entries:
+        source = model_source(entry.model.path, revision=entry.model.revision)
+        if source.kind == "hub" and source.name not in taken:
+            taken.add(source.name)
+            entry = replace(entry, aliases=(*entry.aliases, source.name))
+        named.append(entry)
+    return tuple(named)
 
 
 def _in_front(first: CatalogEntry, others: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:

@@ -7,17 +7,23 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import Loss, ModelClient
+from holdfast.messages.commands import SchedulerLimits, SequenceRequest
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
+from holdfast.residency.crash_reports import RequestAtCrash, report_of, write_report
 from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
+from holdfast.scheduler.limits import checked_limits
 from holdfast.worker.assignment import WorkerSettings
 
-ModelState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
+WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_STARTS = 3  # in a row: a first worker never will come up then, and who waits for another one waits no longer
@@ -37,19 +43,19 @@ class WorkerSupervisor:
     def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
         self.created = int(time.time())  # Unix time
-        self._state: ModelState = "loading"
+        self._state: WorkerState = "loading"
         self.info: ModelInfo | None = None
-        self.restarts = {"died": 0, "hung": 0}  # by cause
+        self.restarts: dict[str, int] = {"died": 0, "hung": 0}  # by cause
         self._settings, self._on_progress = settings, on_progress
         self._worker: WorkerProcess | None = None
-        self._has_hung = False  # the last worker that has ended
+        self._ended: WorkerProcess | None = None  # the last one that has
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
         self._room = WaitingRoom(places=settings.scheduler.max_queued + settings.scheduler.max_running)
 
     @property
-    def state(self) -> ModelState:
+    def state(self) -> WorkerState:
         """How the model is doing. A worker that is gone is one to be restarted from that moment on."""
         return "restarting" if self._state == "ready" and self.client is None else self._state
 
@@ -88,6 +94,25 @@ class WorkerSupervisor:
         client = self.client
         return client.worker.last_statistics if client is not None else WorkerStatistics()
 
+    async def set_limits(self, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences of the model run at once and how much a step reads, for this worker and all that follow it.
+
+        None: as it is. No stream is lost: what runs beyond a lower limit waits again. Returns what counts from now on;
+        `step_tokens` is 0 where nobody has said how many and no worker is there to ask. Raises InvalidRequest.
+        """
+        before = self._settings.scheduler
+        is_chosen = step_tokens is not None or before.step_tokens is not None
+        most = before.max_running if max_running is None else max_running
+        known = step_tokens or before.step_tokens or self.last_statistics.step_tokens
+        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)  # as the worker itself would choose it
+        after = checked_limits(before, max_running=most, step_tokens=tokens)
+        scheduler = replace(after, step_tokens=tokens if is_chosen else None)
+        self._settings = msgspec.structs.replace(self._settings, scheduler=scheduler)
+        limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
+        if known and (client := self.client) is not None:
+            await client.worker.set_limits(limits)
+        return limits
+
     @property
     def resumed(self) -> int:
         """Streams that have gone on with another worker, so far."""
@@ -117,31 +142,61 @@ class WorkerSupervisor:
 
     async def _supervise(self, first_start: asyncio.Future[None]) -> None:
         failures = failed_starts = 0
-        loop = asyncio.get_running_loop()
         while True:
             failure = await self._wait_started()
+            loss, served_seconds = Loss(), None
             if failure is None:
-                started_at, failed_starts = loop.time(), 0
+                failed_starts = 0
                 if not first_start.done():
                     first_start.set_result(None)
-                failure = await self._wait_for_death()
+                failure, served_seconds = await self._wait_for_death()
                 loss = self._client.lose_worker()
-                if loss.had_progress or loop.time() - started_at >= HEALTHY_SECONDS:
+                if loss.had_progress or served_seconds >= HEALTHY_SECONDS:
                     failures = -1
-                _log_loss(self.model, loss)
             else:
                 failed_starts += 1
             failures += 1
             if failure.fatal_input or (not first_start.done() and failed_starts >= FAILED_STARTS):
                 self._give_up(failure, first_start)
                 return
-            if failed_starts == FAILED_STARTS:
-                self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
-            self.restarts["hung" if self._has_hung else "died"] += 1
+            self.restarts[self._cause] += 1
             self._state = "restarting"
             delay = backoff_seconds(failures)
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
+            if failed_starts >= FAILED_STARTS:
+                self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
+            await self._report(failure, loss, served_seconds)
             await asyncio.sleep(delay)
+
+    @property
+    def _cause(self) -> Literal["died", "hung"]:
+        return "died" if self._ended is None or self._ended.hang is None else "hung"
+
+    async def _report(self, failure: WorkerFailed, loss: Loss, served_seconds: float | None) -> None:
+        """Tell what the death of a worker met, in the log and in a file."""
+        if loss.requests:
+            logger.warning(
+                "model %s: the worker had %d requests, %d in mid-answer; they go on with the next one",
+                self.model,
+                len(loss.requests),
+                sum(drawn > 0 for drawn in loss.drawn_tokens),
+            )
+        for request_id in loss.refused:
+            logger.error("model %s: request %s is refused: the worker died of it, also when it ran alone", self.model, request_id)
+        if self._ended is None:  # there was no process
+            return
+        report = report_of(
+            self.model,
+            cause=self._cause,
+            how=failure.message,
+            pid=self._ended.pid,
+            served_seconds=served_seconds,
+            figures=self._ended.link.last_statistics,
+            log=tuple(self._ended.last_lines),
+            requests=tuple(map(_at_crash, loss.requests, loss.drawn_tokens)),
+            refused=loss.refused,
+        )
+        await asyncio.to_thread(write_report, self._settings.crash_reports, report)
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
         self._state = "failed"
@@ -167,11 +222,11 @@ class WorkerSupervisor:
             try:
                 self._worker = await self._launch()
             except OSError as error:  # no memory, no process or no descriptor to be had at this moment
-                self._has_hung = False
+                self._ended = None
                 return WorkerFailed(message=f"the worker process cannot be started: {error}", fatal_input=False)
         outcome = await self._worker.wait_started(timeout_seconds=self._settings.model.startup_seconds)
         if isinstance(outcome, WorkerFailed):
-            self._has_hung, self._worker = self._worker.hang is not None, None
+            self._ended, self._worker = self._worker, None
             return outcome
         self.info, self._state = outcome.model, "ready"
         resumed = self._client.begin_with(self._worker.link)  # before anybody who comes now
@@ -182,22 +237,21 @@ class WorkerSupervisor:
             logger.info("model %s is ready again (worker %d)%s", self.model, outcome.pid, goes_on)
         return None
 
-    async def _wait_for_death(self) -> WorkerFailed:
+    async def _wait_for_death(self) -> tuple[WorkerFailed, float]:
+        """How the worker ended, and how many seconds it had served."""
         assert self._worker is not None
+        started_at = asyncio.get_running_loop().time()
         code = await self._worker.wait_death()
-        hang, self._worker = self._worker.hang, None
-        self._has_hung = hang is not None
+        self._ended, self._worker = self._worker, None
+        hang = self._ended.hang
         how = f"ended unexpectedly ({describe_exit(code)})" if hang is None else f"{hang} and was killed"
-        return WorkerFailed(message=f"the worker process {how}", fatal_input=False)
+        failure = WorkerFailed(message=f"the worker process {how}", fatal_input=False)
+        return failure, asyncio.get_running_loop().time() - started_at
 
 
-def _log_loss(model: str, loss: Loss) -> None:
-    if loss.requests:
-        logger.warning(
-            "model %s: the worker had %d requests, %d in mid-answer; they go on with the next one",
-            model,
-            loss.requests,
-            loss.begun,
-        )
-    for request_id in loss.refused:
-        logger.error("model %s: request %s is refused: the worker died of it, also when it ran alone", model, request_id)
+def _at_crash(request: SequenceRequest, drawn_tokens: int) -> RequestAtCrash:
+    return RequestAtCrash(
+        prompt_tokens=len(request.prompt_token_ids),
+        drawn_tokens=drawn_tokens,
+        is_constrained=bool(request.grammar) or request.thinking_budget is not None,
+    )

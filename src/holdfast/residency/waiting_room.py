@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.errors import HoldfastError, QueueFull
 
-_RETRY_AFTER_SECONDS = 5.0  # when nobody more may wait: how long loading takes is not known
+RETRY_AFTER_SECONDS = 5.0  # when nobody more may wait: how long loading takes is not known
 
 
 class WaitingRoom:
@@ -24,7 +24,7 @@ class WaitingRoom:
     async def wait(self, *, sequences: int, seconds: float) -> None:
         """Wait until `admit_all`. Raises TimeoutError, QueueFull, and what `turn_away` is given; may be cancelled."""
         if self.taken + sequences > self._places:
-            raise QueueFull(queued=self.taken, limit=self._places, retry_after_seconds=_RETRY_AFTER_SECONDS)
+            raise QueueFull(queued=self.taken, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS)
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[called] = sequences
         try:

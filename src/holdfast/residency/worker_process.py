@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ from holdfast.worker.assignment import Assignment, WorkerSettings
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
 _LONGEST_LOG_LINE_BYTES = 1 << 20
+_LINES_KEPT = 80  # for a crash report: the stacks of a few threads
+_LONGEST_KEPT_LINE = 500
 
 _LOG_LINE = re.compile(r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)")
 
@@ -43,7 +46,8 @@ class WorkerProcess:
         self.link = link
         self.hang: str | None = None  # why it was killed, in words; None: it was not
         self.watchdog = watchdog
-        self._log_task = asyncio.create_task(_pass_log_on(process), name="worker-log")
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)  # of its log
+        self._log_task = asyncio.create_task(_pass_log_on(process, self.last_lines), name="worker-log")
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
         self._watch_task: asyncio.Task[None] | None = None
 
@@ -210,7 +214,7 @@ def _environment(model: ModelSettings) -> dict[str, str]:
     return environment
 
 
-async def _pass_log_on(process: asyncio.subprocess.Process) -> None:
+async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
     """Log what the worker writes to its standard error: as its loggers said it, tracebacks as the line before."""
     assert process.stderr is not None
     level, name = logging.WARNING, worker_logger.name
@@ -222,6 +226,7 @@ async def _pass_log_on(process: asyncio.subprocess.Process) -> None:
         if not line:
             return
         text = line.decode("utf-8", errors="replace").rstrip()
+        last_lines.append(text[:_LONGEST_KEPT_LINE])
         if said := _LOG_LINE.fullmatch(text):
             level, name, text = logging.getLevelNamesMapping()[said["level"]], said["name"], said["message"]
         logging.getLogger(name).log(level, "%s", text)

@@ -73,6 +73,13 @@ class KvLedger:
         """Whether it will, when the steps under way are over."""
         return self._needed_to_enter(sequence, running) <= self.budget_bytes - self.running_bytes - self.held_bytes
 
+    def may_enter_without(
+        self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence], *, gone: Iterable[ScheduledSequence]
+    ) -> bool:
+        """Whether it will beside those that are left of all that run now, when parked states have given up what they hold."""
+        reserved = self.running_bytes - sum(each.reserved_bytes for each in gone)
+        return self._needed_to_enter(sequence, running) <= self.budget_bytes - reserved - self.held_bytes + self.parked_bytes
+
     def missing_to_enter(self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]) -> int:
         """Bytes that parked states have to give up before it may enter; 0 when that is not enough, or none have to."""
         missing = self._needed_to_enter(sequence, running) - self.free_bytes

@@ -5,16 +5,23 @@ while) each may count on half of the step; which half is dealt out first alterna
 for one chunk only. What one side leaves the other takes, and what is left after that goes to the rest, shortest first. So a short
 prompt never waits for a long one to be read, a long one is slowed down by short ones to half its pace at most, and equal ones are
 read one after the other, which lets the first answer begin early.
+
+That holds within one flow. Where several have prompts to be read, each has an equal share of the step, with what its answers take
+of it, and what one leaves the others take. Prompts of a batch get what interactive ones leave, until they were passed over
+for a while.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from holdfast.scheduler.cost_model import CostModel
 from holdfast.scheduler.sequence import ScheduledSequence
 
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
 MIXED_STEPS_IN_A_ROW = 32  # then one step only decodes: what chunks add cannot be told without knowing what it takes
 
@@ -37,6 +44,11 @@ class Allowance:
     def release(self) -> None:
         """Give out what was held back."""
         self._held_tokens, self._held_seconds = 0, 0.0
+
+    def hold_back_all_but(self, *, tokens: int, seconds: float) -> None:
+        """Give out so much, and keep the rest for later takers."""
+        self._held_tokens = max(0, self.tokens - tokens)
+        self._held_seconds = 0.0 if math.isinf(self.seconds) else max(0.0, self.seconds - seconds)
 
     def take(self, costs: CostModel, sequence: ScheduledSequence, *, taken: int, at_least_a_quantum: bool = False) -> int:
         """Take as much as there is for one prompt that has `taken` tokens of the step already.
@@ -69,13 +81,21 @@ class ChunkSharing:
         self._oldest_is_first = True
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
+        self._first_flow = 0  # counts up: whose turn it is to be dealt to first
 
     def share(
-        self, prompts: list[ScheduledSequence], *, tokens: int, seconds: float, step: int
+        self,
+        prompts: list[ScheduledSequence],
+        *,
+        tokens: int,
+        seconds: float,
+        step: int,
+        rows: Mapping[str, int] = NO_ROWS,
     ) -> list[tuple[ScheduledSequence, int]]:
         """Chunks for step number `step`; at least one, if there are prompts and tokens and the step shall not only decode.
 
         prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
+        rows: answers that are written in this step, by flow; may be left out when all prompts are of one flow.
         """
         if math.isinf(seconds):
             if len(prompts) == 1:
@@ -83,9 +103,79 @@ class ChunkSharing:
         elif self._should_only_decode(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
+        taken: dict[ScheduledSequence, int] = {}
+        groups, batch = self._groups(prompts, step)
+        if len(groups) == 1:
+            self._share_within(groups[0], allowance, taken, step)
+        elif groups:
+            self._share_between(groups, allowance, taken, step=step, rows=rows)
+        self._deal(allowance, batch, taken, must_move=not groups)
+        return list(taken.items())
+
+    def _groups(
+        self, prompts: list[ScheduledSequence], step: int
+    ) -> tuple[list[list[ScheduledSequence]], list[ScheduledSequence]]:
+        """The prompts of each flow, and those of a batch that can wait."""
+        by_flow: dict[str, list[ScheduledSequence]] = {}
+        batch: list[ScheduledSequence] = []
+        for prompt in prompts:
+            if prompt.is_batch and step - prompt.last_step <= PATIENCE_STEPS:
+                batch.append(prompt)
+            else:
+                by_flow.setdefault(prompt.service.flow, []).append(prompt)
+        if not by_flow:
+            return [batch], []
+        return list(by_flow.values()), batch
+
+    def _share_between(
+        self,
+        groups: list[list[ScheduledSequence]],
+        allowance: Allowance,
+        taken: dict[ScheduledSequence, int],
+        *,
+        step: int,
+        rows: Mapping[str, int],
+    ) -> None:
+        """An equal share for each flow. Each is the first to be dealt to in its turn, so that all move."""
+        first = self._first_flow % len(groups)
+        self._first_flow += 1
+        dealt = groups[first:] + groups[:first]
+        for place, (group, (share, part)) in enumerate(
+            zip(dealt, self._equal_shares(dealt, allowance.tokens, rows), strict=True)
+        ):
+            share = share if place else max(self._min_chunk_tokens, share)
+            allowance.hold_back_all_but(tokens=share, seconds=allowance.seconds * part)
+            self._deal(allowance, self._in_order(group, step), taken, must_move=not place)
+        allowance.release()
+        for group in dealt:
+            self._deal(allowance, self._in_order(group, step), taken)
+
+    def _equal_shares(
+        self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
+    ) -> list[tuple[int, float]]:
+        """Of each group: tokens, and its part of the time that those before it leave; all flows take the same time of a step."""
+        each = [self._costs.prompt_token_seconds_at(group[0].position) for group in groups]
+        row_seconds = self._costs.decode_row_seconds(sum(rows.values()))
+        writing = [row_seconds * rows.get(group[0].service.flow, 0) for group in groups]
+        rates = sum(1 / cost for cost in each)
+        equal = (tokens + sum(spent / cost for spent, cost in zip(writing, each, strict=True))) / rates
+        reading = [max(0.0, equal - spent) for spent in writing]
+        left = list(itertools.accumulate(reversed(reading)))[::-1]
+        return [
+            (int(seconds / cost), seconds / rest if rest else 0.0)
+            for seconds, cost, rest in zip(reading, each, left, strict=True)
+        ]
+
+    def _in_order(self, prompts: list[ScheduledSequence], step: int) -> list[ScheduledSequence]:
+        """As `_share_within` would serve them if there were room for few: the shorter ones, the oldest, the others."""
+        ahead, behind = self._others(prompts, step)
+        return [*ahead, prompts[0], *behind] if self._first_flow & 1 else [prompts[0], *ahead, *behind]
+
+    def _share_within(
+        self, prompts: list[ScheduledSequence], allowance: Allowance, taken: dict[ScheduledSequence, int], step: int
+    ) -> None:
         ahead, behind = self._others(prompts, step)
         oldest = prompts[:1]
-        taken: dict[ScheduledSequence, int] = {}
         if not ahead:
             self._deal(allowance, oldest, taken, must_move=True)
         else:
@@ -97,7 +187,6 @@ class ChunkSharing:
             self._deal(allowance, second, taken)
             self._deal(allowance, first, taken)
         self._deal(allowance, behind, taken)
-        return list(taken.items())
 
     def _should_only_decode(self, step: int) -> bool:
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:

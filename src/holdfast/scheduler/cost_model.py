@@ -114,6 +114,14 @@ class CostModel:
         """A step that only decodes so many rows."""
         return self._decode.at(rows)
 
+    def decode_row_seconds(self, rows: int) -> float:
+        """What one of so many decoding rows takes of a step; 0 before such a step was measured."""
+        return self._decode.at(rows) / rows if rows and self._decode.is_learned else 0.0
+
+    def prompt_token_seconds_at(self, position: int) -> float:
+        """A prompt token at that position."""
+        return self._prompt.at(position)
+
     def seconds_per_chunk(self) -> float:
         """What a chunk costs beside decoding rows before its first token is counted."""
         return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)

@@ -65,3 +65,5 @@ class SchedulerStatistics:
     reserved_bytes: int  # of running sequences, live states that they share included, and of ended ones that a step still touches
     budget_bytes: int
     preemptions: int  # since the start
+    max_running: int  # the limits that count
+    step_tokens: int

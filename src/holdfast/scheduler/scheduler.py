@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
 
 from holdfast.config import SchedulerSettings
 from holdfast.engine.plan import Span, StepPlan
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull
-from holdfast.messages.requests import RequestId
+from holdfast.messages.requests import RequestId, ServiceClass
 from holdfast.scheduler.admission import KvLedger
-from holdfast.scheduler.chunking import ChunkSharing
+from holdfast.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
 from holdfast.scheduler.decision import Decision, Reservation, SchedulerStatistics, SequenceCosts, StepOutcome
+from holdfast.scheduler.fairness import FairShare
+from holdfast.scheduler.limits import checked_limits
 from holdfast.scheduler.place_estimate import PlaceEstimate
-from holdfast.scheduler.preemption import RoomMade, extra_bytes, make_room
-from holdfast.scheduler.sequence import ScheduledSequence
+from holdfast.scheduler.preemption import RoomMade, extra_bytes, make_room, who_is_beyond, who_makes_way
+from holdfast.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, check_sequences
+from holdfast.scheduler.under_way import StepUnderWay
 
 _NOTHING_TO_DO = Decision()
 _COPIED_BYTES_PER_SECOND = 1e9  # of KV that is made room for or restored; a slow memory bus does several times that
-
-
-@dataclass(slots=True)
-class _StepUnderWay:
-    """A plan that was given out and not reported yet."""
-
-    number: int
-    plan: StepPlan
-    load: StepLoad
-    drawless: tuple[ScheduledSequence, ...]  # may draw nothing and are read to their end with this step
 
 
 class Scheduler:
@@ -62,14 +54,16 @@ class Scheduler:
         self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens)
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
         self._places = PlaceEstimate()
+        self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._known: dict[RequestId, ScheduledSequence] = {}  # waiting and running
         self._queue: list[ScheduledSequence] = []  # oldest first; those that are not ready keep their place and let others pass
         self._running: dict[RequestId, ScheduledSequence] = {}  # oldest first
         self._reading: list[ScheduledSequence] = []  # running, known tokens left to plan; oldest first
         self._decoding: list[ScheduledSequence] = []  # running, draws left to plan
-        self._under_way: deque[_StepUnderWay] = deque()
+        self._under_way: deque[StepUnderWay] = deque()
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = 0
+        self._was_lowered = False  # the limit of running sequences: more may run until the next step
 
     def submit(
         self,
@@ -81,12 +75,15 @@ class Scheduler:
         boundaries: tuple[int, ...] = (),
         scores_prompt: bool = False,
         is_ready: bool = True,
+        service: ServiceClass = DEFAULT_SERVICE,
+        is_idle_work: bool = False,
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
         drawn_tokens: of its answer, by another worker; they are read like the prompt and count towards `max_tokens`.
         is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
+        is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits for one short step at most.
         An answer is cut short where the context window ends. Raises QueueFull, TooLargeForMemory, PromptTooLong, and
         InvalidRequest for an empty prompt or an id that is waiting or running already.
         """
@@ -101,8 +98,8 @@ class Scheduler:
             raise InvalidRequest(f"all {max_tokens} tokens of the answer are drawn already", field="generated_token_ids")
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.
-        limit = self._settings.max_queued + self._settings.max_running - len(self._running)
-        if len(self._queue) >= limit:
+        limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
+        if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
             raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
         self._submissions += 1
         sequence = ScheduledSequence(
@@ -115,9 +112,20 @@ class Scheduler:
             boundaries=boundaries,
             scores_prompt=scores_prompt,
             is_ready=is_ready,
+            service=service,
+            is_idle_work=is_idle_work,
         )
         self._known[request_id] = sequence
         self._queue.append(sequence)
+        self._fairness.join(sequence)
+
+    def set_limits(self, *, max_running: int, step_tokens: int) -> None:
+        """From the next step on so many may run, and a step may read so much. Who runs beyond it waits again; nobody is ended.
+
+        Raises InvalidRequest, and nothing changes, for what they may not be.
+        """
+        self._settings = checked_limits(self._settings, max_running=max_running, step_tokens=step_tokens)
+        self._step_tokens, self._was_lowered = step_tokens, True
 
     def begin_behind(self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0) -> None:
         """A waiting request is ready: it begins behind its first tokens, which are cached; fewer than it knows.
@@ -212,6 +220,7 @@ class Scheduler:
         sequence = self._known[request_id]
         if request_id in self._running:
             self._leave(sequence)
+            self._fairness.preempt(sequence)
         else:
             self._queue.remove(sequence)
         sequence.submitted_after_step = self._issued_steps
@@ -230,14 +239,19 @@ class Scheduler:
     def next_step(self) -> Decision:
         """Decide about one more step. An empty plan means: nothing to do before something is observed or submitted."""
         needy = [sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens]
-        if not needy and not self._reading and self._next_in_queue() is None:
+        if not needy and not self._reading and not self._excess and self._next_in_queue() is None:
             if not self._decoding:
                 return _NOTHING_TO_DO
             return self._decision(RoomMade(), ())
-        room = make_room(needy, self._running, self._ledger, preempt=self._preempt) if needy else RoomMade()
+        room = RoomMade()
+        if needy:
+            ranks = self._fairness.ranks(self._running)
+            room = make_room(needy, self._running, self._ledger, ranks=ranks, preempt=self._preempt)
         admitted: tuple[Reservation, ...] = ()
         if not room.someone_waits and not room.preempted:
+            room.preempted += self._shrink()
             room.preempted += self._make_paused_give_way()
+            room.preempted += self._make_many_give_way()
             admitted = self._admit()
         return self._decision(room, admitted)
 
@@ -276,18 +290,21 @@ class Scheduler:
         ends = self._end_all(step, outcome, finished) if outcome.ended or finished or step.drawless else ()
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
+        self._fairness.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
         return ends
 
     def statistics(self) -> SchedulerStatistics:
         """What is going on now, and counters since the start."""
         return SchedulerStatistics(
-            running=len(self._running),
-            queued=len(self._queue),
-            reading=len(self._reading),
+            running=sum(not each.is_idle_work for each in self._running.values()),
+            queued=sum(not each.is_idle_work for each in self._queue),
+            reading=sum(not each.is_idle_work for each in self._reading),
             reserved_bytes=self._ledger.reserved_bytes + self._ledger.held_bytes - self._ledger.parked_bytes,
             budget_bytes=self._ledger.budget_bytes,
             preemptions=self._preemptions,
+            max_running=self._settings.max_running,
+            step_tokens=self._step_tokens,
         )
 
     def check_invariants(self) -> None:
@@ -297,22 +314,14 @@ class Scheduler:
         assert len(waiting) == len(self._queue), "a sequence waits twice"
         assert waiting | set(self._running) == set(self._known), "a sequence is neither waiting nor running"
         assert not waiting & set(self._running), "a sequence waits and runs"
-        for row in (self._queue, list(self._running.values())):
-            assert row == sorted(row, key=lambda each: each.order), "somebody overtook"
-        assert len(self._running) <= self._settings.max_running, "too many run"
-        active = [sequence for sequence in self._running.values() if not sequence.is_paused]
-        reading = [sequence for sequence in active if sequence.position < sequence.known_tokens]
-        assert reading == self._reading, "the list of prompts being read is wrong"
-        decoding = {each for each in active if each not in reading and not each.is_fully_planned}
-        assert decoding == set(self._decoding), "the list of decoding sequences is wrong"
-        assert len(decoding) == len(self._decoding), "a sequence decodes twice"
-        for sequence in self._running.values():
-            assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
-            assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"
+        assert self._was_lowered or not self._excess, "too many run"
+        assert len(self._known) == 1 or not any(each.is_idle_work for each in self._known.values()), "idle work is not alone"
+        assert self._fairness.flows == len({each.service.flow for each in self._known.values()}), "flows are miscounted"
+        check_sequences(self._queue, self._running, reading=self._reading, decoding=self._decoding)
 
     def _next_in_queue(self) -> ScheduledSequence | None:
-        """The oldest that may be admitted."""
-        return next((sequence for sequence in self._queue if sequence.may_be_admitted), None)
+        """Whose turn it is to be admitted; of a single flow the oldest's."""
+        return self._fairness.next(self._queue, self._running.values())
 
     def _admit(self) -> tuple[Reservation, ...]:
         admitted: list[Reservation] = []
@@ -321,6 +330,7 @@ class Scheduler:
             if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
                 break
             self._queue.remove(sequence)
+            self._fairness.admit(sequence)
             self._ledger.enter(sequence, step=self._issued_steps)
             self._let_run(sequence)
             admitted.append(Reservation(request_id=sequence.request_id, capacity_tokens=sequence.capacity_tokens))
@@ -346,8 +356,34 @@ class Scheduler:
             self._preempt(paused[-1])
         return preempted
 
+    def _make_many_give_way(self) -> list[RequestId]:
+        """Preempt sequences of who has many running for the one whose turn it is, if that gives it room."""
+        waits = self._next_in_queue()
+        if waits is None or waits.last_step > self._observed_steps:
+            return []
+        givers = self._fairness.givers(waits, self._running)
+        most = self._settings.max_running
+        return self._preempt_all(who_makes_way(waits, self._running, self._ledger, givers=givers, max_running=most))
+
+    @property
+    def _excess(self) -> int:
+        """How many more run than may."""
+        return max(0, len(self._running) - self._settings.max_running)
+
+    def _shrink(self) -> list[RequestId]:
+        """Preempt what runs beyond a limit that was lowered."""
+        self._was_lowered = bool(self._excess)
+        ranks = self._fairness.ranks(self._running) if self._was_lowered else {}
+        return self._preempt_all(who_is_beyond(self._running, ranks, most=self._settings.max_running) if ranks else [])
+
+    def _preempt_all(self, sequences: list[ScheduledSequence]) -> list[RequestId]:
+        for sequence in sequences:
+            self._preempt(sequence)
+        return [sequence.request_id for sequence in sequences]
+
     def _preempt(self, sequence: ScheduledSequence) -> None:
         self._leave(sequence)
+        self._fairness.preempt(sequence)
         sequence.cached_tokens = sequence.held_tokens = 0
         bisect.insort(self._queue, sequence, key=_order)
         self._preemptions += 1
@@ -359,6 +395,7 @@ class Scheduler:
 
     def _forget(self, sequence: ScheduledSequence) -> None:
         del self._known[sequence.request_id]
+        self._fairness.forget(sequence)
         if sequence.request_id in self._running:
             self._leave(sequence)
         else:
@@ -373,7 +410,7 @@ class Scheduler:
                 self._decoding.remove(sequence)
         self._ledger.leave(sequence, observed_steps=self._observed_steps)
 
-    def _end_all(self, step: _StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
+    def _end_all(self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]) -> tuple[RequestId, ...]:
         """Forget what ended with a step; returns those of them that the worker does not know of yet."""
         finished += [
             each.request_id
@@ -396,7 +433,7 @@ class Scheduler:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
         self._issued_steps = number
-        self._under_way.append(_StepUnderWay(number, plan, load, drawless))
+        self._under_way.append(StepUnderWay(number, plan, load, drawless))
         return plan
 
     def _decode_spans(self, number: int) -> list[Span]:
@@ -434,7 +471,11 @@ class Scheduler:
         seconds = self._settings.stall_seconds if rows else math.inf
         chunk_tokens, scored_tokens, position_sum = 0, 0, 0.0
         drawless: list[ScheduledSequence] = []
-        chunks = self._sharing.share(self._reading, tokens=self._step_tokens - rows, seconds=seconds, step=number)
+        by_flow = Counter(self._known[span.request_id].service.flow for span in spans) if self._fairness.flows > 1 else NO_ROWS
+        room = self._step_tokens - rows
+        if self._reading[0].is_idle_work:
+            room = min(room, self._tokens_for_whom_one_can_wait(self._reading[0].position))
+        chunks = self._sharing.share(self._reading, tokens=room, seconds=seconds, step=number, rows=by_flow)
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens
@@ -453,6 +494,10 @@ class Scheduler:
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
         return StepLoad(rows, len(chunks), chunk_tokens, position_sum, scored_tokens), tuple(drawless)
+
+    def _tokens_for_whom_one_can_wait(self, position: int) -> int:
+        """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by another one's chunk."""
+        return max(self._settings.min_chunk_tokens, self._costs.tokens_within(self._settings.stall_seconds, position))
 
 
 def _order(sequence: ScheduledSequence) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.messages.requests import RequestId
+from holdfast.messages.requests import RequestId, ServiceClass
+
+DEFAULT_SERVICE = ServiceClass()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -20,6 +23,10 @@ class ScheduledSequence:
     max_tokens: int
     submitted_after_step: int  # results of that step and of earlier ones are of another sequence of the same id, or not wanted
     boundaries: tuple[int, ...] = ()  # ascending; a span of the prompt ends at each of them, so that state can be kept there
+    service: ServiceClass = DEFAULT_SERVICE
+    waited_seconds: float = 0.0  # before it was admitted, of the time that steps took; all times together
+    waits_since: float = 0.0  # of that time, while it waits
+    is_idle_work: bool = False  # runs alone, in steps for whose end others can wait
     scores_prompt: bool = False  # log-probabilities of the prompt's tokens are wanted
     cached_tokens: int = 0  # need not be read: the engine begins from snapshots of them
     held_tokens: int = 0  # of these, in memory that is counted elsewhere: nothing is reserved for them
@@ -37,6 +44,11 @@ class ScheduledSequence:
     def may_be_admitted(self) -> bool:
         """Whether nothing but room keeps it waiting."""
         return self.is_ready and not self.is_paused
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.service.priority == "batch"
 
     @property
     def final_tokens(self) -> int:
@@ -73,3 +85,24 @@ class ScheduledSequence:
         """Let it run no longer; returns the bytes that it had reserved. Draws of steps under way still count."""
         freed, self.reserved_bytes, self.capacity_tokens = self.reserved_bytes, 0, 0
         return freed
+
+
+def check_sequences(
+    queue: Sequence[ScheduledSequence],
+    running: Mapping[RequestId, ScheduledSequence],
+    *,
+    reading: Sequence[ScheduledSequence],
+    decoding: Sequence[ScheduledSequence],
+) -> None:
+    """Assert that the lists of a scheduler agree with each other and with their sequences."""
+    for row in (list(queue), list(running.values())):
+        assert row == sorted(row, key=lambda each: each.order), "somebody overtook"
+    active = [sequence for sequence in running.values() if not sequence.is_paused]
+    unread = [sequence for sequence in active if sequence.position < sequence.known_tokens]
+    assert unread == list(reading), "the list of prompts being read is wrong"
+    writing = {each for each in active if each not in unread and not each.is_fully_planned}
+    assert writing == set(decoding), "the list of decoding sequences is wrong"
+    assert len(writing) == len(decoding), "a sequence decodes twice"
+    for sequence in running.values():
+        assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
+        assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"

@@ -22,6 +22,8 @@ _CACHE_GAUGES = (
 )
 _CACHE_COUNTERS = (
     ("ram_evicted_blocks", "Blocks that left RAM."),
+    ("read_ahead_tokens", "Tokens read for next turns before they came, while there was nothing else to do."),
+    ("used_ahead_tokens", "Of these, those that such turns began from."),
     ("waits", "Requests that waited for another one's reading."),
 )
 _CACHE_SECONDS = (

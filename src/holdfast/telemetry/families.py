@@ -26,7 +26,7 @@ def plain(
         yield family
 
 
-def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, int]]) -> Metric:
+def labelled(name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]) -> Metric:
     """A counter with a label beside the model. `counts`: model id → value of the label → count."""
     counter = CounterMetricFamily(name, documentation, labels=["model", label])
     for model, by_value in counts.items():

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
 from holdfast.telemetry.cache_metrics import cache_families
 from holdfast.telemetry.families import histograms, labelled, plain
 from holdfast.telemetry.loop_lag import LoopLag
@@ -43,6 +43,12 @@ _CONSTRAINED = (
     ("mask_seconds", "Time that filling masks took."),
     ("failures", "Sequences that ended because their grammar allowed nothing any more."),
 )
+_RESIDENT = (
+    ("loaded", "Whether the model is loaded."),
+    ("leases", "Requests that use the model."),
+    ("waiting", "Requests that wait until there is room for the model."),
+    ("footprint_bytes", "Memory that the model takes."),
+)
 _SECONDS = (("step_seconds", "How long the engine's steps take."),)
 
 
@@ -55,6 +61,7 @@ class Metrics(Collector):
         self._statistics: Mapping[str, WorkerStatistics] = {}
         self._load_seconds: Mapping[str, float] = {}
         self._restarts: Mapping[str, Mapping[str, int]] = {}
+        self._residency: Mapping[str, ResidencyFigures] = {}
         self._resumed: Mapping[str, int] = {}
         self.loop_lag = LoopLag()
         self.registry.register(self)
@@ -87,12 +94,14 @@ class Metrics(Collector):
         *,
         load_seconds: Mapping[str, float] | None = None,
         restarts: Mapping[str, Mapping[str, int]] | None = None,
+        residency: Mapping[str, ResidencyFigures] | None = None,
         resumed: Mapping[str, int] | None = None,
     ) -> bytes:
         """All metrics in Prometheus' text format, with what is known of these workers now, by model id.
 
         restarts: of the workers, by cause. resumed: streams that have gone on with another worker.
         """
+        self._residency = residency or {}
         self._statistics, self._load_seconds = statistics, load_seconds or {}
         self._restarts, self._resumed = restarts or {}, resumed or {}
         return generate_latest(self.registry)
@@ -116,6 +125,11 @@ class Metrics(Collector):
             resumed.add_metric([model], streams)
         yield resumed
         yield labelled("holdfast_worker_restarts", "Workers that were replaced.", "cause", self._restarts)
+        yield from plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, self._residency)
+        changes = {model: numbers.changes for model, numbers in self._residency.items()}
+        yield labelled("holdfast_model_changes", "Loads, loads that failed, and unloads by their reason.", "change", changes)
+        waits = {model: numbers.wait_seconds for model, numbers in self._residency.items()}
+        yield labelled("holdfast_model_wait_seconds", "Time that requests waited for a place, or for the load.", "for", waits)
         yield from plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, self._statistics)
         yield from plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, self._statistics)
         constraints = {model: numbers.constraints for model, numbers in self._statistics.items()}

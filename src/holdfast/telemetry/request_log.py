@@ -33,6 +33,7 @@ class RequestRecord:
     path: str
     client: str
     request_id: str = ""
+    key: str = ""  # the name of the API key that it came with
     status: int = CLIENT_GONE
     model: str = ""
     error_code: str = ""
@@ -79,6 +80,7 @@ class RequestRecord:
         """Everything under its name; what is not known is left out."""
         named = {
             "client": self.client,
+            "key": self.key,
             "method": self.method,
             "path": self.path,
             "request_id": self.request_id,
@@ -101,6 +103,7 @@ class RequestRecord:
             "first_token_seconds": _rounded(self._first_text_seconds(answer)),
             "tokens_per_second": _rounded(answer.tokens_per_second),
             "finish_reason": _once_each(answer.finish_reasons),
+            "resumed": answer.resumptions or None,
             "prompt": answer.prompt[:LONGEST_CONTENT],
             "answers": [answer.texts[index] for index in sorted(answer.texts)],
         }
@@ -121,6 +124,7 @@ class RequestRecord:
             "" if first_seconds is None else f"first {first_seconds:.2f} s",
             "" if speed is None else f"{speed:.1f} tok/s",
             whole,
+            f"resumed {answer.resumptions} times" if answer.resumptions else "",
         )
 
     def _end(self) -> str:

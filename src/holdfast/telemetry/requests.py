@@ -93,6 +93,11 @@ class AnswerRecord:
         return sum(self._cached.values()) if self._cached else None
 
     @property
+    def resumptions(self) -> int:
+        """Workers that died in the middle of it, of all choices together; known once it has ended."""
+        return sum(end.resumptions for end, _ in self.ends)
+
+    @property
     def tokens(self) -> int:
         """Of all choices, as far as they came."""
         return sum(self._tokens.values())

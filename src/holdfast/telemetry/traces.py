@@ -205,6 +205,7 @@ def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
         "holdfast.moved_tokens": memory.moved_tokens,
         "holdfast.shared_tokens": memory.shared_tokens,
         "holdfast.disk_tokens": memory.disk_tokens,
+        "holdfast.read_ahead_tokens": memory.read_ahead_tokens,
         "holdfast.unused_tokens": memory.unused_tokens,
         "holdfast.waited_seconds": memory.waited_seconds,
         "holdfast.restore_seconds": memory.restore_seconds,

@@ -7,6 +7,7 @@ import sys
 import msgspec
 
 from holdfast.config import LogSettings, ModelSettings, ResidencySettings, SchedulerSettings, StoreSettings
+from holdfast.models.device_memory import ALL_OF_IT, MemoryShare
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "holdfast.worker")  # -P: nothing in the working folder can pose as a module
 
@@ -17,10 +18,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     hash_cache: str = ""  # file in which hashes of model files are kept for the next start; empty: nowhere
     compiled_code: str = ""  # folder in which what MLX compiles is kept for the next start; empty: nowhere
+    crash_reports: str = ""  # folder for what is told of workers that died; empty: nowhere
     model: ModelSettings
     scheduler: SchedulerSettings
     store: StoreSettings
     log: LogSettings = LogSettings()
+    share: MemoryShare = ALL_OF_IT  # of the memory that is left
     residency: ResidencySettings = ResidencySettings()
     command: tuple[str, ...] = WORKER_COMMAND  # that starts its process
 

@@ -21,6 +21,7 @@ from holdfast.worker.counters import Counters
 from holdfast.worker.failures import costing_no_answer
 from holdfast.worker.lookups import Lookups
 from holdfast.worker.parts import Cache, StepEngine
+from holdfast.worker.read_ahead import ReadAheadRuns
 from holdfast.worker.sequences import LiveSequence
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ class CacheSteps:
         counters: Counters,
         on_end: Callable[[LiveSequence], None],
         clock: Callable[[], float],
+        read_ahead: ReadAheadRuns | None = None,
     ) -> None:
-        """`on_end`: all of a sequence that ended is committed."""
+        """`on_end`: all of a sequence that ended is committed. read_ahead: where idle work says what it has read."""
         self._cache, self._counters, self._clock = cache, counters, clock
+        self._read_ahead = read_ahead or ReadAheadRuns()
         self._lookups = Lookups(cache, scheduler, clock=clock)
         self._commits = Commits(cache, engine, on_progress=self._lookups.progress, on_end=on_end)
         self._scheduler = scheduler
@@ -64,7 +67,7 @@ class CacheSteps:
 
     def boundaries(self, request: SequenceRequest) -> tuple[int, ...]:
         """Where spans of the request's prompt have to end."""
-        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self._keeps(request) else ()
+        return self._cache.boundaries(len(request.prompt_token_ids), request.branch_points) if self.keeps(request) else ()
 
     def look_up(self, sequence: LiveSequence) -> None:
         """Find what a waiting sequence can begin from; the scheduler is told when it is at hand."""
@@ -107,7 +110,7 @@ class CacheSteps:
             prefix = self._cache.prefix(lookup) if lookup.cached_tokens else None
             sequence.restore_seconds = lookup.fetch_seconds + self._clock() - began_at
         with costing_no_answer("what request %s reads is not kept", request.request_id):
-            if self._keeps(request):
+            if self.keeps(request):
                 keep = self._cache.policy(len(request.prompt_token_ids), request.branch_points)
         return prefix, keep
 
@@ -132,6 +135,9 @@ class CacheSteps:
             waited_seconds=sequence.waited_seconds,
             restore_seconds=sequence.restore_seconds,
         )
+        if sequence.report is None and not request.is_idle_work:
+            used = self._read_ahead.take(sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens)
+            report = msgspec.structs.replace(report, read_ahead_tokens=used)
         self._count(sequence, report)
         self._lookups.release(sequence)
 
@@ -172,7 +178,8 @@ class CacheSteps:
     def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
         if sequence.report is None:  # else it was preempted, and finds mostly what it has read itself
             sequence.report = report
-            self._counters.count_report(report)
+            if not sequence.request.is_idle_work:
+                self._counters.count_report(report)
 
     def restart_cold(self, sequence: LiveSequence) -> None:
         """A waiting sequence begins from its first token, whatever is cached."""
@@ -229,7 +236,7 @@ class CacheSteps:
             sequence.request.request_id,
             otherwise=lambda error: self.give_up(sequence),
         ):
-            if self._keeps(sequence.request):
+            if self.keeps(sequence.request):
                 self._commits.copy_rest(sequence, for_good=for_good)
             else:
                 self._commits.leave(sequence)
@@ -270,5 +277,6 @@ class CacheSteps:
         """Whether it may begin from what is cached: a prompt of which everything is asked has to be read whole."""
         return self._cache.keeps_anything and request.reusable_tokens > 0
 
-    def _keeps(self, request: SequenceRequest) -> bool:
+    def keeps(self, request: SequenceRequest) -> bool:
+        """Whether what is read for it is there for later requests."""
         return self._serves(request) and request.is_kept

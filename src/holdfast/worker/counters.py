@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -49,9 +50,12 @@ class Counters:
     moved_tokens: int = 0  # of these, by how they were had
     shared_tokens: int = 0
     disk_tokens: int = 0
+    read_ahead_tokens: int = 0  # not in prompt_tokens
+    used_ahead_tokens: int = 0
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # of requests for which something was there
     constraints: ConstraintFigures = field(default_factory=ConstraintFigures)  # the engine's own
+    device_bytes: Callable[[], int] = int  # memory of a GPU that the worker has
 
     def count_step(self, seconds: float) -> None:
         """One step has been collected."""
@@ -65,6 +69,7 @@ class Counters:
         self.moved_tokens += report.moved_tokens
         self.shared_tokens += report.shared_tokens
         self.disk_tokens += report.disk_tokens
+        self.used_ahead_tokens += report.read_ahead_tokens
         self.lookup_seconds.count(report.lookup_seconds)
         if report.cached_tokens:
             self.restore_seconds.count(report.restore_seconds)
@@ -75,6 +80,8 @@ class Counters:
             in_answer=in_answer,
             running=load.running,
             queued=load.queued,
+            max_running=load.max_running,
+            step_tokens=load.step_tokens,
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
@@ -87,6 +94,7 @@ class Counters:
             kv_reserved_bytes=load.reserved_bytes,
             kv_budget_bytes=load.budget_bytes,
             resident_bytes=resident_bytes(),
+            device_bytes=self.device_bytes(),
             step_seconds=self.step_seconds.histogram(),
             memory=None if cache is None else self._with_lookups(cache),
             constraints=msgspec.structs.replace(self.constraints),
@@ -99,6 +107,8 @@ class Counters:
             moved_tokens=self.moved_tokens,
             shared_tokens=self.shared_tokens,
             disk_tokens=self.disk_tokens,
+            read_ahead_tokens=self.read_ahead_tokens,
+            used_ahead_tokens=self.used_ahead_tokens,
             lookups={outcome.value: count for outcome, count in self.lookups.items()},
             lookup_seconds=self.lookup_seconds.histogram(),
             restore_seconds=self.restore_seconds.histogram(),

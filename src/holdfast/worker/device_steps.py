@@ -68,6 +68,14 @@ class DeviceSteps(Generic[Step]):
             logger.exception("the last step failed")
             return None
 
+    def _check_device(self) -> None:
+        """Who failed is not to blame when nothing can be computed at all. Raises DeviceBroken then."""
+        try:
+            with device_call():
+                self._engine.check_device()
+        except DeviceFailed as failure:
+            raise DeviceBroken(f"the device computes nothing any more: {failure}") from failure
+
     def retry_alone(self, span: Span, *, reopen: Callable[[], None]) -> SpanResult:
         """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
 
@@ -82,6 +90,7 @@ class DeviceSteps(Generic[Step]):
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
                 raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {failure}") from failure
+            self._check_device()
             return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")
         self._failures_in_a_row = 0
         return result

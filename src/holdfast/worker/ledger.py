@@ -78,12 +78,24 @@ class Ledger:
         now = self._clock()
         if sequence.prompt_logprobs and reason is FinishReason.LENGTH:  # nothing was to be drawn, only the prompt scored
             self._emit_started(sequence, now=now)
-        self.counters.finished[reason] += 1
+        self.counters.finished[reason] += not sequence.request.is_idle_work
         self.emit(sequence.finished(reason, now=now, error=error))
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
         """Count the part of a span that lies in the prompt as read."""
-        self.counters.prompt_tokens += max(0, min(start + tokens, len(sequence.request.prompt_token_ids)) - start)
+        end = min(start + tokens, len(sequence.request.prompt_token_ids))
+        if sequence.request.is_idle_work:
+            self.counters.read_ahead_tokens += end - start
+            sequence.read_to = end
+        else:
+            self.counters.prompt_tokens += max(0, end - start)
+
+    def set_back(self, sequence: LiveSequence) -> LiveSequence:
+        """Put a new one, of which nothing has begun, in the place of a live sequence; nothing is said about it."""
+        assert self.is_live(sequence)
+        fresh = LiveSequence(request=sequence.request, submitted_at=sequence.submitted_at)
+        self._live[sequence.request.request_id] = fresh
+        return fresh
 
     def score(self, sequence: LiveSequence, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Keep scores of a part of the prompt until they are complete."""

@@ -144,6 +144,16 @@ class Lifetimes:
         self._ledger.finish(sequence, reason, error=error)
         self._close(sequence, is_healthy=reason is not FinishReason.FAILED)
 
+    def set_aside(self, sequence: LiveSequence) -> LiveSequence:
+        """Close a sequence of which nothing was said yet, to begin it anew some time; what it has read is kept.
+
+        Returns the one that stands for it from now on, of which the scheduler does not know.
+        """
+        self._scheduler.cancel(sequence.request.request_id)
+        fresh = self._ledger.set_back(sequence)
+        self._close(sequence)
+        return fresh
+
     def cancel_all(self, *, unhealthy: tuple[LiveSequence, ...]) -> None:
         """End all sequences; of those that are `unhealthy` nothing is kept."""
         for sequence in self._ledger.live():

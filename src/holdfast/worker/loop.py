@@ -7,6 +7,7 @@ Python works while the device computes. Results of sequences that ended or were 
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
     SHUT_DOWN,
     Command,
+    SchedulerLimits,
     SequenceControl,
     SequenceRequest,
     WorkerControl,
@@ -31,17 +33,21 @@ from holdfast.worker.counters import Counters
 from holdfast.worker.device_steps import DeviceSteps
 from holdfast.worker.failures import costing_no_answer
 from holdfast.worker.flight import Flight, expected_together
+from holdfast.worker.idle_work import IdleWork
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.lifetimes import Lifetimes
 from holdfast.worker.no_sessions import NoSessions
 from holdfast.worker.parts import Cache, Step, StepEngine, WorkerSessions
 from holdfast.worker.pulse import Pulse
+from holdfast.worker.read_ahead import ReadAheadRuns
 from holdfast.worker.sequences import LiveSequence
 
 FETCHING_SECONDS = 0.001  # between looks at what the disk has brought, when there is nothing else to do
 IDLE_SECONDS = 5.0  # longest wait without work; a command ends it at once
 STATISTICS_SECONDS = 0.25  # how often a working worker emits its figures unasked
+
+logger = logging.getLogger("holdfast.worker")
 
 SHUTTING_DOWN = WorkerUnavailable("the server is shutting down")
 
@@ -73,6 +79,7 @@ class WorkerLoop:
         self._engine = engine
         self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens)
         self._ledger = ledger = Ledger(clock=clock, counters=counters)
+        runs = ReadAheadRuns()
         self._cache = CacheSteps(
             cache or NoCache(),
             engine=engine,
@@ -80,8 +87,10 @@ class WorkerLoop:
             counters=ledger.counters,
             on_end=self._record_use,
             clock=clock,
+            read_ahead=runs,
         )
         self._lifetimes = Lifetimes(engine=engine, scheduler=scheduler, ledger=ledger, cache=self._cache, clock=clock)
+        self._idle = IdleWork(ledger=ledger, scheduler=scheduler, cache=self._cache, lifetimes=self._lifetimes, runs=runs)
         self._flight: Flight | None = None
         self._collected_at = 0.0
         self._emitted_at = -IDLE_SECONDS
@@ -130,6 +139,7 @@ class WorkerLoop:
         """Raise AssertionError when the books disagree with themselves or with the scheduler's."""
         self._ledger.check_invariants()
         self._scheduler.check_invariants()
+        self._idle.check_invariants()
 
     def _receive(self, *, timeout_seconds: float) -> list[Command]:
         self._pulse.rest()
@@ -167,15 +177,29 @@ class WorkerLoop:
                 {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
             elif command == SHUT_DOWN:
                 self._is_closing = True
+            elif isinstance(command, SchedulerLimits):
+                self._set_limits(command)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:
                 self._carry_out(command)
 
+    def _set_limits(self, limits: SchedulerLimits) -> None:
+        try:
+            self._scheduler.set_limits(max_running=limits.max_running, step_tokens=limits.step_tokens)
+        except InvalidRequest as error:  # the front has checked it: both have the same settings
+            logger.error("the limits stay as they are: %s", error)
+
     def _accept(self, request: SequenceRequest) -> None:
         if self._is_closing:
             self._ledger.reject(request, SHUTTING_DOWN)
             return
+        if request.is_idle_work:
+            self._idle.accept(request)
+            return
+        if self._is_idle_work_under_way:
+            self._complete_flight()
+        self._idle.give_way(request)
         self._complete_what_is_to_be_committed()
         try:
             self._scheduler.submit(
@@ -185,6 +209,7 @@ class WorkerLoop:
                 drawn_tokens=len(request.generated_token_ids),
                 boundaries=self._cache.boundaries(request),
                 scores_prompt=request.want_prompt_logprobs,
+                service=request.service,
                 is_ready=False,  # until it is looked up
             )
         except (QueueFull, InvalidRequest) as refusal:
@@ -202,7 +227,7 @@ class WorkerLoop:
 
     def _pause(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
-        if sequence is None or self._scheduler.is_paused(request_id):
+        if sequence is None or self._scheduler.is_paused(request_id) or sequence.request.is_idle_work:
             return
         self._scheduler.pause(request_id)
         self._cache.withdraw(sequence)  # nobody is to wait for one that stands still
@@ -219,6 +244,10 @@ class WorkerLoop:
             self._cache.look_up(sequence)
 
     def _carry_out(self, command: SessionCommand) -> None:
+        if command.operation == "close":
+            if self._is_idle_work_under_way:
+                self._complete_flight()
+            self._idle.forget_session(command.session_id, tenant=command.tenant)
         self._complete_what_is_to_be_committed()
         self._cache.flush()
 
@@ -244,7 +273,7 @@ class WorkerLoop:
     def _advance(self) -> bool:
         """Dispatch the next step, and collect the one before it: after that where it pays, else first. False when idle."""
         previous = self._flight
-        if self._engine.runs_ahead:
+        if self._engine.runs_ahead and not self._is_idle_work_under_way:  # of which who comes waits for one step only
             self._complete_what_is_to_be_committed()
         else:
             self._complete_flight()
@@ -253,6 +282,7 @@ class WorkerLoop:
                 self._emit_statistics(is_busy=True)
         self._cache.advance()
         self._tend_sessions()
+        self._idle.begin()
         self._cache.make_room(live=self._ledger.live())
         decision = self._scheduler.next_step()
         if decision.preempted:
@@ -267,7 +297,14 @@ class WorkerLoop:
         if self._flight is not None and self._flight.is_suspect:
             self._complete_flight()
             return True
-        return previous is not None or self._flight is not None
+        if previous is None and self._flight is None:
+            self._idle.give_up_if_stuck()
+            return False
+        return True
+
+    @property
+    def _is_idle_work_under_way(self) -> bool:
+        return self._flight is not None and any(each.request.is_idle_work for each in self._flight.sequences)
 
     def _begin(self, decision: Decision) -> Flight | None:
         ledger = self._ledger

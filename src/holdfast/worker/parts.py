@@ -56,6 +56,9 @@ class StepEngine(Protocol[Step]):
     def keep_rest(self, request_id: RequestId) -> Kept | None:
         """Copy out what has not been kept of an open sequence, without waiting; None when nothing can be."""
 
+    def check_device(self) -> None:
+        """Compute something that is known; raises what a device raises that computes nothing any more."""
+
     def abandon_pending(self) -> None:
         """Forget dispatched steps that will not be collected, because one of them failed."""
 

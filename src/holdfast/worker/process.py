@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ def run_process(serve: Serve) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wake_reader, wake_writer = os.pipe()
     watch = _Watch(wake_writer)
+    faulthandler.enable()  # where a fault of the device's library happened is told in the log, and so in the crash report
     assignment = msgspec.json.decode(sys.stdin.buffer.read(), type=Assignment)
     settings = assignment.settings
     signal.signal(signal.SIGTERM, lambda signum, frame: watch.handle_sigterm(assignment.parent_pid))

@@ -24,6 +24,7 @@ class LiveSequence:
     first_token_at: float | None = None
     last_token_at: float | None = None
     capacity_tokens: int = 0
+    read_to: int = 0  # tokens of the prompt, from its beginning, that it has or began from
     is_open: bool = False  # the engine holds state for it
     generated: list[int] = field(default_factory=list)
     stop_token_ids: frozenset[int] = frozenset()

@@ -82,7 +82,9 @@ def _loop_over(
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     scheduler = replace(settings.scheduler, step_tokens=step_tokens)
     report = device_memory.memory_report(working_set_bytes=platform.working_set_bytes())
-    budget_bytes = device_memory.kv_budget_bytes(model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes)
+    budget_bytes = device_memory.kv_budget_bytes(
+        model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes, share=settings.share
+    )
     plans = Scheduler(
         scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
     )
@@ -98,7 +100,7 @@ def _loop_over(
         sessions=None if kept is None else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
         on_rest=_give_back_memory,
         pulse=pulse,
-        counters=Counters(constraints=constraints.figures),
+        counters=Counters(constraints=constraints.figures, device_bytes=platform.taken_bytes),
     )
     _give_back_memory()
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
@@ -144,6 +146,7 @@ def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, *, budget_b
         kv_budget_bytes=budget_bytes,
         device=found.device_name or found.device,
         is_on_cpu=found.device == "cpu",
+        device_memory_bytes=found.memory.working_set_bytes,
         embedding_dimensions=runner.hidden_size,
         blas=str(found.blas),
         load_seconds=load_seconds,

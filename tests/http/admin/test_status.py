@@ -8,7 +8,7 @@ import pytest
 from holdfast.http.admin.status import Health
 from holdfast.intake.dialects import DialectReport, ThinkingReport
 from holdfast.messages.events import FinishReason
-from holdfast.messages.figures import CacheFigures, Histogram, StoreFigures, WorkerStatistics
+from holdfast.messages.figures import CacheFigures, Histogram, ResidencyFigures, StoreFigures, WorkerStatistics
 from tests.fakes.http_clients import CHAT, chat_body, client_of
 from tests.fakes.scripted_gateway import INFO, MODEL, ScriptedDirectory, ScriptedGateway, answer, model_status
 
@@ -18,12 +18,18 @@ async def get(path: str, directory: ScriptedDirectory | None = None) -> Any:
         return await client.get(path)
 
 
-async def test_models_are_listed_with_their_context() -> None:
-    response = await get("/v1/models")
-    assert response.json() == {
-        "object": "list",
-        "data": [{"id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "holdfast", "max_model_len": 2048}],
-    }
+async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
+    models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
+    response = await get("/v1/models", ScriptedDirectory(models=models))
+    usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
+    first = usual | {"id": MODEL, "max_model_len": 2048, "state": "ready", "aliases": ["tiny"]}
+    second = usual | {"id": "b", "max_model_len": None, "state": "loading", "aliases": []}
+    assert response.json() == {"object": "list", "data": [first, second]}
+
+
+async def test_a_model_is_found_by_its_alias() -> None:
+    response = await get("/v1/models/small", ScriptedDirectory(models=(model_status(), model_status(id="b", aliases=("small",)))))
+    assert response.json()["id"] == "b"
 
 
 @pytest.mark.parametrize("path", [f"/v1/models/{MODEL}", "/v1/models/demo%2Ftiny"])
@@ -36,6 +42,16 @@ async def test_a_model_is_found_by_an_id_with_a_slash(path: str) -> None:
 async def test_an_unknown_model_is_a_404(model_id: str) -> None:
     response = await get(f"/v1/models/{model_id}")
     assert response.status_code == 404
+
+
+async def test_an_unknown_model_is_told_the_nearest_names() -> None:
+    response = await get(
+        "/v1/models/tinny", ScriptedDirectory(models=(model_status(), model_status(id="kelp", aliases=("tony",))))
+    )
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == (
+        f"model 'tinny' is not served here; available: {MODEL}, kelp, tony; did you mean {MODEL} or tony?"
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/models", "/v1/v1/models", "//v1//models"])
@@ -54,6 +70,11 @@ async def test_health_tells_how_the_model_is_laid_out_and_how_busy_it_is() -> No
                 "id": MODEL,
                 "state": "ready",
                 "pid": 4711,
+                "pinned": False,
+                "leases": 0,
+                "idle_seconds_left": None,
+                "footprint_bytes": 0,
+                "failure": None,
                 "layout": "rows",
                 "layout_reason": "both ways agree",
                 "running": 2,
@@ -90,12 +111,49 @@ async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() 
         assert response.json()["models"][0]["memory"] == {**kept, "store": shown}
 
 
-@pytest.mark.parametrize("state", ["loading", "restarting", "failed", "stopped"])
-async def test_health_is_a_503_while_no_model_is_ready(state: str) -> None:
+@pytest.mark.parametrize("state", ["loading", "failed"])
+async def test_health_is_a_503_while_the_only_model_loads_or_cannot_be(state: str) -> None:
     response = await get("/health", ScriptedDirectory(models=(model_status(state=state, pid=None, info=None),)))
     body = response.json()
     assert (response.status_code, body["status"], body["models"][0]["state"]) == (503, state, state)
     assert (body["models"][0]["pid"], body["models"][0]["layout"]) == (None, None)
+
+
+async def test_health_is_ok_as_soon_as_requests_are_taken_with_nothing_loaded_too() -> None:
+    unloaded = model_status(id="b", state="unloaded", pid=None, is_awaited=False)
+    for other, status in (
+        (model_status(state="unloaded"), "ok"),
+        (model_status(state="loading", is_awaited=False), "ok"),  # somebody has asked for it
+        (model_status(state="failed", failure="no room"), "ok"),
+        (model_status(state="loading"), "loading"),
+    ):
+        body = (await get("/health", ScriptedDirectory(models=(unloaded, other)))).json()
+        assert body["status"] == status
+        assert body["models"][1]["failure"] == (other.failure or None)
+
+
+async def test_health_and_metrics_tell_who_uses_a_model_and_when_it_goes() -> None:
+    figures = ResidencyFigures(
+        loaded=1, leases=3, footprint_bytes=77, changes={"loaded": 2, "room": 1}, wait_seconds={"place": 1.5, "load": 2.5}
+    )
+    directory = ScriptedDirectory(models=(model_status(figures=figures, is_pinned=True, idle_seconds_left=4.5),))
+    (model,) = (await get("/health", directory)).json()["models"]
+    assert {name: model[name] for name in ("pinned", "leases", "idle_seconds_left", "footprint_bytes")} == {
+        "pinned": True,
+        "leases": 3,
+        "idle_seconds_left": 4.5,
+        "footprint_bytes": 77,
+    }
+    lines = set((await get("/metrics", directory)).text.splitlines())
+    name = f'model="{MODEL}"'
+    assert {
+        f"holdfast_model_loaded{{{name}}} 1.0",
+        f"holdfast_model_leases{{{name}}} 3.0",
+        f"holdfast_model_footprint_bytes{{{name}}} 77.0",
+        f'holdfast_model_changes_total{{change="loaded",{name}}} 2.0',
+        f'holdfast_model_changes_total{{change="room",{name}}} 1.0',
+        f'holdfast_model_wait_seconds_total{{for="place",{name}}} 1.5',
+    } <= lines
 
 
 async def test_health_is_loading_while_there_are_no_models_yet() -> None:

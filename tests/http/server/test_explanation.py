@@ -18,6 +18,7 @@ DIVERGED = CacheReport(
     ram_tokens=2,
     moved_tokens=1,
     disk_tokens=3,
+    read_ahead_tokens=2,
     divergence=Divergence(position=5, stored_token_id=7, prompt_token_id=8),
     lookup_seconds=0.25,
     restore_seconds=0.5,
@@ -51,12 +52,14 @@ def check(explained: Any) -> None:
         "shared_tokens": 0,
         "disk_tokens": 3,
         "read_tokens": 2,
+        "read_ahead_tokens": 2,
         "put_back_tokens": 0,
         "dropped_tokens": 0,
         "unused_tokens": 0,
         "reason": "diverged",
         "explanation": "The prompt differs from what is kept from token 5 on, behind 'It is ': "
-        "kept is 'noon', the prompt has 'dusk'.",
+        "kept is 'noon', the prompt has 'dusk'. "
+        "2 tokens were read for this turn before it came, while there was nothing else to do.",
         "difference": {
             "position": 5,
             "before": "It is ",

@@ -25,7 +25,7 @@ async def comments(exchange: Exchange, count: int) -> None:
     await exchange.until(lambda: exchange.text.count(": keep-alive") >= count)
 
 
-@pytest.mark.parametrize("state", ["loading", "restarting"])
+@pytest.mark.parametrize("state", ["unloaded", "loading", "stopping", "failed"])
 async def test_a_stream_is_kept_open_by_comments_until_its_model_serves(state: str) -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=ScriptedDirectory(models=(model_status(state=state),)))

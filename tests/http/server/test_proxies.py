@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
+from holdfast.http.server.connections import Addresses
 from holdfast.http.server.proxies import ForwardedAddresses, trusted_networks
 
 PROXY = "10.0.0.1"
@@ -72,3 +73,9 @@ async def test_whatever_a_client_writes_it_is_seen_at_the_address_that_its_proxy
 def test_what_is_no_address_stops_the_start(text: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.trusted_proxies"):
         trusted_networks([text])
+
+
+def test_a_trusted_proxy_may_have_more_connections_than_one_client() -> None:
+    addresses = Addresses(0, trusted=trusted_networks(["10.0.0.0/8"]))
+    assert addresses.has_room(PROXY)
+    assert not addresses.has_room("203.0.113.9")

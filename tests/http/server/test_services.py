@@ -9,7 +9,8 @@ from tests.fakes.scripted_gateway import ScriptedDirectory, ScriptedGateway, mod
 
 
 def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Services:
-    directory = ScriptedDirectory(models=tuple(model_status(id=model) for model in models))
+    """Of models of which each has an alias as well: its name and a 2."""
+    directory = ScriptedDirectory(models=tuple(model_status(id=model, aliases=(model + "2",)) for model in models))
     return scripted_services(ScriptedGateway(), directory=directory, server=ServerSettings(model_aliases=aliases))
 
 
@@ -20,13 +21,15 @@ def services(*aliases: str, models: tuple[str, ...] = ("big", "small")) -> Servi
         ("small", "small"),
         ("claude-haiku-4-5", "small"),
         ("claude-opus-4", "big"),
+        ("small2", "small"),
+        ("other", "small"),
         ("gpt", "gpt"),
         ("Claude-opus", "Claude-opus"),
         ("", ""),
     ],
 )
 def test_the_first_pattern_that_fits_tells_the_model(name: str | None, model: str) -> None:
-    assert model_of(services("claude-*haiku* = small", "claude-*"), name) == model
+    assert model_of(services("claude-*haiku* = small", "claude-*", "other=small2"), name) == model
 
 
 def test_a_name_that_is_served_is_nobody_elses() -> None:

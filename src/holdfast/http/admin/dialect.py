@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from holdfast.http.admin import sessions_api
+from holdfast.http.admin.models_api import load_model, pin_model, unload_model
+from holdfast.http.admin.requests_api import cancel_request, list_requests
 from holdfast.http.admin.start_page import front_page, head_of_front_page
 from holdfast.http.admin.status import health, metrics, openapi_document
+from holdfast.http.admin.store_api import show_store
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.server.dialect import Dialect
 
+OPERATIONS = (list_requests, cancel_request, show_store, load_model, unload_model, pin_model)
 ADMIN = Dialect(
     name="The server's own",
     error=openai_error,
     error_shape=ErrorBody,
-    prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions"),
-    operations=(*sessions_api.OPERATIONS, front_page, head_of_front_page, health, metrics, openapi_document),
+    prefixes=("/health", "/metrics", "/openapi.json", "/v1/sessions", "/admin"),
+    operations=(*sessions_api.OPERATIONS, front_page, head_of_front_page, health, metrics, openapi_document, *OPERATIONS),
 )

@@ -31,7 +31,7 @@ from holdfast.http.server.dialect import operation as described
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.extensions import checked_session_id, tenant_in
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, first_model, is_loading
+from holdfast.http.server.services import Services, first_model, is_waited_for
 from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, SessionCommand, SessionInfo, SessionOperation
 
 _MOST_LISTED = 1000
@@ -111,7 +111,7 @@ async def _objects(request: Request, services: Services, model: str, command: Se
         nonlocal found
         found = await services.sessions(model, command)
 
-    if not is_loading(services, model):
+    if not is_waited_for(services, model):
         await carry_out()
     elif not await unless_disconnected(request.receive, carry_out()):
         raise ClientDisconnect

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,7 +16,7 @@ from holdfast.intake.dialects import DialectReport
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import CONTENT_TYPE
 
-_READY, _STOPPING = "ready", "stopping"
+_STOPPING = "stopping"
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,9 @@ class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one model is doing. `pid` is its worker's process; `memory` is null when it keeps nothing, or has not told yet.
+    """How one model is doing. `pid` is the process that has it, null without one; `memory` is null when it keeps nothing, or has
+    not told yet. `leases` are the requests that use it; `idle_seconds_left` says when it is unloaded if nobody does, null: it is
+    not; `footprint_bytes` is the memory that it takes, 0 when it is not loaded; `failure` says why it could not be loaded.
 
     `dialect` is how it writes calls of tools and thoughts, as far as its chat template proves it. The last two are what the state
     of a sequence takes: for each token, and once for windows and recurrent states; null until the model is loaded.
@@ -54,6 +58,11 @@ class ModelHealth(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     state: str
     pid: int | None
+    pinned: bool
+    leases: int
+    idle_seconds_left: float | None
+    footprint_bytes: int
+    failure: str | None
     layout: str | None
     layout_reason: str | None
     running: int
@@ -75,10 +84,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 @operation("GET", "/health", answers_of(Health, statuses=("200", "503")), summary="how the models are doing", needs_key=False)
 async def health(request: Request, services: Services) -> Response:
     """How the server and its models are doing. Needs no key."""
-    models = [_health(model, services.dialects.get(model.id)) for model in services.statuses()]
-    states = [model.state for model in models] or ["loading"]
-    status = _STOPPING if services.drain.is_on else "ok" if _READY in states else states[0]
+    statuses = services.statuses()
+    status = _STOPPING if services.drain.is_on else _status(statuses)
+    models = [_health(model, services.dialects.get(model.id)) for model in statuses]
     return json_response(Health(status=status, version=services.version, models=models), status=200 if status == "ok" else 503)
+
+
+def _status(models: Sequence[ModelStatus]) -> str:
+    """`ok` as soon as requests are taken, also for models that are not loaded; not while one loads that was to be there."""
+    if any(model.is_awaited and model.state == "loading" for model in models) or not models:
+        return "loading"
+    return "failed" if all(model.state == "failed" for model in models) else "ok"
 
 
 @operation("GET", "/metrics", text_answer("text/plain"), summary="figures for Prometheus")
@@ -90,6 +106,7 @@ async def metrics(request: Request, services: Services) -> Response:
         load_seconds={model.id: model.info.load_seconds for model in models if model.info is not None},
         restarts={model.id: model.restarts for model in models},
         resumed={model.id: model.resumed for model in models},
+        residency={model.id: model.figures for model in models},
     )
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
@@ -100,12 +117,23 @@ async def openapi_document(request: Request, services: Services) -> Response:
     return JSONResponse(description(request.app.state.dialects, version=services.version))
 
 
+def health_of(model_id: str, services: Services) -> ModelHealth:
+    """How a served model is doing now."""
+    (model,) = [model for model in services.statuses() if model.id == model_id]
+    return _health(model, services.dialects.get(model_id))
+
+
 def _health(model: ModelStatus, dialect: DialectReport | None) -> ModelHealth:
     info = model.info
     return ModelHealth(
         id=model.id,
         state=model.state,
         pid=model.pid,
+        pinned=model.is_pinned,
+        leases=model.figures.leases,
+        idle_seconds_left=model.idle_seconds_left,
+        footprint_bytes=model.figures.footprint_bytes,
+        failure=model.failure or None,
         layout=info.layout if info else None,
         layout_reason=info.layout_reason if info else None,
         running=model.running,

@@ -22,6 +22,7 @@ class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int | None  # not known before it is loaded
     max_tokens: int | None
+    state: str  # that of /health
 
 
 class AnthropicModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,7 @@ def _model(model: ModelStatus) -> AnthropicModel:
         created_at=datetime.fromtimestamp(model.created, UTC),
         max_input_tokens=context_tokens,
         max_tokens=context_tokens,
+        state=model.state,
     )
 
 

@@ -62,12 +62,15 @@ KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
 
 class OllamaRequest(BaseModel):
-    """Fields of every request that names a model. The model stays loaded, whatever `keep_alive` says."""
+    """Fields of every request that names a model."""
 
     model_config = STRICT
 
     model: str | None = Field(None, description="A served model, with or without :latest; the first one if not given.")
-    keep_alive: KeepAlive | None = Field(None, description="Checked, without effect: a served model stays loaded.")
+    keep_alive: KeepAlive | None = Field(
+        None,
+        description="0 in a request that asks nothing: unload the model, which takes an administrator; else the server decides.",
+    )
 
     def shown_model(self, services: Services) -> str:
         """The model's name as the client wrote it. Raises RequestRefused for one that is not served."""

@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.ollama.fields import OllamaGeneration
-from holdfast.http.ollama.names import capabilities, served_model
+from holdfast.http.ollama.names import capabilities, learn_capabilities, served_model
 from holdfast.http.server.body import parse, read_body
+from holdfast.http.server.caller import check_admin
 from holdfast.http.server.generation import generate
 from holdfast.http.server.services import Services
 from holdfast.messages.requests import GenerationRequest
@@ -20,17 +21,22 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
     """The answer to a request of this kind."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     asked = parse(kind, body)
+    model_id = served_model(asked.model, services).id
+    await learn_capabilities(model_id, services)
     is_copilots = request.headers.get("user-agent", "").startswith(_COPILOT)
-    if is_copilots and asked.think and "thinking" not in capabilities(served_model(asked.model, services).id, services):
+    if is_copilots and asked.think and "thinking" not in capabilities(model_id, services):
         asked.think = None
     if asked.asks_nothing:
-        return await _loaded(asked, services)
+        return await _loaded(request, asked, services, model_id=model_id)
     return await generate(request, services, lambda _: asked.plan(services), body=body)
 
 
-async def _loaded(asked: OllamaGeneration, services: Services) -> Response:
-    """The answer when the model is there. One that is to be let go of is said to be, and stays."""
-    if not asked.asks_to_unload:
-        await services.encode(GenerationRequest(request_id="", model=served_model(asked.model, services).id, prompt=" "))
+async def _loaded(request: Request, asked: OllamaGeneration, services: Services, *, model_id: str) -> Response:
+    """The answer when the model is there, or gone. To unload it takes an administrator."""
+    if asked.asks_to_unload:
+        check_admin(request)
+        await services.control.unload(model_id)
+    else:
+        await services.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
     line = asked.form(services).line(done=True, done_reason="unload" if asked.asks_to_unload else "load")
     return Response(msgspec.json.encode(line), media_type="application/json")

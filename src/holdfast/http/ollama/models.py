@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.ollama.answer import timestamp
-from holdfast.http.ollama.names import capabilities, served_model, shown_name
+from holdfast.http.ollama.names import capabilities, learn_capabilities, served_model, shown_name
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import STRICT
@@ -137,6 +137,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
     if not (asked.model or asked.name):
         raise RequestRefused("`model` is required", code="missing_required_parameter", field="model")
     model = served_model(asked.model or asked.name, services)
+    await learn_capabilities(model.id, services)
     shown = ShownModel(
         modelfile=f"FROM {model.id}\n",
         parameters="" if model.info is None else f"num_ctx {model.info.context_tokens}",

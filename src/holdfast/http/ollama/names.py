@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Literal, TypeAlias
 
+from holdfast.errors import UnknownModel, WorkerUnavailable
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, model_of
 from holdfast.residency.residency import ModelStatus
@@ -28,6 +30,13 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
             return models[meant]
     message = f"model {json.dumps(wanted[:_LONGEST_SHOWN], ensure_ascii=False)} not found, try pulling it first"
     raise RequestRefused(message, status=404, code="model_not_found", field="model")
+
+
+async def learn_capabilities(model_id: str, services: Services) -> None:
+    """Have the files of a model read that say what it can do, if nobody has needed them yet."""
+    if model_id not in services.dialects:
+        with contextlib.suppress(UnknownModel, WorkerUnavailable):  # they are broken: nothing is known of it
+            await services.tokenizer_of(model_id)
 
 
 def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:

@@ -16,6 +16,7 @@ from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, model_of
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
 
+_PATIENT_TIERS = ("flex", "batch")
 _MOST_BIASES = 4096
 _MOST_DIGITS = 9
 
@@ -83,7 +84,10 @@ class SamplingFields(BaseModel):
     user: str | None = Field(None, description="Accepted, without effect.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted, without effect.")
     store: bool | None = Field(None, description="Accepted, without effect.")
-    service_tier: str | None = Field(None, description="Accepted, without effect.")
+    service_tier: str | None = Field(None, description="`flex`, `batch`: nobody waits for the answer; others go first.")
+    priority: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = Field(
+        None, description="As vLLM's: above 0, others go first."
+    )
     safety_identifier: str | None = Field(None, description="Accepted, without effect.")
     prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
     session_id: str | None = Field(None, description="The session that the request belongs to; one that is not there is opened.")
@@ -122,6 +126,7 @@ class SamplingFields(BaseModel):
             cache_salt=self.cache_salt or "",
             session_id=self.session_id,
             session_key=self.prompt_cache_key or session_key,
+            can_wait=self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0,
         )
 
 

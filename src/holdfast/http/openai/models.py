@@ -12,13 +12,15 @@ from holdfast.residency.residency import ModelStatus
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model."""
+    """One model. `state` is that of /health; `aliases` are further names that requests may use."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "holdfast"
     max_model_len: int | None = None  # vLLM's name for the context length; clients look for it
+    state: str
+    aliases: tuple[str, ...] = ()
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +32,13 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_card(model: ModelStatus) -> ModelCard:
     """A model as OpenAI shows it."""
-    return ModelCard(id=model.id, created=model.created, max_model_len=model.info.context_tokens if model.info else None)
+    return ModelCard(
+        id=model.id,
+        created=model.created,
+        max_model_len=model.info.context_tokens if model.info else None,
+        state=model.state,
+        aliases=model.aliases,
+    )
 
 
 def _list(models: Sequence[ModelStatus]) -> ModelList:

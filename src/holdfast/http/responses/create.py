@@ -44,7 +44,7 @@ async def create_response(request: Request, services: Services) -> Response:
     run = ResponseRun(keeping, store=services.responses, running=services.running) if keeping.keeps else None
     key = session_key(request.headers)
     plan = continued.asked.plan(services, session_key=key, before=continued.before, run=run)
-    plan = extended(plan, request)
+    plan = extended(plan, request, limits=services.limits)
     if run is not None and keeping.in_background:
         return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
     response: Response = GenerationResponse(services, plan, answer)

@@ -14,7 +14,7 @@ from holdfast.http.server.background import FollowingResponse, run_alone
 from holdfast.http.server.body import json_response
 from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.problem import RequestRefused, problem_of
-from holdfast.http.server.services import Services, is_loading
+from holdfast.http.server.services import Services, is_waited_for
 
 
 class KeptResponse(Response):
@@ -43,7 +43,7 @@ async def in_background(request: Request, services: Services, response: Generati
     running.tasks.add(task)
     task.add_done_callback(running.tasks.discard)
     task.add_done_callback(lambda ended: _ended(ended, run))
-    if is_loading(services, queued.model):
+    if is_waited_for(services, queued.model):
         run.form.keep_alive()  # so that it is there already: nobody is to wait for so long
     else:
         beginning = asyncio.create_task(run.begun())

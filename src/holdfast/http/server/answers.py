@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from holdfast.http.server.caller import Caller
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
 from holdfast.messages.commands import PinnedPrefix
@@ -97,3 +98,6 @@ class AnswerPlan:
     cache_salt: str = ""  # what is kept under it is there for requests with the same one only
     session_id: str | None = None  # as the body has it, unchecked; the header goes before it
     session_key: str = ""  # names the session where neither does; any text
+    can_wait: bool = False  # nobody waits for the answer, as the body has it
+    caller: Caller = field(default_factory=Caller)
+    time_limit_seconds: float = 0.0  # for all of it, waiting included; 0: none

@@ -40,6 +40,7 @@ async def run_alone(response: GenerationResponse, request: Request, *, stopped: 
         path=request.url.path,
         client=request.client.host if request.client is not None else "",
         request_id=request.scope[RECORD].request_id,
+        key=request.scope[RECORD].key,
         status=200,
     )
 

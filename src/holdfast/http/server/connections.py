@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
@@ -19,6 +19,7 @@ from holdfast.config import ServerSettings
 from holdfast.http.server.dialect import DialectTable
 from holdfast.http.server.errors import problem_body
 from holdfast.http.server.problem import Problem
+from holdfast.http.server.proxies import Network, is_trusted
 
 MOST_HEAD_BYTES = 64 * 1024
 _MOST_UNSENT_BYTES = 128 << 10  # in the system's buffer: without a bound, Linux takes 4 MB for each client that does not read
@@ -30,14 +31,15 @@ _log = logging.getLogger(__name__)
 class Addresses:
     """Counts the connections of each address, and keeps what is logged of an address to one line a minute."""
 
-    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._clock = most, clock
+    def __init__(self, most: int, *, trusted: Sequence[Network] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        """trusted: proxies, which speak for many."""
+        self._most, self._trusted, self._clock = most, trusted, clock
         self._open: Counter[str] = Counter()
         self._logged: dict[str, float] = {}
 
     def has_room(self, address: str) -> bool:
         """Whether an address may open one more."""
-        return self._open[address] < self._most
+        return self._open[address] < self._most or is_trusted(address, self._trusted)
 
     @property
     def counted(self) -> int:

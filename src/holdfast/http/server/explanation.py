@@ -49,6 +49,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shared_tokens: int  # stand where other sequences use them too
     disk_tokens: int
     read_tokens: int
+    read_ahead_tokens: int  # of both, those that were read for this turn before it came
     unused_tokens: int  # further ones that are, or were, kept but could not be used
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template or the client has left out of the prompt
@@ -57,6 +58,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     difference: Difference | None
     seconds: SecondsSpent
     unenforced: tuple[str, ...] = ()  # places in the schemas of tools, of keywords that the answer need not keep to
+    resumed: int = 0  # workers that died while they had it; the answer went on with the next one
     further_choices: list[Explanation] = []  # of the answer's first choice: the same for the others, if there are any
 
 
@@ -87,11 +89,12 @@ def explain_choice(
         shared_tokens=memory.shared_tokens,
         disk_tokens=memory.disk_tokens,
         read_tokens=event.prompt_tokens - memory.cached_tokens,
+        read_ahead_tokens=memory.read_ahead_tokens,
         unused_tokens=memory.unused_tokens,
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
         reason=memory.outcome.value,
-        explanation=_in_words(memory, difference, dropped_tokens=dropped_tokens),
+        explanation=_in_words(event, difference, dropped_tokens=dropped_tokens),
         difference=difference,
         seconds=SecondsSpent(
             accept=accept_seconds,
@@ -103,6 +106,7 @@ def explain_choice(
             first_text=first_text_seconds,
         ),
         unenforced=unenforced,
+        resumed=event.resumptions,
     )
 
 
@@ -131,7 +135,8 @@ _WORDS = {
 }
 
 
-def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tokens: int) -> str:
+def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
+    memory = event.memory
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
     if difference is not None:
         said.append(
@@ -143,8 +148,14 @@ def _in_words(memory: CacheReport, difference: Difference | None, *, dropped_tok
             f"The model's chat template, or the client, leaves parts of earlier answers out, such as thinking: "
             f"{dropped_tokens:,} tokens that were generated are not in the prompt as they were."
         )
+    if memory.read_ahead_tokens:
+        said.append(
+            f"{memory.read_ahead_tokens:,} tokens were read for this turn before it came, while there was nothing else to do."
+        )
     if memory.waited_for_another:
         said.append("It waited until another request had read the same beginning.")
+    if event.resumptions:
+        said.append("A worker died in the middle of it; another one went on where that had stopped.")
     return " ".join(sentence for sentence in said if sentence)
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 
+from holdfast.config import LimitsSettings
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.caller import caller_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.intake.tenant import tenant_of, tenant_of_key
+from holdfast.messages.requests import Priority, ServiceClass
 from holdfast.messages.sessions import LONGEST_SESSION_ID, is_session_id
 
 TENANT_HEADER = "x-holdfast-tenant"
+PRIORITY_HEADER = "x-holdfast-priority"
+TIME_LIMIT_HEADER = "x-holdfast-timeout"  # seconds
 EXPLAIN_HEADER = "x-holdfast-explain"
 SESSION_HEADER = "x-session-id"
+_PRIORITIES = get_args(Priority)
 _YES = frozenset({"1", "true", "yes", "on"})
 
 
@@ -30,17 +37,22 @@ class HoldfastOptions(BaseModel):
     explain: bool | None = Field(None, description="Tell in the answer what of the prompt was remembered, and why not more.")
 
 
-def extended(plan: AnswerPlan, request: Request) -> AnswerPlan:
-    """The plan with the tenant and session that key, body and headers name.
+def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> AnswerPlan:
+    """The plan with what key, body and headers say of tenant, session, priority and time.
 
-    Raises RequestRefused for what cannot be the id of a session.
+    Raises RequestRefused for what cannot be the id of a session, a priority or a time.
     """
     headers = request.headers
     tenant = tenant_in(request, cache_salt=plan.cache_salt)
     session_id = _session_id(plan, headers)
+    service = service_in(request, can_wait=plan.can_wait)
     return replace(
         plan,
-        requests=tuple(msgspec.structs.replace(request, tenant=tenant, session_id=session_id) for request in plan.requests),
+        requests=tuple(
+            msgspec.structs.replace(asked, tenant=tenant, session_id=session_id, service=service) for asked in plan.requests
+        ),
+        caller=caller_of(request),
+        time_limit_seconds=time_limit_in(headers, limits=limits),
         explains=plan.explains or headers.get(EXPLAIN_HEADER, "").strip().lower() in _YES,
     )
 
@@ -51,6 +63,41 @@ def tenant_in(request: Request, *, cache_salt: str) -> str:
     if caller.key is not None:
         return tenant_of_key(caller.key.name, name=name, cache_salt=cache_salt)
     return tenant_of(api_key=caller.server_key, name=name, cache_salt=cache_salt)
+
+
+def service_in(request: Request, *, can_wait: bool = False) -> ServiceClass:
+    """How a request stands among others. can_wait: its body says that nobody waits for the answer.
+
+    Its flow is who asks: the name of its key; without one, the tenant that it names, or else its address. Salts make no flow:
+    with a new one for each request, a client would be many. Key, header and body may each make it wait; none can undo another's
+    word. Raises RequestRefused.
+    """
+    caller, said = caller_of(request), request.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+    if said not in _PRIORITIES:
+        reason = f"`{PRIORITY_HEADER}`: it is {' or '.join(_PRIORITIES)}"
+        raise RequestRefused(reason, field=PRIORITY_HEADER)
+    waits = can_wait or said == "batch" or (caller.key is not None and caller.key.priority == "batch")
+    tenant = request.headers.get(TENANT_HEADER, "")
+    who = ("key", caller.key_name) if caller.key_name else ("tenant", tenant) if tenant else ("address", caller.address)
+    return ServiceClass(flow=" ".join(who), priority="batch" if waits else "interactive")
+
+
+def time_limit_in(headers: Mapping[str, str], *, limits: LimitsSettings) -> float:
+    """How long a request may take, in seconds: as its client says, but no longer than the server allows; 0: no bound.
+
+    Raises RequestRefused.
+    """
+    text = headers.get(TIME_LIMIT_HEADER)
+    if text is None:
+        return limits.request_seconds
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        reason = f"`{TIME_LIMIT_HEADER}`: it is a number of seconds above 0"
+        raise RequestRefused(reason, field=TIME_LIMIT_HEADER)
+    return min(seconds, limits.request_seconds or seconds)
 
 
 def _session_id(plan: AnswerPlan, headers: Mapping[str, str]) -> str:

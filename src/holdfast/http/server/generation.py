@@ -20,8 +20,9 @@ from holdfast.http.server.errors import RECORD
 from holdfast.http.server.explanation import Explanation, explain_choice, explanation_of
 from holdfast.http.server.extensions import extended
 from holdfast.http.server.problem import problem_of, record_problem
-from holdfast.http.server.services import OutputStream, Services, is_loading
+from holdfast.http.server.services import OutputStream, Services, is_waited_for
 from holdfast.http.server.sse import EventWriter
+from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished, OutputEvent
 from holdfast.messages.requests import ChatPrompt
@@ -39,7 +40,7 @@ async def generate(
     answer = AnswerRecord(services.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    plan = extended(plan_of(body), request)
+    plan = extended(plan_of(body), request, limits=services.limits)
     return GenerationResponse(services, plan, answer)
 
 
@@ -52,9 +53,10 @@ class GenerationResponse(Response):
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
         self._reasoning_tokens = 0
+        self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Generate and send. Being cancelled, which only the server's stop does, ends the answer with an error."""
+        """Generate and send. Being cancelled, by the server's stop or an administrator, ends the answer with an error."""
         record: RequestRecord = scope[RECORD]
         record.asked = self._plan.requests[0]
         record.model = record.asked.model
@@ -65,16 +67,19 @@ class GenerationResponse(Response):
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        try:
-            record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
-        except asyncio.CancelledError:
-            stopped = WorkerUnavailable("the server stopped before the answer was done")
-            problem = replace(problem_of(stopped), request_id=record.request_id)
-            record_problem(record, problem, stopped)
-            if not record.has_status:
-                raise stopped from None
-            if not has_ended:  # so it is a stream
-                await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
+        answers = sum(request.choices for request in self._plan.requests)
+        counted = self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits)
+        with counted, self._services.active.entered(record) as active:
+            try:
+                record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
+            except asyncio.CancelledError:
+                stopped = active.ended_by()
+                problem = replace(problem_of(stopped), request_id=record.request_id)
+                record_problem(record, problem, stopped)
+                if not record.has_status:
+                    raise stopped from None
+                if not has_ended:  # so it is a stream
+                    await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
 
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
@@ -83,7 +88,7 @@ class GenerationResponse(Response):
                 return
             # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
-            if not is_loading(self._services, self._plan.requests[0].model):
+            if not is_waited_for(self._services, self._plan.requests[0].model):
                 await self._opened(record)
             await EventWriter(send, self._plan.form, self._events(record), request_id=record.request_id).run()
         finally:
@@ -94,7 +99,7 @@ class GenerationResponse(Response):
     async def _opened(self, record: RequestRecord) -> OutputStream:
         """The events; submits the request the first time, which waits for a model that is being loaded."""
         if self._stream is None:
-            self._stream = await open_streams(self._services.generate, self._plan.requests)
+            self._stream = await self._limit.stream(open_streams(self._services.generate, self._plan.requests))
             self._answer.accepted(
                 self._plan.requests[0].model,
                 prompt_tokens=self._stream.prompt_tokens,

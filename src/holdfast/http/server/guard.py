@@ -11,7 +11,7 @@ from holdfast.http.server.api_key import KEY_HEADERS, given_keys
 from holdfast.http.server.caller import CALLER, Caller, caller_in
 from holdfast.http.server.dialect import DialectTable
 from holdfast.http.server.drain import Drain
-from holdfast.http.server.errors import answer_of
+from holdfast.http.server.errors import RECORD, answer_of
 from holdfast.http.server.extensions import SESSION_HEADER, TENANT_HEADER
 from holdfast.http.server.host_header import host_name, is_address, is_loopback, normal_name
 from holdfast.http.server.key_ring import KeyRing
@@ -63,7 +63,8 @@ class Guard:
         caller = caller_in(scope, headers, server_key=self._api_key, keys=self._keys)
         if caller is None and path not in self._dialects.open_paths:
             return _locked_out(headers)
-        scope[CALLER] = caller or Caller(is_let_in=False)
+        scope[CALLER] = caller = caller or Caller(is_let_in=False)
+        scope[RECORD].key = caller.key_name
         return None
 
     def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:

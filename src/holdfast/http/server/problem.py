@@ -11,11 +11,13 @@ from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     InvalidRequest,
+    ModelPinned,
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
     ServerStopping,
     SessionRefused,
+    TimeLimitExceeded,
     TooLargeForMemory,
     UnknownModel,
     WorkerUnavailable,
@@ -43,9 +45,18 @@ _SESSION_FAILURES = {
 class RequestRefused(InvalidRequest):
     """A request that the HTTP front itself turns down, with the status and code to say so."""
 
-    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_value", field: str = "", shown: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_value",
+        field: str = "",
+        shown: str = "",
+        retry_after_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS,
+    ) -> None:
         super().__init__(message, field=field, shown=shown)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_after_seconds = status, code, retry_after_seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +84,14 @@ def problem_of(error: BaseException) -> Problem:
             return _client_problem(error)
         case QueueFull() | ServerStopping():
             code = "queue_full" if isinstance(error, QueueFull) else "server_stopping"
-            retry = {"retry-after": str(max(1, math.ceil(error.retry_after_seconds)))}
-            return Problem(status=503, code=code, message=str(error), headers=retry)
+            return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
         case WorkerUnavailable():
-            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
+            return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
         case ResponsesUnavailable():
             return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
+        case TimeLimitExceeded():
+            # Whoever has set the limit knows better than a client's library whether to go on.
+            return Problem(status=504, code="time_limit_exceeded", message=str(error), headers={"x-should-retry": "false"})
         case GenerationFailed():
             return Problem(status=500, code="generation_failed", message=str(error))
         case HoldfastError():
@@ -96,23 +109,30 @@ def record_problem(record: RequestRecord, problem: Problem, error: BaseException
 
 
 def _client_problem(error: InvalidRequest) -> Problem:
-    status, code = 400, "invalid_value"
+    status, code, retry_seconds = 400, "invalid_value", _RETRY_WHEN_UNAVAILABLE_SECONDS
     match error:
         case RequestRefused():
-            status, code = error.status, error.code
+            status, code, retry_seconds = error.status, error.code, error.retry_after_seconds
         case UnknownModel():
             status, code = 404, "model_not_found"
+        case ModelPinned():
+            status, code = 409, "model_pinned"
         case PromptTooLong():
             code = "context_length_exceeded"
         case TooLargeForMemory():
             code = "request_too_large_for_memory"
         case SessionRefused():
             status, code = _SESSION_FAILURES[error.failure]
-    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=_headers(status), cause=error)
+    headers = _headers(status, retry_seconds=retry_seconds)
+    return Problem(status=status, code=code, message=str(error), field=error.field or None, headers=headers, cause=error)
 
 
-def _headers(status: int) -> dict[str, str]:
+def _later(seconds: float) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds)))}
+
+
+def _headers(status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECONDS) -> dict[str, str]:
     # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
     refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
-    later = {"retry-after": str(_RETRY_WHEN_UNAVAILABLE_SECONDS)}
+    later = {"retry-after": str(retry_seconds)}
     return {401: refused, 429: later, 503: later}.get(status, {})

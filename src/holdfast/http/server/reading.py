@@ -12,12 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import WorkerUnavailable
 from holdfast.http.server.body import read_body
+from holdfast.http.server.caller import caller_of
 from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.errors import RECORD
-from holdfast.http.server.extensions import tenant_in
+from holdfast.http.server.extensions import service_in, tenant_in, time_limit_in
 from holdfast.http.server.services import Services
+from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.output import Embedding, Relevance, TextRead
 from holdfast.messages.requests import EmbeddingRequest, RankRequest
 from holdfast.telemetry.request_log import RequestRecord
@@ -59,21 +60,26 @@ async def _read(
     answer = AnswerRecord(services.metrics)
     plan = plan_of(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     tenant = tenant_in(request, cache_salt=plan.cache_salt)
-    asked = msgspec.structs.replace(plan.request, tenant=tenant)
+    asked = msgspec.structs.replace(plan.request, tenant=tenant, service=service_in(request))
+    limit = TimeLimit(time_limit_in(request.headers, limits=services.limits))
 
     async def worked() -> bytes:
-        read = await call(asked)
+        with services.at_once.counted(caller_of(request), 1, limits=services.limits):
+            read = await limit.of(call(asked))
         answer.has_read(asked.model, read)
         return await asyncio.to_thread(plan.form, read)  # thousands of vectors take a second
 
-    return ReadingResponse(asked.model, answer, worked)
+    return ReadingResponse(services, asked.model, answer, worked)
 
 
 class ReadingResponse(Response):
     """The answer that some work gives, unless the client goes away before, or the server stops. Nothing is sent until then."""
 
-    def __init__(self, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+    def __init__(
+        self, services: Services, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]
+    ) -> None:
         super().__init__(media_type="application/json")
+        self._active = services.active
         self._model, self._answer, self._work = model, answer, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,9 +93,10 @@ class ReadingResponse(Response):
             self.init_headers()
             await super(ReadingResponse, self).__call__(scope, receive, send)
 
-        try:
-            record.is_aborted = not await unless_disconnected(receive, answered())
-        except asyncio.CancelledError:
-            raise WorkerUnavailable("the server stopped before the answer was done") from None
-        finally:
-            self._answer.close()
+        with self._active.entered(record) as active:
+            try:
+                record.is_aborted = not await unless_disconnected(receive, answered())
+            except asyncio.CancelledError:
+                raise active.ended_by() from None
+            finally:
+                self._answer.close()

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from holdfast.config import ServerSettings
 from holdfast.errors import AddressInUse, ConfigError
 from holdfast.http.server.connections import Addresses, BoundedProtocol
+from holdfast.http.server.proxies import trusted_networks
 from holdfast.http.server.services import Services
 from holdfast.http.server.tls import ServerCertificate
 
@@ -43,7 +44,7 @@ def server(
             BoundedProtocol,
             settings=settings,
             dialects=app.state.dialects,
-            addresses=Addresses(settings.max_connections_per_address),
+            addresses=Addresses(settings.max_connections_per_address, trusted=trusted_networks(settings.trusted_proxies)),
         ),
         loop="uvloop",
         ws="none",

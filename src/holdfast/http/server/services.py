@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
-from holdfast.config import LimitsSettings, LogSettings, ServerSettings
-from holdfast.errors import UnknownModel
+from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSettings
+from holdfast.http.server.active import ActiveRequests
+from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
@@ -21,6 +22,7 @@ from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
+from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
@@ -59,6 +61,22 @@ EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, .
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
+class ModelControl(Protocol):
+    """What an administrator can do with models. All of it raises UnknownModel."""
+
+    async def load(self, model: str) -> None:
+        """Load it and wait until it serves. Raises WorkerUnavailable and ModelLoadError."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
+        ...
+
+    async def pin(self, model: str, *, pinned: bool) -> None:
+        """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
@@ -67,8 +85,10 @@ class Services:
     encode: EncodeCall
     embed: EmbedCall
     rank: RankCall
-    tokenizer_of: Callable[[str], Tokenizer]  # of a served model; raises UnknownModel
+    tokenizer_of: Callable[[str], Awaitable[Tokenizer]]  # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
     sessions: SessionsCall
+    catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
+    control: ModelControl
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
@@ -78,11 +98,14 @@ class Services:
     log: LogSettings = LogSettings()
     traces: Traces | None = None
     seal: Seal = field(default_factory=Seal)
-    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id
+    dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id, of those whose tokenizer was needed
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    active: ActiveRequests = field(default_factory=ActiveRequests)
     drain: Drain = field(default_factory=Drain)
+    store: StoreSettings = StoreSettings(folder="off")
     keys: KeyRing = field(default_factory=KeyRing)  # beside `server.api_key`
+    at_once: AnswersAtOnce = field(default_factory=AnswersAtOnce)
 
     @property
     def needs_key(self) -> bool:
@@ -90,33 +113,33 @@ class Services:
         return bool(self.server.api_key) or self.keys.is_needed
 
 
-_LOADING = frozenset({"loading", "restarting"})
-
-
-def is_loading(services: Services, model_id: str) -> bool:
+def is_waited_for(services: Services, model_id: str) -> bool:
     """Whether requests for that model have to wait until it is loaded."""
-    return any(model.id == model_id and model.state in _LOADING for model in services.statuses())
+    return any(model.id == model_id and model.state != "ready" for model in services.statuses())
 
 
 def model_of(services: Services, name: str | None) -> str:
     """The id of the model that a client means by a name; the name itself where it is nobody's, the first model's for none."""
-    if name is None or any(model.id == name for model in services.statuses()):
-        return name or first_model(services)
+    if name is None:
+        return first_model(services)
+    find = services.catalog().find
+    if (entry := find(name)) is not None:
+        return entry.name
     for alias in services.server.model_aliases:
-        pattern, _, meant = alias.partition("=")
-        if fnmatchcase(name, pattern.strip()):
-            return meant.strip() or first_model(services)
+        pattern, _, meant = (part.strip() for part in alias.partition("="))
+        if fnmatchcase(name, pattern):
+            return entry.name if (entry := find(meant)) is not None else meant or first_model(services)
     return name
 
 
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
-    models = {model.id: model for model in services.statuses()}
-    if (found := models.get(model_of(services, name))) is None:
-        raise UnknownModel(model=name, available=tuple(models))
+    wanted = model_of(services, name)
+    if (found := next((model for model in services.statuses() if model.id == wanted), None)) is None:
+        raise services.catalog().unknown(name)
     return found
 
 
 def first_model(services: Services) -> str:
     """The model of requests that name none; empty when there is none."""
-    return next((model.id for model in services.statuses()), "")
+    return next((entry.name for entry in services.catalog().entries), "")

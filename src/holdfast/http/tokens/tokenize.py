@@ -103,7 +103,7 @@ async def tokenize(request: Request, services: Services) -> Response:
     """Make tokens of a text, or of a conversation as the model would read it."""
     body = parse(TokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
     text, model = body.text(), model_of(services, body.model)
-    tokenizer = services.tokenizer_of(model)
+    tokenizer = await services.tokenizer_of(model)
     request.scope[RECORD].model = model
     if text is None:
         token_ids = (await _encoded(request, services, body)).token_ids
@@ -120,7 +120,7 @@ async def detokenize(request: Request, services: Services) -> Response:
     """Make a text of tokens; special ones are shown."""
     body = parse(DetokenizeBody, await read_body(request, limit_bytes=services.limits.max_body_bytes))
     model = model_of(services, body.model)
-    tokenizer = services.tokenizer_of(model)
+    tokenizer = await services.tokenizer_of(model)
     request.scope[RECORD].model = model
     check_token_ids(tuple(body.tokens), vocab_size=tokenizer.vocab_size, field="tokens")
     text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
@@ -149,7 +149,7 @@ def _listed(body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, ma
 
 
 async def _encoded(request: Request, services: Services, body: ChatCompletionRequest) -> EncodedPrompt:
-    (asked,) = extended(body.plan(services), request).requests
+    (asked,) = extended(body.plan(services), request, limits=services.limits).requests
     request.scope[RECORD].model = asked.model
     return await services.encode(asked)
 

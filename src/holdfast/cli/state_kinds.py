@@ -1,0 +1,151 @@
+"""The table of all that Holdfast keeps on this machine for a user: where it is, how much of it there may be, who deletes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.app.running_servers import RunningServer
+from holdfast.cli.sizes import size_text
+from holdfast.config import Settings
+from holdfast.key_file import key_file_of
+from holdfast.store.answers import clear_answers
+from holdfast.store.inspect import clear_store, summarize_store
+from holdfast.store.response_database import clear_responses
+from holdfast.store.settings import chosen_folder, store_limits
+from holdfast.user_folders import caches_folder, crash_reports_folder, logs_folder
+
+UsedBy = Callable[[RunningServer], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateKind:
+    """One kind of what is kept. `bound`: in words. `clear` deletes all of it; None: that is done elsewhere, as `hint` says."""
+
+    name: str
+    what: str
+    place: Path
+    bound: str
+    clear: Callable[[], None] | None
+    is_used_by: UsedBy = lambda server: True
+    without: tuple[str, ...] = ()  # folders in it that are a kind of their own
+    hint: str = ""
+
+    def size_bytes(self) -> int:
+        """What it takes on disk."""
+        return _size_of(self.place, without=self.without)
+
+
+def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKind, ...]:
+    """All that is kept with these settings. Raises RuntimeError for a user without a home."""
+    caches, log = caches_folder(environ), settings.log
+    logs, crashes = logs_folder(environ), crash_reports_folder(environ)
+    keys = key_file_of(settings.server.keys_file, environ)
+    kinds = [
+        StateKind(
+            name="logs",
+            what="logs of servers that write files",
+            place=logs,
+            bound=f"{size_text(log.file_bytes * (log.old_files + 1))} for each port",
+            clear=lambda: _remove(logs),
+            is_used_by=lambda server: bool(server.log_file) and Path(server.log_file).parent == logs,
+        ),
+        StateKind(
+            name="crashes",
+            what="reports of workers that died",
+            place=crashes,
+            bound="the latest 20",
+            clear=lambda: _remove(crashes),
+            is_used_by=lambda server: False,
+        ),
+        StateKind(
+            name="compiled",
+            what="code that MLX has compiled",
+            place=caches / "compiled",
+            bound="of 4 kinds of machines and systems",
+            clear=lambda: _remove(caches / "compiled"),
+        ),
+        StateKind(
+            name="hashes",
+            what="hashes of model files",
+            place=caches / "hashes",
+            bound="one for each file",
+            clear=lambda: _remove(caches / "hashes"),
+        ),
+    ]
+    if keys is not None:
+        kinds.append(
+            StateKind(
+                name="keys",
+                what="hashes of API keys",
+                place=keys,
+                bound="one for each key",
+                clear=None,
+                hint="`holdfast keys rm NAME` removes one",
+            )
+        )
+    if folder := chosen_folder(settings.store, environ):
+        kinds = [*_of_the_store(Path(folder), settings), *kinds]
+    return tuple(kinds)
+
+
+def _of_the_store(folder: Path, settings: Settings) -> list[StateKind]:
+    def uses(server: RunningServer) -> bool:
+        return server.store_folder == str(folder)
+
+    allowed = summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes
+    return [
+        StateKind(
+            name="store",
+            what="what models have read, and sessions; with it go responses and answers",
+            place=folder,
+            bound=size_text(allowed),
+            clear=lambda: _ignored(clear_store(folder)),
+            is_used_by=uses,
+            without=("responses", "answers"),
+        ),
+        StateKind(
+            name="responses",
+            what="responses and conversations",
+            place=folder / "responses",
+            bound=f"{size_text(settings.responses.max_bytes)}, {settings.responses.max_count:,} of them",
+            clear=lambda: clear_responses(folder),
+            is_used_by=uses,
+        ),
+        StateKind(
+            name="answers",
+            what="answers as they were generated",
+            place=folder / "answers",
+            bound=size_text(32 << 20),
+            clear=lambda: clear_answers(folder),
+            is_used_by=uses,
+        ),
+    ]
+
+
+def _ignored(report: object) -> None:
+    pass
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _size_of(path: Path, *, without: tuple[str, ...] = ()) -> int:
+    """Bytes of a file, or of all files in a folder; 0 where there is nothing. Links are not followed."""
+    if path.is_file():
+        return path.stat().st_size
+    total = 0
+    for place, folders, files in os.walk(path):
+        if place == str(path):
+            folders[:] = [name for name in folders if name not in without]
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except FileNotFoundError:  # it has just gone
+                continue
+    return total

@@ -1,0 +1,54 @@
+"""/admin/models: load, unload and pin models."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from holdfast.http.admin.status import ModelHealth, health_of
+from holdfast.http.server.body import json_response, parse, read_body
+from holdfast.http.server.dialect import operation
+from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.openapi import answers_of, request_of
+from holdfast.http.server.services import Services, named_model
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class PinChange(BaseModel):
+    """Whether a model is to be pinned."""
+
+    model_config = _STRICT
+
+    pinned: bool = Field(True, description="False: it may be unloaded when another one needs its place.")
+
+
+@operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
+async def load_model(request: Request, services: Services) -> Response:
+    """Load a model, and answer when it serves. Others are unloaded for it as for a request."""
+    model = named_model(services, request.path_params["id"]).id
+    if not await unless_disconnected(request.receive, services.control.load(model)):
+        raise ClientDisconnect
+    return json_response(health_of(model, services))
+
+
+@operation("POST", "/admin/models/{id:path}/unload", answers_of(ModelHealth), needs_admin=True)
+async def unload_model(request: Request, services: Services) -> Response:
+    """Unload a model when those who use it are served, and answer when it is gone. What it has read stays."""
+    model = named_model(services, request.path_params["id"]).id
+    if not await unless_disconnected(request.receive, services.control.unload(model)):
+        raise ClientDisconnect
+    return json_response(health_of(model, services))
+
+
+@operation(
+    "POST", "/admin/models/{id:path}/pin", request_of(PinChange, required=False), answers_of(ModelHealth), needs_admin=True
+)
+async def pin_model(request: Request, services: Services) -> Response:
+    """Load a model and keep it loaded, or no longer keep it."""
+    asked = parse(PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}")
+    model = named_model(services, request.path_params["id"]).id
+    if not await unless_disconnected(request.receive, services.control.pin(model, pinned=asked.pinned)):
+        raise ClientDisconnect
+    return json_response(health_of(model, services))

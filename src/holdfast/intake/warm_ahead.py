@@ -1,0 +1,75 @@
+"""When an answer has ended, has the worker read what the next turn will begin with, as soon as it has nothing else to do.
+
+Only for chat templates that write answers of the past otherwise than they were generated; else all of it is known already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+from holdfast.errors import HoldfastError
+from holdfast.intake.answer_observer import Observe
+from holdfast.intake.next_turn import read_ahead_request
+from holdfast.intake.prepare import Prepared
+from holdfast.intake.tokenizer_bundle import TokenizerBundle
+from holdfast.link.client import EngineClient
+from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.events import FinishReason
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted
+from holdfast.messages.requests import ChatPrompt, GenerationRequest
+
+logger = logging.getLogger("holdfast.intake")
+
+
+class WarmAhead:
+    """Reads of a server's conversations ahead of their next turns. Loop's thread only."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def observer(
+        self, request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared, client: EngineClient, *, observe: Observe
+    ) -> Observe:
+        """What is to see all events of the answer: `observe` first. Of several choices nobody knows which one is gone on from."""
+        prompt = request.prompt
+        if not bundle.read_ahead or not isinstance(prompt, ChatPrompt) or prompt.continue_last or request.choices != 1:
+            return observe
+        loop = asyncio.get_running_loop()
+        deltas: list[OutputDelta] = []
+
+        def made() -> SequenceRequest | None:
+            return read_ahead_request(
+                request, prompt, bundle, prepared=prepared, deltas=deltas, context_tokens=client.info.context_tokens
+            )
+
+        def see(event: OutputEvent) -> None:
+            observe(event)
+            if not isinstance(event, ChoiceFinished):
+                deltas.append(event)
+            elif event.reason is FinishReason.STOP:
+                turn = "results" if any(isinstance(delta, ToolCallStarted) for delta in deltas) else "user"
+                if turn in bundle.read_ahead:
+                    loop.call_soon_threadsafe(self._begin, made, client)  # a long answer's end is seen on another thread
+
+        return see
+
+    def _begin(self, made: Callable[[], SequenceRequest | None], client: EngineClient) -> None:
+        task = asyncio.get_running_loop().create_task(_read(made, client), name="warm-ahead")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _read(made: Callable[[], SequenceRequest | None], client: EngineClient) -> None:
+    """Make the request, and let the worker decide when it is read. Nothing depends on it, so nothing that fails here is told."""
+    try:
+        sequence = await asyncio.to_thread(made)
+        if sequence is None:
+            return
+        async with aclosing(client.submit(sequence)) as events:
+            async for _ in events:
+                continue
+    except HoldfastError as error:
+        logger.debug("the next turn is not read ahead: %s", error)

@@ -1,0 +1,183 @@
+"""Who is loaded and who must go: one pure decision over all models. No clock, no process, no task.
+
+A model that somebody wants takes a place: one of `max_loaded`, and some of `memory_bytes`. Those who want one are served in the
+order in which they came. Room is made by models that nobody uses, the longest unused first. If that is not enough, a model
+that has had its turn is *drained*: it is given no new requests, and goes when those that run have ended. So nobody starves, and
+nothing is unloaded that somebody uses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["unloaded", "loading", "ready", "stopping"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One model, as far as it matters who is loaded. Times are seconds of one clock."""
+
+    name: str
+    phase: Phase
+    footprint_bytes: int  # of memory, when it is loaded: measured, or an estimate
+    leases: int = 0  # requests that use it, or wait only until it is loaded
+    is_pinned: bool = False
+    is_to_go: bool = False  # somebody has asked for that
+    idle_seconds: float | None = None  # how long it stays unused; None: for ever
+    used_at: float = 0.0  # when it was used last, or became ready if that is later
+    ready_at: float = 0.0  # when it became ready, and its turn began
+    waiting_since: int | None = None  # number of the first arrival that waits for it to have a place; None: nobody does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceLimits:
+    """How much there is to be shared out. A model in use keeps its place for `turn_seconds`, whoever waits."""
+
+    max_loaded: float = math.inf
+    memory_bytes: float = math.inf
+    turn_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be done now, by names. All that is drained is ready, and in use."""
+
+    load: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    makes_room: Mapping[str, str] = field(default_factory=dict)  # of those that are unloaded or drained: for whom
+    drain: frozenset[str] = frozenset()
+    blocked: tuple[str, ...] = ()  # wanted, and can have no place, as pinned models leave none
+    look_again_at: float = math.inf  # when the passing of time alone may change this
+
+
+def decide(models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> Verdict:
+    """What to do, as things are at the time `now`. What is loading or stopping has its place until that has ended."""
+    return _Decision(models, limits, now=now).verdict()
+
+
+def idle_until(model: Candidate) -> float:
+    """When an unused model goes, if it is not used before."""
+    return math.inf if model.idle_seconds is None else model.used_at + model.idle_seconds
+
+
+class _Decision:
+    def __init__(self, models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> None:
+        self._models, self._limits, self._now = models, limits, now
+        self._load: list[Candidate] = []
+        self._reserved: list[Candidate] = []  # for whom room is being made
+        self._unload: list[Candidate] = []
+        self._drain: list[Candidate] = []
+        self._makes_room: dict[str, str] = {}
+        self._blocked: list[Candidate] = []
+        self._look_again_at = math.inf
+
+    def verdict(self) -> Verdict:
+        """The decision, which is made only once."""
+        for model in self._models:
+            if model.is_to_go and model.phase == "ready":
+                (self._drain if model.leases else self._unload).append(model)
+            elif _is_unused(model):
+                self._end_idle(model)
+        waiting = [model for model in self._models if model.waiting_since is not None and model.phase == "unloaded"]
+        for model in sorted(waiting, key=_number):
+            pinned = [other for other in self._models if other.is_pinned and other.phase != "unloaded"]
+            if not _fits(model, pinned, self._limits):
+                self._blocked.append(model)
+            elif not self._find_place(model):
+                break  # whoever came later has to wait, or the first would wait for ever
+        return Verdict(
+            load=_names(self._load),
+            unload=_names(self._unload),
+            makes_room=self._makes_room,
+            drain=frozenset(_names(self._drain)),
+            blocked=_names(self._blocked),
+            look_again_at=self._look_again_at,
+        )
+
+    def _end_idle(self, model: Candidate) -> None:
+        ends_at = idle_until(model)
+        if ends_at <= self._now:
+            self._unload.append(model)
+        else:
+            self._look_again_at = min(self._look_again_at, ends_at)
+
+    def _find_place(self, model: Candidate) -> bool:
+        """Load it, or make room for it. False when that cannot be done yet."""
+        occupied = [other for other in self._models if other.phase != "unloaded"]
+        if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
+            self._load.append(model)
+            return True
+        idle, busy = self._victims()
+        chosen = self._enough(model, [*idle, *busy])
+        if chosen is None:
+            self._look_again_when_turns_end()
+            return False
+        self._makes_room |= {victim.name: model.name for victim in chosen}
+        self._unload += [victim for victim in chosen if victim in idle]
+        self._drain += [victim for victim in chosen if victim in busy]
+        self._reserved.append(model)
+        return True
+
+    def _victims(self) -> tuple[list[Candidate], list[Candidate]]:
+        """Who may go now, and who may be drained, each in the order in which they should."""
+        staying = [model for model in self._models if model.phase == "ready" and not model.is_pinned and not self._goes(model)]
+        idle = sorted((model for model in staying if not model.leases), key=lambda model: model.used_at)
+        over = [model for model in staying if model.leases and model.ready_at + self._limits.turn_seconds <= self._now]
+        return idle, sorted(over, key=lambda model: model.ready_at)
+
+    def _enough(self, model: Candidate, victims: Sequence[Candidate]) -> list[Candidate] | None:
+        """As few of the victims as make room, from the first on; None when all are not enough."""
+        chosen: list[Candidate] = []
+        remaining = iter(victims)
+        while not self._would_fit(model, without=chosen):
+            if (victim := next(remaining, None)) is None:
+                return None
+            chosen.append(victim)
+        for victim in reversed(chosen):
+            fewer = [other for other in chosen if other is not victim]
+            if self._would_fit(model, without=fewer):
+                chosen = fewer
+        return chosen
+
+    def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
+        """Whether there will be room when all that goes has gone."""
+        staying = [other for other in self._models if self._stays(other, beside=model) and other not in without]
+        return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
+
+    def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
+        if model.phase == "stopping":  # it has its place again first if it was waited for first
+            return _number(model) < _number(beside)
+        return model.phase != "unloaded" and not self._goes(model)
+
+    def _goes(self, model: Candidate) -> bool:
+        return model in self._unload or model in self._drain
+
+    def _look_again_when_turns_end(self) -> None:
+        for model in self._models:
+            ends_at = model.ready_at + self._limits.turn_seconds
+            if model.phase == "ready" and not model.is_pinned and ends_at > self._now:
+                self._look_again_at = min(self._look_again_at, ends_at)
+
+
+def _number(model: Candidate) -> float:
+    return math.inf if model.waiting_since is None else model.waiting_since
+
+
+def _is_unused(model: Candidate) -> bool:
+    return model.phase == "ready" and not model.leases and not model.is_pinned and model.waiting_since is None
+
+
+def _fits(model: Candidate, beside: Iterable[Candidate], limits: PlaceLimits) -> bool:
+    """Whether a model has room beside others. Alone it always has: the load itself says best whether memory is enough."""
+    others = list(beside)
+    if not others:
+        return True
+    used_bytes = sum(other.footprint_bytes for other in others)
+    return len(others) < limits.max_loaded and used_bytes + model.footprint_bytes <= limits.memory_bytes
+
+
+def _names(models: Iterable[Candidate]) -> tuple[str, ...]:
+    return tuple(model.name for model in models)

@@ -1,0 +1,252 @@
+"""One model of the catalog through all its loads: the worker that has it, who uses it, how its last load went."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.errors import HoldfastError, ModelLoadError, WorkerUnavailable
+from holdfast.link.model_client import ModelClient
+from holdfast.messages.events import LoadProgress, ModelInfo
+from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
+from holdfast.residency.budget import Candidate, Phase
+from holdfast.residency.catalog import CatalogEntry
+from holdfast.residency.leases import Leases
+from holdfast.residency.supervisor import WorkerSupervisor
+from holdfast.worker.assignment import WorkerSettings
+
+LONGEST_BACKOFF_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Where a model's files are, and how large its weights are in them."""
+
+    folder: Path
+    weight_bytes: int = 0
+
+
+Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
+"""Finds the files of a model; blocks for as long as a download takes. Any thread. Raises ModelLoadError."""
+
+
+def backoff_seconds(failures_in_a_row: int) -> float:
+    """How long a model that could not be loaded is not tried again: 1, 2, 4 … seconds."""
+    return min(2.0 ** (failures_in_a_row - 1), LONGEST_BACKOFF_SECONDS)
+
+
+class ModelSlot:
+    """One model. It loads and unloads when it is told to; when that is, is decided elsewhere. Loop's thread only."""
+
+    def __init__(
+        self, entry: CatalogEntry, *, fetch: Fetch, places: int, numbers: Iterator[int], on_change: Callable[[], None]
+    ) -> None:
+        """places, numbers, on_change: see `Leases`."""
+        self.entry = entry
+        self.phase: Phase = "unloaded"
+        self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
+        self.is_pinned, self.is_to_go, self.is_drained = entry.is_pinned, False, False
+        self.used_at = self.ready_at = self.retry_at = 0.0
+        self.supervisor: WorkerSupervisor | None = None
+        self.info: ModelInfo | None = None  # of the last worker that was ready
+        self.created = int(time.time())  # Unix time
+        self.failure = ""  # of the last load; empty: none
+        self.failures_in_a_row = 0
+        self.changes: Counter[str] = Counter()  # loads, failed loads, and unloads by their reason
+        self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
+        self._earlier_restarts: Counter[str] = Counter()  # of workers before the last load
+        self._earlier_resumed = 0
+        self._fetch = fetch
+        self.loads = 0  # that were begun
+        self.is_launched = asyncio.Event()  # a worker's process is there, or one could not be had
+        self._files: asyncio.Future[ModelFiles] | None = None
+        self._launched: asyncio.Future[WorkerSupervisor] | None = None
+
+    @property
+    def statistics(self) -> WorkerStatistics:
+        """What the worker reported last, unasked."""
+        return self.supervisor.last_statistics if self.supervisor is not None else WorkerStatistics()
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often a worker was replaced, by cause."""
+        now = {"died": 0, "hung": 0} if self.supervisor is None else self.supervisor.restarts
+        return {cause: self._earlier_restarts[cause] + count for cause, count in now.items()}
+
+    @property
+    def resumed(self) -> int:
+        """Streams that have gone on with another worker."""
+        return self._earlier_resumed + (0 if self.supervisor is None else self.supervisor.resumed)
+
+    @property
+    def footprint_bytes(self) -> int:
+        """Memory of the model as its worker measures it; without one that of the weights, as was told or as their files say."""
+        figures = self.statistics
+        measured = max(figures.device_bytes, figures.resident_bytes)
+        if measured or self.info is not None:
+            return measured or (self.info.weight_bytes if self.info is not None else 0)
+        return 0 if self._files is None or not self._has_files() else self._files.result().weight_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Memory that its worker may yet take for what it reads."""
+        figures, kept = self.statistics, self.statistics.memory
+        if self.phase != "ready" or self.info is None:
+            return 0
+        used = figures.kv_reserved_bytes + (0 if kept is None else kept.ram_bytes + kept.parked_bytes)
+        return max(self.info.kv_budget_bytes + (0 if kept is None else kept.ram_budget_bytes) - used, 0)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether its files are on their way."""
+        return self._files is not None and not self._files.done()
+
+    def candidate(self) -> Candidate:
+        """The model, as far as it matters who is loaded."""
+        return Candidate(
+            name=self.entry.name,
+            phase=self.phase,
+            footprint_bytes=self.footprint_bytes,
+            leases=self.leases.held,
+            is_pinned=self.is_pinned,
+            is_to_go=self.is_to_go,
+            idle_seconds=self.entry.idle_seconds,
+            used_at=self.used_at,
+            ready_at=self.ready_at,
+            waiting_since=self.leases.waiting_since,
+        )
+
+    def figures(self) -> ResidencyFigures:
+        """What metrics tell of it."""
+        return ResidencyFigures(
+            loaded=int(self.phase == "ready"),
+            leases=self.leases.held,
+            waiting=self.leases.waiting,
+            footprint_bytes=self.footprint_bytes if self.phase != "unloaded" else 0,
+            changes=dict(self.changes),
+            wait_seconds=dict(self.wait_seconds),
+        )
+
+    async def files(self) -> ModelFiles:
+        """Where its files are; the first to ask has them fetched. Raises ModelLoadError."""
+        if not self._has_files() and not self.is_fetching:
+            self._files = asyncio.get_running_loop().create_future()
+            # Not the loop's own threads: when the server ends, it would wait for a download.
+            threading.Thread(target=self._find, args=(self._files,), name="model-files", daemon=True).start()
+        assert self._files is not None
+        return await asyncio.shield(self._files)
+
+    def begin_load(self) -> None:
+        """From now on it has a place, and requests get leases."""
+        assert self.phase == "unloaded", "one load at a time"
+        self.phase, self.failure, self.loads = "loading", "", self.loads + 1
+        self._launched = asyncio.get_running_loop().create_future()
+        self.leases.open()
+
+    async def load(self, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> HoldfastError | None:
+        """Load it; returns why that failed, once the worker is gone again."""
+        assert self._launched is not None, "begin_load() comes first"
+        self.supervisor = WorkerSupervisor(self.entry.name, settings, on_progress=on_progress)
+        try:
+            await self.supervisor.start()
+            self._launched.set_result(self.supervisor)
+            self.is_launched.set()
+            await self.supervisor.wait_ready()
+        except (HoldfastError, OSError) as error:
+            failure = error if isinstance(error, HoldfastError) else ModelLoadError(f"the worker cannot be started: {error}")
+            self.phase = "stopping"
+            self.leases.close()
+            self.refuse_for_a_while(failure)
+            self.is_launched.set()
+            if not self._launched.done():
+                self._launched.set_exception(self.cannot_be_served())
+                self._launched.exception()  # it may be that nobody waits for it
+            await self.end_worker()
+            return failure
+        self.phase, self.failures_in_a_row = "ready", 0
+        self.used_at = self.ready_at = asyncio.get_running_loop().time()
+        self.info = self.supervisor.info
+        self.changes["loaded"] += 1
+        return None
+
+    def begin_unload(self, *, reason: str) -> None:
+        """From now on it has no place but until its worker has ended; who comes waits for another one."""
+        assert (self.phase, self.leases.held) == ("ready", 0), "nothing is unloaded that somebody uses"
+        self.phase = "stopping"
+        self.leases.close()
+        self.changes[reason] += 1
+
+    def begin_end(self, failure: str) -> None:
+        """Its worker is gone and will not come again: as after a load that failed."""
+        self.phase = "stopping"
+        self.leases.close()
+        self.refuse_for_a_while(ModelLoadError(failure))
+
+    async def end_worker(self) -> None:
+        """End its worker in order: what it has read is in its store then."""
+        supervisor = self.supervisor
+        if supervisor is not None:
+            await supervisor.stop()
+            self._earlier_restarts += Counter(supervisor.restarts)
+            self._earlier_resumed += supervisor.resumed
+        self.supervisor, self.phase, self.is_to_go, self.is_drained = None, "unloaded", False, False
+
+    async def wait_ready(self) -> None:
+        """Wait until the load under way has ended, for one who has a lease. Raises what it failed by."""
+        assert self._launched is not None, "no lease without a load"
+        supervisor = await asyncio.shield(self._launched)
+        await supervisor.wait_ready()
+
+    async def client(self, *, sequences: int) -> ModelClient:
+        """The link to its worker, for one who has a lease. Raises WorkerUnavailable, QueueFull."""
+        assert self._launched is not None, "no lease without a load"
+        supervisor = await asyncio.shield(self._launched)
+        return await supervisor.wait_client(sequences=sequences)
+
+    def cannot_be_served(self) -> WorkerUnavailable:
+        """What requests are told when it could not be loaded."""
+        later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
+        return WorkerUnavailable(f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later)
+
+    def refuse_for_a_while(self, failure: HoldfastError) -> None:
+        """It could not be loaded: requests are told so until it may be tried again."""
+        self.failure, self.failures_in_a_row = str(failure), self.failures_in_a_row + 1
+        self.changes["failed"] += 1
+        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row)
+        self.leases.turn_away(self.cannot_be_served())
+
+    async def stop(self) -> None:
+        """End its worker, as the server ends."""
+        self.leases.close()
+        self.leases.turn_away(WorkerUnavailable("the server is shutting down"))
+        await self.end_worker()
+
+    def _has_files(self) -> bool:
+        return self._files is not None and self._files.done() and self._files.exception() is None
+
+    def _find(self, answer: asyncio.Future[ModelFiles]) -> None:
+        """Fetch the files and tell, on a thread of its own."""
+        found: ModelFiles | None = None
+        failure: HoldfastError = ModelLoadError("its files could not be looked at; the server's log has the details")
+        try:
+            found = self._fetch(self.entry)
+        except (HoldfastError, OSError) as error:
+            failure = error if isinstance(error, HoldfastError) else ModelLoadError(str(error))
+        finally:
+            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+                answer.get_loop().call_soon_threadsafe(self._found, answer, found, failure)
+
+    def _found(self, answer: asyncio.Future[ModelFiles], found: ModelFiles | None, failure: HoldfastError) -> None:
+        if found is not None:
+            answer.set_result(found)
+            return
+        self.refuse_for_a_while(failure)
+        answer.set_exception(failure)
+        answer.exception()  # it may be that nobody waits for it any more

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.cli.logs import _last_lines, followed
+from tests.fakes.command_line import holdfast, only_line
+
+
+def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
+    log = tmp_path / "server-1.log"
+    for age, first in ((0, 20), (1, 10), (2, 0)):
+        log.with_name(log.name + (f".{age}" if age else "")).write_text("".join(f"{n}\n" for n in range(first, first + 10)))
+    assert list(_last_lines(log, 15)) == [str(n) for n in range(15, 30)]
+    assert list(_last_lines(log, 0)) == []
+    assert list(_last_lines(log, 100)) == [str(n) for n in range(30)]
+
+
+def test_following_goes_on_with_the_next_file_and_gives_whole_lines_only(tmp_path: Path) -> None:
+    log = tmp_path / "server-1.log"
+    log.write_text("old\n")
+    found = followed(log)
+    with log.open("a") as file:
+        file.write("one\ntwo")
+        file.flush()
+        assert next(found) == "one"
+        file.write(" halves\n")
+    assert next(found) == "two halves"
+    log.rename(tmp_path / "server-1.log.1")
+    log.write_text("three\n")
+    assert next(found) == "three"
+
+
+def test_without_a_log_the_way_to_one_is_told(tmp_path: Path) -> None:
+    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
+    refused = holdfast("logs", cwd=tmp_path, variables=variables)
+    assert refused.returncode == 2
+    assert "--log-file auto" in only_line(refused.stderr)

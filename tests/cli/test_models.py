@@ -1,0 +1,148 @@
+"""`holdfast models …`, with a Hub on loopback and a cache of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
+from holdfast.models.demo import DEMO_ID, demo_folder
+from tests.fakes.echo_server import running_server
+from tests.fakes.hub import HubState, hub_in_place
+
+MODEL = "coast/kelp-small"
+
+
+@pytest.fixture(autouse=True)
+def _no_other_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have servers."""
+    monkeypatch.setattr("holdfast.app.running_servers.running_servers", lambda environ: [])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
+    """A Hub with the bundled model under another name, and a cache that is looked into."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_CATALOG_HUB_CACHE", "true")
+    with hub_in_place(monkeypatch, tmp_path / "cache") as state:
+        state.repositories[MODEL] = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
+        state.lfs_files = {"model.safetensors"}
+        yield state
+
+
+def run(*arguments: str, code: int = 0, stdin: str = "") -> click.testing.Result:
+    result = CliRunner().invoke(app, ["models", *arguments], input=stdin, env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def listed(*arguments: str) -> Any:
+    return json.loads(run("ls", "--json", *arguments).stdout)
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "models.toml").write_text(text)
+    return str(folder / "models.toml")
+
+
+def test_a_model_is_pulled_listed_and_removed(hub: HubState, tmp_path: Path) -> None:
+    assert "files" in run("pull", MODEL).stdout
+    (row,) = listed()["models"]
+    assert (row["name"], row["state"], row["origin"]) == (MODEL, None, str(tmp_path / "cache"))
+    assert row["weight_bytes"] == (demo_folder() / "model.safetensors").stat().st_size
+    assert "are free again" in run("rm", MODEL, stdin="y\n").stdout
+    assert [row["name"] for row in listed()["models"]] == [DEMO_ID]
+    assert "is not in the Hub's cache" in run("rm", MODEL, "--yes", code=2).output
+
+
+def test_a_removal_that_is_not_confirmed_removes_nothing(hub: HubState) -> None:
+    run("pull", MODEL)
+    run("rm", MODEL, code=1, stdin="n\n")
+    assert [row["name"] for row in listed()["models"]] == [MODEL]
+
+
+def test_what_was_damaged_in_the_cache_is_found_by_the_next_pull_and_fetched_by_the_one_after(
+    hub: HubState, tmp_path: Path
+) -> None:
+    run("pull", MODEL)
+    weights = next((tmp_path / "cache").rglob("model.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert "removed: model.safetensors; try again" in run("pull", MODEL, code=2).output
+    run("pull", MODEL)
+    whole = hashlib.sha256((demo_folder() / "model.safetensors").read_bytes())
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() == whole.hexdigest()
+
+
+@pytest.mark.parametrize(("state", "code"), [("ready", 2), ("unloaded", 0)])
+def test_what_a_running_server_has_loaded_is_not_removed(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, state: str, code: int
+) -> None:
+    run("pull", MODEL)
+    card = {"id": "mine", "aliases": [MODEL], "state": state, "owned_by": "holdfast"}
+    monkeypatch.setattr("holdfast.cli.models._running", lambda *_: {"http://here": {"mine": card}})
+    output = run("rm", MODEL, "--yes", code=code).output
+    assert ("is ready in the server" in output) == (code == 2)
+
+
+def test_a_file_of_models_is_listed_with_what_is_left_out_and_why(tmp_path: Path) -> None:
+    text = (
+        f"[models.first]\npath = '{demo_folder()}'\naliases = ['gpt-4o']\npin = true\ndraft = 'small'\n"
+        "[models.second]\nid = 'coast/kelp-small'\nidle = 60\n[models.bad]\npath = 'gone'\n"
+    )
+    file = written(tmp_path, text)
+    shown = run("ls", "--models", file).stdout
+    assert "pinned, draft small: not used yet" in shown
+    assert "not fetched" in shown
+    assert "left out: bad" in shown
+    assert "there is no model folder" in shown
+    first, second = listed("--models", file)["models"]
+    assert (first["aliases"], first["draft_use"]) == (["gpt-4o"], "not used yet")
+    assert (second["folder"], second["idle_seconds"]) == (None, 60.0)
+
+
+def test_the_state_of_a_running_server_is_shown_beside() -> None:
+    with running_server() as server:
+        server.models, server.owner = [DEMO_ID], "holdfast"
+        answer = json.loads(run("ls", "--json", "--url", server.url).stdout)
+    assert answer["server"] == server.url
+    assert answer["models"][0]["name"] == DEMO_ID
+
+
+def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(hub: HubState, tmp_path: Path) -> None:
+    found = json.loads(run("info", MODEL, "--json").stdout)
+    assert found["place"] == "on the Hub, not fetched"
+    assert found["this_machine"]["fits"]
+    assert found["this_machine"]["bytes_per_token"] == 6144  # 6 layers of 2 heads of 64, keys and values of 4 bytes
+    assert [choice["form"] for choice in found["choices"]] == ["as it is"] * 3
+    assert not (tmp_path / "cache").exists()
+    text = run("info", MODEL).stdout
+    assert "it fits; room for agents: " in text
+    assert "16 GB" in text
+
+
+def test_a_model_that_the_file_names_is_judged_by_its_name(tmp_path: Path) -> None:
+    file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
+    assert f"model         {demo_folder()}" in run("info", "first", "--models", file).stdout
+
+
+@pytest.mark.parametrize("command", ["pull", "rm", "info"])
+def test_what_the_hub_does_not_have_is_told_in_words(hub: HubState, command: str) -> None:
+    assert "coast/none" in run(command, "coast/none", *(["--yes"] if command == "rm" else []), code=2).output
+
+
+@pytest.mark.parametrize("command", ["pull", "rm"])
+def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: str) -> None:
+    assert "this is for models of the Hub only" in run(command, DEMO_ID, code=2).output
+
+
+def test_a_value_that_is_not_allowed_is_told(tmp_path: Path) -> None:
+    assert "--mode q5 is not allowed" in run("convert", DEMO_ID, str(tmp_path / "new"), "--mode", "q5", code=2).output

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.app.running_servers import RunningServer, write_down
+from holdfast.claims import claim
+from holdfast.store.store import BlockStore
+from holdfast.user_folders import CLAIM_PREFIX
+from tests.fakes.command_line import holdfast, only_line
+from tests.fakes.stored_blocks import FINGERPRINT, make_chain
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> dict[str, str]:
+    """Something of every kind; the variables with which it is found."""
+    with BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store:
+        for block in make_chain(3):
+            store.put(block)
+    caches, state, settings = (tmp_path / name / "holdfast" for name in ("cache", "state", "config"))
+    for folder in (caches / "compiled" / "m", caches / "hashes", state / "logs", state / "crashes", settings, caches / "run"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * 1000)
+    (settings / "keys.json").write_text("{}")
+    return {
+        **{f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "STATE", "CONFIG")},
+        "HOLDFAST_STORE_FOLDER": str(tmp_path / "store"),
+    }
+
+
+def listed(folder: Path, variables: dict[str, str]) -> dict[str, dict[str, Any]]:
+    done = holdfast("state", "ls", "--json", cwd=folder, variables=variables)
+    assert done.returncode == 0, done.stderr
+    return {each["name"]: each for each in json.loads(done.stdout)}
+
+
+def test_everything_that_is_kept_is_listed_with_its_size_and_bound_and_cleared_when_nobody_uses_it(
+    tmp_path: Path, kept: dict[str, str]
+) -> None:
+    found = listed(tmp_path, kept)
+    assert list(found) == ["store", "responses", "answers", "logs", "crashes", "compiled", "hashes", "keys"]
+    assert all(each["bound"] for each in found.values())
+    assert found["store"]["bytes"] > 3000
+    assert {found[name]["bytes"] for name in ("logs", "crashes", "compiled", "hashes")} == {1000}
+    assert found["keys"]["path"].endswith("config/holdfast/keys.json")
+
+    with_a_server = claim(tmp_path / "cache" / "holdfast" / "run", prefix=CLAIM_PREFIX)
+    server = RunningServer(
+        pid=os.getpid(),
+        url="http://127.0.0.1:1",
+        port=1,
+        started_at=0.0,
+        version="0",
+        store_folder=str(tmp_path / "store"),
+        log_file="",
+        certificate="",
+    )
+    write_down(server, with_a_server.folder)
+    for name in ("store", "responses", "compiled"):
+        refused = holdfast("state", "clear", name, "--yes", cwd=tmp_path, variables=kept)
+        assert f"{name} is in use by the server at http://127.0.0.1:1" in only_line(refused.stderr)
+    assert holdfast("state", "clear", "logs", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+    with_a_server.give_back()
+
+    asked = holdfast("state", "clear", "--all", cwd=tmp_path, variables=kept, stdin="n\n")
+    assert (asked.returncode, "Delete this?" in asked.stdout) == (1, True)
+    assert listed(tmp_path, kept)["crashes"]["bytes"] == 1000
+    assert holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=kept).returncode == 0
+    left = listed(tmp_path, kept)
+    assert {name for name, each in left.items() if each["bytes"]} <= {"keys", "store"}  # the marker, the lock, an empty index
+    assert not list((tmp_path / "store").rglob("*.block"))
+    assert (tmp_path / "config" / "holdfast" / "keys.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["keys"], "keys are not deleted here: `holdfast keys rm NAME` removes one"),
+        (["everything"], "nothing that is kept is called everything; there are: store, responses"),
+        ([], "say what to delete, or --all"),
+    ],
+)
+def test_what_cannot_be_cleared_is_one_line(arguments: list[str], part: str, tmp_path: Path, kept: dict[str, str]) -> None:
+    refused = holdfast("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
+    assert refused.returncode == 2
+    assert part in only_line(refused.stderr)

@@ -1,0 +1,67 @@
+"""The cache as huggingface_hub itself writes it, and as it says where it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.models.hub_cache import cached_model, cached_models, hub_cache_folder
+
+
+def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, str]) -> None:
+    repository = cache / f"models--{hub_id.replace('/', '--')}"
+    for commit, time in commits.items():
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        os.utime(repository / "snapshots" / commit, (time, time))
+    for name, commit in refs.items():
+        file = repository / "refs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(commit)
+
+
+def test_of_a_model_the_main_branch_is_taken(tmp_path: Path) -> None:
+    cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
+    (model,) = cached_models(tmp_path)
+    assert (model.hub_id, model.revision, model.folder.name) == ("o/a", "main", "old")
+    assert cached_model(tmp_path, "o/a") == model
+    assert cached_model(tmp_path, "o/b") is None
+
+
+def test_without_a_main_branch_what_was_fetched_last_is_taken(tmp_path: Path) -> None:
+    cached(tmp_path, "o/a", {"c1": 1, "c2": 2}, {"v1": "c1", "refs/pr/2": "c2", "main": "gone"})
+    cached(tmp_path, "o/b", {"c1": 1, "c2": 2}, {})
+    assert [(model.hub_id, model.revision, model.folder.name) for model in cached_models(tmp_path)] == [
+        ("o/a", "refs/pr/2", "c2"),
+        ("o/b", "c2", "c2"),
+    ]
+
+
+def test_what_is_no_model_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "datasets--o--d" / "snapshots" / "c").mkdir(parents=True)
+    (tmp_path / "models--o--empty" / "snapshots").mkdir(parents=True)
+    (tmp_path / "models--o--bare").mkdir()
+    assert cached_models(tmp_path) == []
+    assert cached_models(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"XDG_CACHE_HOME": "/x/cache"},
+        {"HF_HOME": "~/hf"},
+        {"HF_HOME": "/hf", "HF_HUB_CACHE": "$HOME/hub"},
+        {"HUGGINGFACE_HUB_CACHE": "/old"},
+    ],
+)
+def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path, variables: dict[str, str]) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], **variables}
+    code = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
+    said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        assert str(hub_cache_folder(environ)) == said.strip()

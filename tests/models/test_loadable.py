@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.demo import DEMO_IDS, demo_folder
+from holdfast.models.loadable import check_loadable, is_supported
+from tests.fakes.tiny_configs import TINY
+
+
+def model(folder: Path, *files: str, model_type: object = "llama", **config: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, **config}))
+    for name in files:
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize("name", DEMO_IDS)
+def test_the_bundled_models_can_be_loaded(name: str) -> None:
+    check_loadable(demo_folder(name))
+
+
+def test_every_type_that_the_tests_load_is_supported_and_so_is_one_that_is_loaded_as_another() -> None:
+    assert all(is_supported(str(config["model_type"])) for config in TINY.values())
+    assert is_supported("mistral")  # as llama, by mlx-lm's table
+    assert not is_supported("bert")
+    assert not is_supported("../llama")
+    assert not is_supported("")
+
+
+def test_all_shards_are_there(tmp_path: Path) -> None:
+    check_loadable(model(tmp_path, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "words"),
+    [
+        (("model-00001-of-00002.safetensors",), {}, "only 1 of its 2 weight files"),
+        (("pytorch_model.bin",), {}, "has no weights (model*.safetensors), only files of the kind bin"),
+        ((), {}, "has no weights"),
+        (("model.safetensors",), {"model_type": "bert"}, "mlx-lm has no models of the type bert"),
+        (("model.safetensors",), {"model_type": None}, "does not say which model_type"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(tmp_path: Path, files: tuple[str, ...], changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        check_loadable(model(tmp_path, *files, **changes))
+    assert words in str(caught.value)
+
+
+def test_a_type_that_brings_its_own_code_is_not_refused(tmp_path: Path) -> None:
+    check_loadable(model(tmp_path, "model.safetensors", model_type="kelp", model_file="kelp.py"))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelLoadError
+from holdfast.models.demo import demo_folder
+from holdfast.models.download import ModelSource
+from holdfast.models.stored_size import size_of_folder, size_on_hub
+from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.tiny_models import make_tiny, write_tiny
+
+SOURCE = ModelSource(kind="hub", name="coast/kelp-small")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
+    with hub_in_place(monkeypatch, tmp_path / "cache") as state:
+        yield state
+
+
+def parameters(name: str) -> int:
+    from mlx.utils import tree_flatten
+
+    return sum(array.size for _, array in tree_flatten(make_tiny(name).parameters()))
+
+
+def test_a_model_on_the_hub_is_as_large_as_in_a_folder_and_nothing_of_it_is_fetched(hub: HubState, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "tiny", "qwen3")
+    hub.repositories[SOURCE.name] = {file.name: file.read_bytes() for file in folder.iterdir()}
+    found, here = size_on_hub(SOURCE), size_of_folder(folder)
+    assert found == here
+    assert here.parameters == parameters("qwen3")
+    assert here.weight_bytes == 4 * here.parameters
+    assert here.bits_per_weight == 32
+    assert not (tmp_path / "cache").exists()
+    weights = [line for line in hub.requests if "model.safetensors" in line]
+    assert weights == [f"GET /{SOURCE.name}/resolve/main/model.safetensors bytes=0-100000"]
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_packed_weights_are_counted_one_by_one(tmp_path: Path, group_size: int) -> None:
+    plain = size_of_folder(write_tiny(tmp_path / "plain", "llama"))
+    packed = size_of_folder(write_tiny(tmp_path / "packed", "llama", {"group_size": group_size, "bits": 4}))
+    assert packed.parameters == plain.parameters
+    assert packed.weight_bytes < plain.weight_bytes / 2
+
+
+def test_the_bundled_models_size_is_that_of_its_file() -> None:
+    stored = size_of_folder(demo_folder())
+    assert stored.weight_bytes == pytest.approx((demo_folder() / "model.safetensors").stat().st_size, rel=0.01)
+
+
+def test_what_is_no_mlx_model_on_the_hub_is_told(hub: HubState) -> None:
+    hub.repositories[SOURCE.name] = {"kelp.Q4_K_M.gguf": b"GGUF"}
+    with pytest.raises(ModelLoadError, match=r"has no files of an MLX model.*only GGUF files"):
+        size_on_hub(SOURCE)
+
+
+def test_a_gated_model_is_told_in_words(hub: HubState) -> None:
+    hub.repositories[SOURCE.name] = {}
+    hub.gated = {SOURCE.name}
+    with pytest.raises(ModelLoadError, match="is gated: accept its terms on the Hub and set HF_TOKEN"):
+        size_on_hub(SOURCE)
+
+
+def test_a_model_that_is_not_there_is_told_in_words(hub: HubState) -> None:
+    with pytest.raises(ModelLoadError, match="no model coast/kelp-small on the Hub"):
+        size_on_hub(SOURCE)

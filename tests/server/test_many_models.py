@@ -1,0 +1,96 @@
+"""A server of three models with room for two: loaded when they are asked for, swapped, and what they have read is there again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+
+MODELS = ("demo", "draft", "window")
+LONG = "The river rose in the night, and in the morning the bridge was gone. " * 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("models")
+    tables = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
+    catalog = [f'[models.{name}]\nid = "{model}"\n' for name, model in zip(MODELS, tables, strict=True)]
+    (folder / "models.toml").write_text("\n".join(catalog))
+    server = ServerProcess(
+        *("--models", str(folder / "models.toml"), "--store", str(folder / "store")),
+        *("--set", "residency.max_loaded=2", "--set", "residency.turn_seconds=0.5"),
+    )
+    try:
+        server.wait_ready()
+        yield server
+        assert server.stop() == 0, server.log()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    health = httpx.get(f"{server.url}/health", timeout=60)
+    assert health.status_code == 200
+    found = {model["id"]: model for model in health.json()["models"] if model["id"] in MODELS}
+    assert all((model["pid"] is None) == (model["state"] == "unloaded") for model in found.values())
+    return {name: model["state"] for name, model in found.items()}
+
+
+def loads(server: ServerProcess, model: str) -> int:
+    name = f'holdfast_model_changes_total{{change="loaded",model="{model}"}} '
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    return sum(int(float(line.removeprefix(name))) for line in lines if line.startswith(name))
+
+
+def ask(server: ServerProcess, model: str, text: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": text, "max_tokens": 4, "temperature": 0, "ignore_eos": True, **fields}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_thirty_who_ask_for_a_cold_model_at_once_are_answered_after_one_load(server: ServerProcess) -> None:
+    assert states(server) == dict.fromkeys(MODELS, "unloaded")
+    with ThreadPoolExecutor(30) as threads:
+        answers = list(threads.map(lambda number: ask(server, "draft", f"number {number}"), range(30)))
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * 30
+    assert loads(server, "draft") == 1
+    assert states(server) == {"demo": "unloaded", "draft": "ready", "window": "unloaded"}
+
+
+def test_ninety_over_three_models_are_answered_and_no_stream_is_cut(server: ServerProcess) -> None:
+    def stream() -> int:
+        body = {"model": "demo", "prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
+            events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        return len(events)
+
+    with ThreadPoolExecutor(40) as threads:
+        streamed = threads.submit(stream)
+        answers = list(threads.map(lambda number: ask(server, MODELS[number % 3], f"number {number}"), range(90)))
+    assert streamed.result() > 0
+    assert [answer["usage"]["completion_tokens"] for answer in answers] == [4] * 90
+    assert sum(state != "unloaded" for state in states(server).values()) <= 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_model_has_read_is_there_again_when_it_is_back(server: ServerProcess, model: str) -> None:
+    before, known = ask(server, model, LONG), loads(server, model)
+    for other in MODELS:
+        if other != model:
+            ask(server, other, "hello")
+    assert states(server)[model] == "unloaded"
+    again = ask(server, model, LONG)
+    assert loads(server, model) == known + 1
+    assert again["choices"][0]["text"] == before["choices"][0]["text"]
+    usage = again["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 0.95 * usage["prompt_tokens"]
