@@ -85,9 +85,9 @@ class FairShare:
         able = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
             return next(able, None)
-        firsts: dict[tuple[str, int], ScheduledSequence] = {}
-        for sequence in able:
-            firsts.setdefault((sequence.service.flow, self._class(sequence, waits=True)), sequence)
+        firsts: dict[tuple[str, bool], ScheduledSequence] = {}
+        for sequence in able:  # one that gave way has waited less than a younger one may have, and goes before it all the same
+            firsts.setdefault((sequence.service.flow, sequence.is_batch), sequence)
         if len(firsts) <= 1:
             return next(iter(firsts.values()), None)
         counts = self._counts(running)
@@ -115,8 +115,9 @@ class FairShare:
         for sequence in sorted(running.values(), key=lambda each: ranks[each.request_id], reverse=True):
             if ranks[sequence.request_id][:2] <= standing:
                 return
-            if not sequence.is_fully_planned:
-                yield sequence
+            is_elder = (sequence.service.flow, sequence.is_batch) == (waiting.service.flow, waiting.is_batch)
+            if not sequence.is_fully_planned and not (is_elder and sequence.order < waiting.order):
+                yield sequence  # an elder would go before the waiting one again, and both for ever
 
     def _class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
         if not sequence.is_batch:
