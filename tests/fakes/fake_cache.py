@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.engine.plan import KeepPolicy, StepPlan
@@ -116,6 +116,10 @@ class FakeCache:
         gone = tuple(block for block in self.blocks if any(block.startswith(key) for key in keys))
         self.blocks -= set(gone)
         return gone
+
+    def gone(self, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+        self._called("gone")
+        return tuple(key for key in keys if key not in self.blocks)
 
     def forget_unsound(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         self._called("forget_unsound")

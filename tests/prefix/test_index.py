@@ -281,6 +281,15 @@ def test_what_is_forgotten_while_it_is_saved_can_be_evicted_when_it_has_come_bac
     assert memory.residence(first.key) is Residence.DISK
 
 
+def test_of_what_was_forgotten_after_it_was_planned_nothing_is_whole() -> None:
+    memory = library()
+    first, second = read_chain(memory, CHAIN)
+    plan = plan_of(memory, CHAIN)
+    assert memory.whole(plan.pieces) == [first.key, second.key]
+    memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
+    assert memory.whole(plan.pieces) == [first.key]
+
+
 def test_what_could_not_be_read_is_planned_no_more_even_while_it_is_saved() -> None:
     disk = FakeDisk()
     memory = library(budget=4, disk=disk)

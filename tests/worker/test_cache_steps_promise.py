@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from holdfast.messages.commands import TELL_STATISTICS, Command
 from holdfast.messages.events import CacheOutcome, FinishReason
 from holdfast.messages.figures import WorkerStatistics
+from holdfast.messages.sessions import SessionCommand
 from tests.fakes.fake_cache import BLOCK, FakeCache, KeepingEngine
 from tests.fakes.fake_engine import RAISES_ONCE, expected_tokens
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox, cancel
 
-METHODS = ["lookup", "advance", "prefix", "policy", "insert", "forget", "forget_unsound", "tend"]
+METHODS = ["lookup", "advance", "prefix", "policy", "insert", "forget", "gone", "forget_unsound", "tend"]
 SHARED = tuple(range(1, 30))
 
 
@@ -49,7 +50,8 @@ def test_whatever_the_cache_raises_every_request_is_answered_in_full(method: str
     cache.raises.add(method)
     asked = [request(name, *SHARED, index) for index, name in enumerate("abc")]
     asked.append(request("failing", *SHARED, RAISES_ONCE))
-    inbox = serve([*asked], [request("later", *SHARED)], cache=cache, engine=KeepingEngine(runs_ahead=runs_ahead))
+    forget = SessionCommand(operation="close", tenant="", session_id="s", forget=True)
+    inbox = serve([*asked, forget], [request("later", *SHARED)], cache=cache, engine=KeepingEngine(runs_ahead=runs_ahead))
     for each in (*asked, request("later", *SHARED)):
         assert inbox.tokens(each.request_id) == expected_tokens(each)
         assert inbox.finished(each.request_id).reason is FinishReason.LENGTH

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -234,6 +234,10 @@ class PrefixCache:
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget blocks that cannot be trusted, with all that stands behind them, in RAM and on disk; returns what that was."""
         return self._index.forget(keys, cause=CacheOutcome.UNREADABLE)
+
+    def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
+        """Which of these are nowhere any more."""
+        return tuple([key for key in keys if self._index.residence(key) is None])
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Of a chain, forget everything from the first block on that is not known to be sound; returns what that was.

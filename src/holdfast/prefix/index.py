@@ -138,8 +138,9 @@ class PrefixIndex:
         return key in self._ram or (key in self._holders and key not in self._book)
 
     def whole(self, pieces: Iterable[Piece]) -> list[BlockKey]:
-        """The blocks of which a chain with these pieces has every token."""
-        return [each.key for each in pieces if len(self._tree.standing(each.key).packed) == each.tokens * TOKEN_BYTES]
+        """The blocks of which a chain with these pieces has every token; not what is gone since they were planned."""
+        there = [each for each in pieces if self._tree.has_node(each.key)]
+        return [each.key for each in there if len(self._tree.standing(each.key).packed) == each.tokens * TOKEN_BYTES]
 
     def holder_of(self, key: BlockKey) -> LiveChain | None:
         """A live chain that holds every token of a block, if there is one."""

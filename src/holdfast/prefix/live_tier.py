@@ -97,6 +97,8 @@ class LiveTier:
         lookup: what it began from, if anything.
         """
         self._held = None
+        # Before it is counted: nobody could let go of a chain whose sequence does not know that it is live.
+        keys = [] if lookup is None or not lookup.may_move else self._index.whole(lookup.plan.pieces)
         claim = None if lookup is None else lookup.base
         if claim is not None and claim.use == "moved":
             taken = claim.chain
@@ -108,8 +110,7 @@ class LiveTier:
         live.state = state
         if lookup is not None:
             live.held_tokens = lookup.held_tokens
-            if lookup.may_move:
-                self._index.begin_holding(live, self._index.whole(lookup.plan.pieces))
+        self._index.begin_holding(live, keys)
         return live
 
     def park(self, live: LiveChain, chain: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,10 @@ class NoCache:
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Nothing is there to be forgotten."""
+        return ()
+
+    def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
+        """Nobody was to begin from anything."""
         return ()
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:

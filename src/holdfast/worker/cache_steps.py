@@ -216,6 +216,12 @@ class CacheSteps:
             if began_from:
                 self._lookups.repeat_without(self._cache.forget(began_from), live)
 
+    def repeat_without_forgotten(self, *, live: Collection[LiveSequence]) -> None:
+        """A session was forgotten: who of `live` was to begin from what went with it looks again."""
+        with costing_no_answer("what a session took with it could not be told"):
+            wanted = {key for each in live if each.lookup is not None for key in each.lookup.plan.keys}
+            self._lookups.repeat_without(self._cache.gone(wanted), live)
+
     def release(self, sequence: LiveSequence) -> None:
         """The sequence has begun, or never will."""
         self._lookups.release(sequence)

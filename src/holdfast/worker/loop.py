@@ -258,6 +258,8 @@ class WorkerLoop:
             answer = self._sessions.carry_out(command)
             if answer is not None:
                 self._ledger.emit(answer)
+        if command.forget:
+            self._cache.repeat_without_forgotten(live=self._ledger.live())
 
     def _tend_sessions(self) -> None:
         with costing_no_answer("sessions could not be tended"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.engine.plan import KeepPolicy, SpanResult, StepPlan
@@ -137,6 +137,9 @@ class Cache(Protocol):
 
     def forget(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Forget blocks that cannot be trusted; returns what is gone by that."""
+
+    def gone(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
+        """Which of these are nowhere any more."""
 
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Of a chain, forget everything from the first block on that is not known to be sound; returns what is gone by that."""
