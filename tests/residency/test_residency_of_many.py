@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import HoldfastError, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import Finished, FinishReason
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import ModelState, Residency
@@ -192,6 +193,29 @@ async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> N
         await made.unload("b")  # it is not loaded
         assert states(made) == {"a": "unloaded", "b": "unloaded"}
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
+
+
+async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        with pytest.raises(InvalidRequest, match="a is not loaded"):
+            await made.set_limits("a", max_running=3)
+        loading = asyncio.create_task(made.load("a"))
+        while made.statuses()[0].pid is None:
+            await asyncio.sleep(0.001)
+        changed = await made.set_limits("a", max_running=3, step_tokens=48)  # its process has been told others already
+        assert changed == SchedulerLimits(max_running=3, step_tokens=48)
+        await loading
+        assert (await made.statistics())["a"].step_tokens == 48
+        psutil.Process(made.statuses()[0].pid).kill()
+        await answered(made, "a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        await made.unload("a")
+        await made.load("a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        assert await made.set_limits("a") == changed
+        with pytest.raises(InvalidRequest, match="step_tokens"):
+            await made.set_limits("a", max_running=49)
+        assert await made.set_limits("a") == changed
 
 
 async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
+from holdfast.config import SchedulerSettings
 from holdfast.errors import HoldfastError, ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import LoadProgress, ModelInfo
@@ -61,6 +64,7 @@ class ModelSlot:
         self.failures_in_a_row = 0
         self.changes: Counter[str] = Counter()  # loads, failed loads, and unloads by their reason
         self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
+        self.scheduler: SchedulerSettings | None = None  # as somebody has changed it while it was loaded; else the server's own
         self._earlier_restarts: Counter[str] = Counter()  # of workers before the last load
         self._earlier_resumed = 0
         self._fetch = fetch
@@ -153,6 +157,8 @@ class ModelSlot:
     async def load(self, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> HoldfastError | None:
         """Load it; returns why that failed, once the worker is gone again."""
         assert self._launched is not None, "begin_load() comes first"
+        if self.scheduler is not None:
+            settings = msgspec.structs.replace(settings, scheduler=self.scheduler)
         self.supervisor = WorkerSupervisor(self.entry.name, settings, on_progress=on_progress)
         try:
             await self.supervisor.start()

@@ -187,12 +187,15 @@ class Residency:
     async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
         """Change how many sequences of a model run at once, and how much a step reads; see `WorkerSupervisor.set_limits`.
 
-        They count until the model is unloaded. Raises UnknownModel and InvalidRequest.
+        They count until the server ends, also when the model is loaded anew. Raises UnknownModel and InvalidRequest.
         """
         slot = self._slot(model)
-        if slot.supervisor is None:
-            raise InvalidRequest(f"{slot.entry.name} is not loaded: limits can be changed of a model that is", field="model")
-        return await slot.supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
+        if (supervisor := slot.supervisor) is None:
+            raise InvalidRequest(f"{slot.entry.name} is not loaded; limits can be changed of a model that is", field="id")
+        try:
+            return await supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
+        finally:
+            slot.scheduler = supervisor.scheduler
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""

@@ -17,7 +17,7 @@ from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.commands import PinnedPrefix
+from holdfast.messages.commands import PinnedPrefix, SchedulerLimits
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
@@ -74,6 +74,13 @@ class ModelControl(Protocol):
 
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
+        ...
+
+    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences run at once and how much a step reads; None: as it is. Returns what counts from now on.
+
+        Raises InvalidRequest for what they may not be, and when it is not loaded.
+        """
         ...
 
 
