@@ -218,6 +218,56 @@ async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until
         assert await made.set_limits("a") == changed
 
 
+async def test_another_catalog_is_taken_while_models_are_used() -> None:
+    async with models(catalog_over("a", "b", "c"), ONE) as made:
+        forgotten: list[str] = []
+        made.on_changed_entry = forgotten.append
+        async with made.lease("a") as client:
+            stream = client.submit(a_request(max_tokens=LONG))
+            await anext(stream)
+            waiting = asyncio.create_task(answered(made, "b"))
+            await until(made, a="stopping")
+            change = await made.take_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
+            assert (change.added, change.gone, change.changed) == (("d",), ("a", "b"), ("c",))
+            with pytest.raises(UnknownModel, match="available: c, d, e"):
+                await waiting
+            with pytest.raises(UnknownModel):
+                await answered(made, "a")
+            assert states(made) == {"c": "unloaded", "d": "unloaded", "a": "stopping"}
+            for _ in range(100):
+                await anext(stream)
+            await stream.aclose()
+        async with made.lease("e"):
+            assert states(made) == {"c": "ready", "d": "unloaded"}
+        assert forgotten == ["c", "b", "a"]
+
+
+async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_once() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        await made.take_catalog(catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True}))
+        await until(made, b="ready")
+        assert (made.entry("a").draft, await answered(made, "a")) == (None, pid)
+        assert made.statuses()[0].idle_seconds_left is not None
+        await made.unload("a")
+        assert made.entry("a").draft == "d"
+        await made.take_catalog(catalog_over("b"))
+        await made.unload("b")
+        await made.take_catalog(catalog_over("a", "b"))
+        assert states(made)["a"] == "unloaded"
+        assert await answered(made, "a") != pid
+
+
+async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        async with made.lease("a"):
+            await made.take_catalog(catalog_over("b"))
+            assert states(made) == {"b": "unloaded", "a": "stopping"}
+            await made.take_catalog(catalog_over("a", "b"))
+        assert await answered(made, "a") == pid
+
+
 async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
     async with models(catalog_over("a", "b", "c"), replace(TWO, max_loaded=None, memory_bytes=10), a=6, b=6, c=11) as made:
         await answered(made, "a")

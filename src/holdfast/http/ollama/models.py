@@ -17,7 +17,7 @@ from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import STRICT
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services
+from holdfast.http.server.services import Services, served_models
 from holdfast.residency.residency import ModelStatus
 
 # Of Ollama, whose API of that time is meant: VS Code, Codex and others ask for a version and refuse to speak to older ones.
@@ -107,7 +107,7 @@ class ShowRequest(BaseModel):
 @operation("GET", "/api/tags", answers_of(ListedModels), summary="what is served, as Ollama's")
 async def ollama_tags(request: Request, services: Services) -> Response:
     """The served models."""
-    return json_response(ListedModels(models=[_listed(model) for model in services.statuses()]))
+    return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))
 
 
 @operation("GET", "/api/ps", answers_of(RunningModels))

@@ -139,10 +139,16 @@ def model_of(services: Services, name: str | None) -> str:
     return name
 
 
+def served_models(services: Services) -> list[ModelStatus]:
+    """All models that requests may name: without those that are only waited for to end."""
+    catalog = services.catalog()
+    return [model for model in services.statuses() if catalog.find(model.id) is not None]
+
+
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
     wanted = model_of(services, name)
-    if (found := next((model for model in services.statuses() if model.id == wanted), None)) is None:
+    if (found := next((model for model in served_models(services) if model.id == wanted), None)) is None:
         raise services.catalog().unknown(name)
     return found
 
