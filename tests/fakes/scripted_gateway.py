@@ -340,6 +340,9 @@ class ScriptedControl:
     async def unload(self, model: str) -> None:
         await self._do("unload", model)
 
+    def let_go(self, model: str) -> None:
+        self.done.append(("let go", model))
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         await self._do("pin", model, pinned)
 

@@ -202,6 +202,16 @@ class Residency:
                 slot.is_to_go = False
                 self._look()
 
+    def let_go(self, model: str) -> None:
+        """Have a model unloaded when those who use it are served; who comes then has it loaded again.
+
+        Nothing happens to one that is pinned or not loaded. Raises UnknownModel.
+        """
+        slot = self._slot(model)
+        if slot.phase in ("loading", "ready") and not slot.is_pinned:
+            slot.is_to_go = True
+            self._look()
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Have a model loaded and kept so, or let it go when another one needs its place.
 
@@ -211,6 +221,7 @@ class Residency:
         was_pinned, slot.is_pinned = slot.is_pinned, pinned
         self._look()
         if pinned:
+            slot.is_to_go = False
             try:
                 await self.load(model)
             except HoldfastError:

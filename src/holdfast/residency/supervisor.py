@@ -241,8 +241,9 @@ class WorkerSupervisor:
         self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
         if self._settings != self._launched_with:  # limits were changed while it was loading
-            await self._worker.link.statistics()
-            await self.set_limits()
+            with contextlib.suppress(WorkerUnavailable):  # it has died again; the next one is told them
+                await self._worker.link.statistics()
+                await self.set_limits()
         if any(self.restarts.values()):
             goes_on = f"; {resumed} running requests go on with it" if resumed else ""
             logger.info("model %s is ready again (worker %d)%s", self.model, outcome.pid, goes_on)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import msgspec
@@ -112,7 +113,7 @@ async def ollama_tags(request: Request, services: Services) -> Response:
 
 @operation("GET", "/api/ps", answers_of(RunningModels))
 async def ollama_ps(request: Request, services: Services) -> Response:
-    """The models that are loaded. They stay so."""
+    """The models that are loaded, and when they are unloaded if nobody uses them."""
     running = [
         RunningModel(
             name=shown_name(model.id),
@@ -120,7 +121,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
             size=model.info.weight_bytes,
             digest=_digest(model),
             details=_details(model),
-            expires_at=_NEVER,
+            expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
         )
@@ -164,6 +165,14 @@ def _listed(model: ModelStatus) -> ListedModel:
         digest=_digest(model),
         details=_details(model),
     )
+
+
+def _expires_at(model: ModelStatus, services: Services) -> str:
+    """When it is unloaded if it is not used again. While it is used, as if that ended now."""
+    entry, seconds_left = services.catalog().find(model.id), model.idle_seconds_left
+    if seconds_left is None and entry is not None and not model.is_pinned:
+        seconds_left = entry.idle_seconds
+    return _NEVER if seconds_left is None else timestamp(time.time() + seconds_left)
 
 
 def _digest(model: ModelStatus) -> str:

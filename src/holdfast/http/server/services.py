@@ -72,6 +72,10 @@ class ModelControl(Protocol):
         """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
         ...
 
+    def let_go(self, model: str) -> None:
+        """Unload it as soon as nobody uses it; does nothing for one that is pinned, or not loaded."""
+        ...
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
         ...
