@@ -77,6 +77,7 @@ def test_a_form_is_openais_or_a_schema_itself(form: Any, meant: OutputFormat | N
         ({"tools": [TOOL, {"function": {"name": 5}}]}, "tools.1.function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "nobody"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}}, "tool_choice"),
         ({"thinking": "much"}, "thinking"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ],

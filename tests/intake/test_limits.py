@@ -42,6 +42,7 @@ def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
         ({"sampling": {"logit_bias": {100: 1.0}}}, "logit_bias"),
         ({"sampling": {"logit_bias": {-1: 1.0}}}, "logit_bias"),
         ({"sampling": {"logit_bias": {5: 101.0}}}, "logit_bias"),
+        ({"sampling": {"logit_bias": dict.fromkeys(range(100), -100.0)}}, "logit_bias"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -54,6 +55,8 @@ def test_values_at_the_edges_are_taken() -> None:
     edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
     check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
     check(max_tokens=0, echo=True)
+    check(sampling={"logit_bias": dict.fromkeys(range(99), -100.0)})
+    check(sampling={"logit_bias": dict.fromkeys(range(100), -99.0)})
 
 
 @pytest.mark.parametrize("field", SAMPLING_RANGES)

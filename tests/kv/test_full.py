@@ -211,6 +211,32 @@ def test_forks_hold_their_beginning_once_and_what_only_a_gone_one_used_is_given_
     assert [all_numbers(fork_) for fork_ in forks] == [[*range(400), *[7] * 20], [*range(500), *[7] * 20]]
 
 
+def test_many_forks_of_one_that_goes_on_leave_few_parts_and_everything_is_held_once() -> None:
+    layer, forks = FullKV(), []
+    for turn in range(60):
+        layer.append(*of([turn] * 40))
+        layer.freeze()
+        forks.append(layer.fork(layer.tokens - turn % 3))
+    assert max(len(each._frozen) for each in (layer, *forks)) <= 2 + math.log2(max(1, layer.tokens / 512))
+    assert capacity_of([layer, *forks]) == layer.tokens
+    for turn, fork_ in enumerate(forks):
+        assert all_numbers(fork_) == [number // 40 for number in range(40 * (turn + 1) - turn % 3)]
+        fork_.append(*of([99]))
+        assert all_numbers(fork_)[-2:] == [turn, 99]
+
+
+def test_parts_within_which_somebody_goes_on_otherwise_are_left_as_they_are() -> None:
+    layer = FullKV()
+    layer.append(*of(list(range(100))))
+    layer.freeze()
+    other = layer.fork(100)
+    layer.rewind(10)  # so that its next token stands where the other one has another
+    layer.append(*of([7] * 20))
+    layer.freeze()
+    assert [tokens for _, tokens in layer._frozen] == [90, 20]
+    assert (all_numbers(layer), all_numbers(other)) == ([*range(90), *[7] * 20], list(range(100)))
+
+
 def test_what_is_not_frozen_cannot_be_shared() -> None:
     layer = FullKV()
     layer.append(*of([1, 2, 3]))

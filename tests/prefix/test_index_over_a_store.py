@@ -31,7 +31,7 @@ def read_chain(index: PrefixIndex, store: BlockStore, chain: list[int], tenant: 
 def restored_tokens(library: PrefixIndex, store: BlockStore, chain: list[int], tenant: str) -> bytes:
     """What a sequence that begins with the chain restores, all of it from disk."""
     plan = plan_of(library, chain, tenant=tenant)
-    assert plan.disk_tokens == plan.tokens
+    assert plan.to_read == plan.keys
     tokens = b""
     for piece in plan.pieces:
         (part,) = store.read(piece.key).result().parts

@@ -10,18 +10,27 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from holdfast.engine import sharing
+from holdfast.engine.engine import Engine
 from holdfast.engine.sequence import Prefix
+from holdfast.engine.sharing import choose_sharing
 from holdfast.kv.live import LiveState
 from holdfast.kv.snapshot import SnapshotMismatch
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import CacheOutcome, CacheReport
 from holdfast.messages.sessions import SessionCommand
 from holdfast.prefix.live import LiveChain
+from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.failing_engine import FailingOnce
 from tests.fakes.running_ahead import RunningAhead
 from tests.fakes.script_inbox import cancel
 from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
+from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
+
+
+class FailingAhead(FailingOnce, RunningAhead):
+    """Both."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -199,3 +208,53 @@ def test_what_a_sequence_freezes_of_its_own_is_held_and_no_longer_reserved() -> 
     """Counted twice, the memory of one that runs alone would never do for its growth."""
     subject = SteppedWorker("llama", has_measured_costs=True, budget_tokens=96, most_parked_bytes=0)
     serve(subject, greedy("grows", random_prompt(30), max_tokens=60), greedy("other", random_prompt(10, "b"), max_tokens=1))
+
+
+@pytest.mark.parametrize("engine", [FailingOnce, FailingAhead])
+def test_when_a_step_of_several_that_share_fails_no_more_is_reserved_than_there_is(engine: type[FailingOnce]) -> None:
+    """Read again each alone, they share nothing any more: who finds no room for that is read when there is some."""
+    subject = SteppedWorker("llama", engine=engine, has_measured_costs=True, budget_tokens=220)
+    assert isinstance(subject.worker.engine, FailingOnce)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=1))
+    rest(subject)
+    forks = [greedy(f"fork {index}", random_prompt(100) + random_prompt(4, str(index)), max_tokens=14) for index in range(3)]
+    subject.send(*forks)
+    while min(len(subject.inbox.tokens(fork.request_id)) for fork in forks) < 2:
+        subject.step()
+    assert len(subject.worker.scheduler._running) == 3
+    subject.worker.engine.fails_at = subject.worker.engine.collected + 1
+    subject.run_to_end()
+    assert subject.worker.engine.collected > subject.worker.engine.fails_at
+    for fork in forks:
+        subject.check_answer(fork.request_id)
+
+
+def test_where_attention_over_parts_is_too_slow_forks_copy_and_every_byte_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = probed("llama")
+    for name in ("shares", "reason"):
+        monkeypatch.setattr(runner, name, getattr(runner, name))
+    monkeypatch.setattr(sharing, "_MOST_TIMES", 0.0)  # whatever is measured is too slow
+    form = Engine(runner, vocab_size=VOCAB_SIZE).measure_costs().form
+    choose_sharing(runner, kept_tiny("llama"), form, composes_attention=False)
+    assert not runner.shares
+    subject = SteppedWorker("llama", has_measured_costs=True)
+    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
+    rest(subject)
+    serve(subject, greedy("turn", (*known(subject, "first"), 1, 2, 3)))
+    assert report(subject, "turn").moved_tokens == 111  # what nobody else wants needs no sharing
+    subject.send(greedy("runs", (*known(subject, "turn"), 4, 5), max_tokens=30))
+    while len(subject.inbox.tokens("runs")) < 5:
+        subject.step()
+    forks = [greedy(f"fork {index}", (*known(subject, "turn"), 6, index), max_tokens=9) for index in range(3)]
+    serve(subject, *forks)
+    for fork in forks:
+        found = report(subject, fork.request_id)
+        assert (found.moved_tokens, found.shared_tokens, found.disk_tokens) == (0, 0, 0)
+        assert found.ram_tokens >= len(known(subject, "turn")) - 1
+    subject.run_to_end()
+    subject.check_answer("runs")
+    rest(subject)
+    arrays = [array for chain in parked(subject) if chain.state for leaf in chain.state.leaves() for array in leaf.arrays()]
+    assert len({id(array) for array in arrays}) == len(arrays), "each has buffers of its own"
+    assert subject.worker.cache.live.held.parked_bytes == sum(array.nbytes for array in arrays) > 0
+    assert len(parked(subject)) == 4

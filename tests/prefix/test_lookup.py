@@ -12,9 +12,7 @@ from holdfast.prefix.reuse import ReusePlan, Shortfall
 def lookup(shortfall: Shortfall, *, order: EvictionOrder | None = None) -> Lookup:
     """Eight tokens are there, five of them on disk."""
     pieces = (Piece(b"a", "kv", 0, 3), Piece(b"b", "kv", 3, 4), Piece(b"c", "kv", 7, 1))
-    plan = ReusePlan(
-        cursor=Cursor(b"root"), pieces=pieces, shortfall=shortfall, keys=(b"a", b"b", b"c"), to_read=(b"b", b"c"), disk_tokens=5
-    )
+    plan = ReusePlan(cursor=Cursor(b"root"), pieces=pieces, shortfall=shortfall, keys=(b"a", b"b", b"c"), to_read=(b"b", b"c"))
     hold = (order or EvictionOrder()).held_until_closed(plan.keys)
     return Lookup(chain=b"", tenant="", plan=plan, hold=hold, asked_at=10.0)
 

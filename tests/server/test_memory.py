@@ -99,6 +99,37 @@ def test_a_worker_whose_front_was_killed_keeps_what_it_has_and_ends(model_folder
     assert second.stop() == 0, second.log()
 
 
+def test_a_worker_that_is_killed_loses_parked_states_and_nothing_else(server: Asked) -> None:
+    process = server.process
+
+    def figure(name: str) -> float:
+        lines = httpx.get(f"{process.url}/metrics", timeout=60).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def first_turn(headers: dict[str, str]) -> Any:
+        kept, blocks = figure("holdfast_prefix_cache_kept_tokens"), figure("holdfast_store_blocks")
+        answer = server.complete(max_tokens=8, headers=headers)
+        until(lambda: figure("holdfast_prefix_cache_kept_tokens") >= kept + answer["usage"]["total_tokens"] - 1, "all is kept")
+        until(lambda: figure("holdfast_store_blocks") > blocks and not figure("holdfast_store_queued_blocks"), "all is on disk")
+        return answer
+
+    told = {}
+    for who in ("spared", "struck"):
+        headers = {"X-Holdfast-Tenant": f"{who} by a death"}
+        first = first_turn(headers)
+        until(lambda: process.model()["memory"]["parked_sequences"] > 0, "a parked state")
+        worker = process.model()["pid"]
+        if who == "struck":
+            os.kill(worker, signal.SIGKILL)
+            until(lambda: not psutil.pid_exists(worker), "the end of the worker")  # noqa: B023
+        told[who] = server.complete(f"{TEXT}{first['choices'][0]['text']} And then", max_tokens=8, headers=headers)
+        assert (process.model()["pid"] == worker) == (who == "spared")
+    spared, struck = told["spared"]["holdfast"], told["struck"]["holdfast"]
+    assert told["struck"]["choices"] == told["spared"]["choices"]
+    assert spared["moved_tokens"] + spared["shared_tokens"] == spared["ram_tokens"] > 200
+    assert (struck["ram_tokens"], struck["disk_tokens"]) == (0, spared["ram_tokens"])
+
+
 def test_two_tenants_share_nothing_by_header_salt_or_key(server: Asked) -> None:
     assert cached(server.complete()) == 0
     for who in ({"headers": {"X-Holdfast-Tenant": "ann"}}, {"headers": {"X-Holdfast-Tenant": "bob"}}, {"cache_salt": "ann"}):

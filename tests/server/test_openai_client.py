@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -83,3 +87,55 @@ async def test_sixteen_clients_with_random_disconnects_leave_nothing_behind(serv
             finished += sum(await asyncio.gather(*(one(number) for number in range(16)))) // 24
     assert finished > 24
     until(lambda: server.model()["running"] == server.model()["queued"] == 0, "no request is left in the worker")
+
+
+RULES = (
+    "You are one of six agents that keep a harbour. Answer in one short sentence, and never say what the others have said. " * 12
+)
+TURNS = ("What is 2 + 3?", "And what is 4 + 4?", "Say hello.")
+
+
+def test_six_agents_at_once_are_answered_as_alone_and_hardly_anything_is_read_twice(server: ServerProcess) -> None:
+    def hold(tenant: str, number: int, together: threading.Barrier | None = None) -> list[Any]:
+        """All turns of an agent; the answers."""
+        messages: list[Any] = [{"role": "system", "content": RULES}]
+        answers = []
+        headers = {"X-Holdfast-Tenant": tenant, "X-Holdfast-Explain": "1"}
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, default_headers=headers) as client:
+            for turn in TURNS:
+                if together is not None:
+                    together.wait(60)
+                messages.append({"role": "user", "content": f"Agent {number}: {turn}"})
+                answer = client.chat.completions.create(
+                    model="demo", messages=messages, temperature=0, max_tokens=16, reasoning_effort="none"
+                )
+                messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+                answers.append(answer)
+        return answers
+
+    agents = range(6)
+    alone = [hold(f"agent {number}", number) for number in agents]
+    before, barrier = reused(server), threading.Barrier(len(agents))
+    with ThreadPoolExecutor(len(agents)) as threads:
+        together = list(threads.map(lambda number: hold("six agents", number, barrier), agents))
+    said = [[each.choices[0].message.content for each in answers] for answers in together]
+    assert said == [[each.choices[0].message.content for each in answers] for answers in alone]
+    assert all(all(texts) for texts in said)
+    rules = httpx.post(f"{server.url}/tokenize", json={"prompt": RULES}, timeout=60).json()["count"]
+    own = sum(answers[-1].usage.prompt_tokens - rules for answers in together)
+    explained = [[each.holdfast for each in answers] for answers in together]
+    assert sum(each["read_tokens"] for turns in explained for each in turns) <= rules + own
+    assert sum(each.holdfast["read_tokens"] for answers in alone for each in answers) > 5 * rules
+    for turns, answers in zip(explained, together, strict=True):
+        for told, last in zip(turns[1:], answers, strict=False):
+            assert told["moved_tokens"] + told["shared_tokens"] >= last.usage.prompt_tokens - 1
+    after = reused(server)
+    assert after["moved"] > before["moved"]
+    assert after["shared"] - before["shared"] >= 4 * rules
+
+
+def reused(server: ServerProcess) -> dict[str, float]:
+    """Tokens found in RAM so far, by how."""
+    told = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    name = "holdfast_prefix_cache_reused_ram_tokens_total{"
+    return {line.split('how="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in told if line.startswith(name)}

@@ -119,7 +119,7 @@ def test_an_answer_whose_grammar_allows_nothing_ends_alone_and_says_so(
     subject = a_worker(engine=engine)
     inbox = subject.serve([*one_after_the_other(first, stuck), [beside]])
     end = inbox.finished("stuck")
-    assert end.reason is FinishReason.FAILED
+    assert end.reason is FinishReason.REFUSED
     assert text_of(inbox.tokens("stuck")) == "ab"
     assert "the grammar" in end.error
     assert inbox.tokens("beside") == tiny_worker().serve([[beside]]).tokens("beside")

@@ -130,8 +130,10 @@ def _tool_choice(choice: ChoiceOption | None, prompt: Prompt) -> ToolChoice:
             return ToolChoice(mode="none")
         case str():
             made = ToolChoice(mode="required", names=() if choice == "required" else (choice,))
-        case _:
+        case ToolChoice():
             made = choice
+        case _:
+            raise InvalidRequest('tool_choice: "auto", "none", "required", or the name of a tool', field="tool_choice")
     if missing := [name for name in made.names if name not in names]:
         raise InvalidRequest(f"there is no tool {missing[0]!r}", field="tool_choice")
     if made.mode == "required" and not names:

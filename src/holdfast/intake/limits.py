@@ -71,6 +71,8 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(f"the model has the tokens 0 to {vocab_size - 1}, got {token_id}", field="logit_bias")
         _between("logit_bias", bias, *SAMPLING_RANGES["logit_bias"])
+    if len(sampling.logit_bias) >= vocab_size and max(sampling.logit_bias.values()) <= SAMPLING_RANGES["logit_bias"][0]:
+        raise InvalidRequest(f"logit_bias bans all {vocab_size} tokens of the model: nothing is left to draw", field="logit_bias")
 
 
 def _between(field: str, value: float, lowest: float, highest: float) -> None:

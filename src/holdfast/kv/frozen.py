@@ -17,6 +17,9 @@ class PartHolder(Protocol):
     def held_of(self, part: FrozenPart) -> int:
         """How many of its tokens."""
 
+    def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
+        """One part stands for these from now on; it holds as many tokens of it as of them."""
+
 
 class FrozenPart:
     """Keys and values of a run of tokens. Each holder has the first of them, as many as it says; none writes them any more.

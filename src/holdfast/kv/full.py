@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import mlx.core as mx
 
 from holdfast.kv import buffers
 from holdfast.kv.form import CheckpointLayout, HeadsForm
-from holdfast.kv.frozen import FrozenPart
+from holdfast.kv.frozen import FrozenPart, PartHolder
 from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
@@ -22,7 +22,8 @@ class FullKV(LayerKV):
     """Capacity is reserved, so that growth within it copies nothing.
 
     `freeze` makes a frozen part of the tail, and the next token begins another tail. Parts are merged as in a log-structured
-    merge tree: their number is logarithmic, and each token is copied that often at most. What others hold too is left alone.
+    merge tree: their number is logarithmic, and each token is copied that often at most. Others who hold them, or their
+    beginning, hold the merged one then; where one of them goes on otherwise in between, they are left alone.
     """
 
     kind = "full"
@@ -82,6 +83,12 @@ class FullKV(LayerKV):
     def held_of(self, part: FrozenPart) -> int:
         """How many tokens of this part."""
         return max((tokens for each, tokens in self._frozen if each is part), default=0)
+
+    def take_merged(self, parts: Sequence[FrozenPart], merged: FrozenPart) -> None:
+        """One part stands for these from now on."""
+        tokens = sum(map(self.held_of, parts))
+        kept = [(merged, tokens) if part is parts[0] else (part, held) for part, held in self._frozen]
+        self._hold([(part, held) for part, held in kept if part not in parts[1:]])
 
     def held(self) -> int:
         """All that were read."""
@@ -174,14 +181,17 @@ class FullKV(LayerKV):
         self._frozen, self._frozen_tokens = parts, sum(tokens for _, tokens in parts)
 
     def _merge(self) -> None:
-        """Neighbours that nobody else holds become one where the earlier is short, or the later at least half as long."""
+        """Neighbours become one, for all who hold them, where the earlier is short, or the later at least half as long."""
         groups: list[list[tuple[FrozenPart, int]]] = []
         for each in self._frozen:
             groups.append([each])
             while len(groups) > 1 and _are_merged(*groups[-2:]):
                 groups[-2:] = [groups[-2] + groups[-1]]
-        if len(groups) < len(self._frozen):
-            self._hold([group[0] if len(group) == 1 else (_joined(group), _length(group)) for group in groups])
+        for group in groups:
+            if len(group) > 1:
+                merged, parts = _joined(group), [part for part, _ in group]
+                for holder in _holders(group):
+                    holder.take_merged(parts, merged)
 
 
 def _cut(arrays: tuple[mx.array, ...], low: int, high: int) -> tuple[mx.array, mx.array]:
@@ -200,7 +210,23 @@ def _first(parts: list[tuple[FrozenPart, int]], tokens: int) -> list[tuple[Froze
 
 def _are_merged(earlier: list[tuple[FrozenPart, int]], later: list[tuple[FrozenPart, int]]) -> bool:
     fits = _length(earlier) <= max(_SHORT_PART, _length(later) * 2)
-    return fits and all(len(part.holders) == 1 for part, _ in (*earlier, *later))
+    run = (*earlier, *later)
+    return fits and all(_holds_beginning(holder, run) for holder in _holders(run))
+
+
+def _holders(parts: Sequence[tuple[FrozenPart, int]]) -> set[PartHolder]:
+    return {holder for part, _ in parts for holder in part.holders}
+
+
+def _holds_beginning(holder: PartHolder, parts: Sequence[tuple[FrozenPart, int]]) -> bool:
+    """Whether what it holds of these adjoining parts is the beginning of their tokens, or all of them."""
+    is_whole = True
+    for part, tokens in parts:
+        held = holder.held_of(part)
+        if held > tokens or (held and not is_whole):
+            return False
+        is_whole = is_whole and held == tokens
+    return True
 
 
 def _length(parts: list[tuple[FrozenPart, int]]) -> int:

@@ -46,7 +46,6 @@ class Planner:
             shortfall=self._shortfall(match, packed, tokens=tokens, stored=stored, limit=limit),
             keys=tuple(keys),
             to_read=tuple(to_read),
-            disk_tokens=sum([piece.tokens for piece in pieces if piece.key in to_read]) if to_read else 0,
         )
 
     def _shortfall(self, match: PrefixMatch, packed: bytes, *, tokens: int, stored: int, limit: int) -> Shortfall:

@@ -28,14 +28,8 @@ class ReusePlan:
     shortfall: Shortfall
     keys: tuple[BlockKey, ...] = ()  # everything that the plan needs, parents before children
     to_read: tuple[BlockKey, ...] = ()  # what of it has to be read from disk first
-    disk_tokens: int = 0  # tokens whose block has to be
 
     @property
     def tokens(self) -> int:
         """Tokens that need not be read."""
         return self.pieces[-1].end if self.pieces else 0
-
-    @property
-    def ram_tokens(self) -> int:
-        """Tokens whose block is in RAM."""
-        return self.tokens - self.disk_tokens

@@ -150,6 +150,13 @@ class Scheduler:
         if sequence is not None and sequence.held_tokens != held_tokens:
             self._ledger.hold_apart(sequence, held_tokens)
 
+    def has_room_apart(self, request_id: RequestId) -> bool:
+        """Whether all of a running request's memory can be reserved, that of tokens too which are held elsewhere."""
+        sequence = self._running.get(request_id)
+        if sequence is None:
+            return True
+        return self._ledger.bytes_for(sequence.capacity_tokens) - sequence.reserved_bytes <= self._ledger.free_bytes
+
     def missing_bytes(self) -> int:
         """How much of what is parked has to go before the next step can be what it should be."""
         ledger = self._ledger

@@ -104,6 +104,18 @@ class Lifetimes:
         sequence.is_open = True
         self._scheduler.hold_apart(sequence.request.request_id, 0)
 
+    def wait_for_room(self, sequence: LiveSequence) -> bool:
+        """Have an open sequence read again later, if what it shared, read anew, has no room beside the others now."""
+        request_id = sequence.request.request_id
+        if self._scheduler.has_room_apart(request_id):
+            return False
+        sequence.give_up_state()
+        self._close(sequence, is_healthy=False)
+        self._cache.reused_nothing(sequence)
+        sequence.began_from, sequence.began_live = (), None
+        self._scheduler.restart(request_id)
+        return True
+
     def give_up_state(self, sequence: LiveSequence, reason: str) -> None:
         """Keep nothing of what a sequence has computed. If what it began from may be to blame, have it read again without."""
         request_id = sequence.request.request_id

@@ -352,6 +352,8 @@ class WorkerLoop:
         if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
+        if self._lifetimes.wait_for_room(sequence):
+            return SpanResult(request_id=span.request_id)
         return self._steps.retry_alone(span, reopen=functools.partial(self._lifetimes.reopen_cold, sequence))
 
     def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
@@ -370,7 +372,7 @@ class WorkerLoop:
             if not ledger.is_live(sequence):
                 continue
             if given.refusal:
-                ended.append((sequence, FinishReason.FAILED, given.refusal))
+                ended.append((sequence, FinishReason.REFUSED, given.refusal))
                 continue
             ledger.score(sequence, given.prompt_logprobs)
             sequence.embedding = given.embedding

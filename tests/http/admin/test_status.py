@@ -100,8 +100,8 @@ async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
     store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
-    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, store=store)
-    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10}
+    memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, parked_sequences=3, parked_bytes=7, store=store)
+    kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10, "parked_sequences": 3, "parked_bytes": 7}
     for given, shown in (
         (memory, {"model": "f00d", "mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
         (msgspec.structs.replace(memory, store=None), None),

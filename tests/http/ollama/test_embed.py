@@ -41,16 +41,30 @@ async def test_the_older_form_has_one_vector() -> None:
     assert gateway.embedded[0].input_field == "prompt"
 
 
+@pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
+async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ollama(given: dict[str, Any]) -> None:
+    gateway = ScriptedGateway()
+    whole = (await asked(gateway, EMBED, **given)).json()
+    assert (whole["embeddings"], whole["prompt_eval_count"]) == ([], 0)
+    older = await asked(gateway, OLDER, **({"prompt": ""} if given else {}))
+    assert (older.status_code, older.json()) == (200, {"embedding": []})
+    assert [request.inputs for request in gateway.embedded] == [(), ()]
+
+
+async def test_an_empty_text_among_others_is_one_of_them() -> None:
+    gateway = ScriptedGateway()
+    await asked(gateway, EMBED, input=["one", ""])
+    assert gateway.embedded[0].inputs == ("one", "")
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "status", "named"),
     [
-        (EMBED, {}, 400, "`input` is required"),
-        (EMBED, {"input": []}, 400, "`input`"),
         (EMBED, {"input": [1]}, 400, "`input.0`"),
         (EMBED, {"input": ["x"] * 5000}, 400, "`input`: at most"),
         (EMBED, {"input": "x", "dimensions": 0}, 400, "`dimensions`"),
         (EMBED, {"input": "x", "model": "other"}, 404, "try pulling it first"),
-        (OLDER, {}, 400, "`prompt` is required"),
+        (OLDER, {"prompt": 1}, 400, "`prompt`"),
         (OLDER, {"prompt": "x", "keep_alive": "soon"}, 400, "`keep_alive`"),
     ],
 )

@@ -33,11 +33,16 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model's worker keeps of what it has read. `store` is null when no folder is set."""
+    """What a model's worker keeps of what it has read. `store` is null when no folder is set.
+
+    `parked_sequences` have ended and keep their state as it was, which takes `parked_bytes` beside `ram_bytes` of blocks.
+    """
 
     kept_tokens: int
     ram_bytes: int
     ram_budget_bytes: int
+    parked_sequences: int
+    parked_bytes: int
     store: StoreHealth | None
 
 

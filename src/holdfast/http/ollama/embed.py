@@ -27,9 +27,7 @@ from holdfast.http.server.services import Services
 from holdfast.messages.output import Embedding
 from holdfast.messages.requests import EmbeddingRequest
 
-Inputs = Annotated[
-    Annotated[str, Tag(ONE)] | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(MANY)], Discriminator(one_or_many)
-]
+Inputs = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)]
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +81,7 @@ class OllamaEmbedding(OllamaRequest):
 class OllamaEmbed(OllamaEmbedding):
     """Texts of each of which a vector is wanted."""
 
-    input: Inputs = Field(description="A text, or several.")
+    input: Inputs | None = Field(None, description="A text, or several. Without one the model is loaded, and no vector comes.")
     truncate: bool | None = Field(None, description="False: a text that is too long is refused. Otherwise its end is cut off.")
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = Field(
         None, description="Keep so many of the first numbers, and bring the vector to length 1 again."
@@ -104,21 +102,29 @@ class OllamaEmbed(OllamaEmbedding):
                 cached_tokens=sum(each.memory.cached_tokens for each in vectors),
             )
 
-        inputs, is_list = ([self.input], False) if isinstance(self.input, str) else (self.input, True)
-        truncates = self.truncate is not False
-        return self.plan_of(services, inputs, form, truncates=truncates, dimensions=self.dimensions, is_list=is_list)
+        given, is_list = self.input or [], isinstance(self.input, list)
+        return self.plan_of(
+            services,
+            [given] if isinstance(given, str) else given,
+            form,
+            truncates=self.truncate is not False,
+            dimensions=self.dimensions,
+            is_list=is_list,
+        )
 
 
 class OllamaEmbeddings(OllamaEmbedding):
     """The older form, of one text."""
 
-    prompt: str = Field(description="The text.")
+    prompt: str | None = Field(None, description="The text. Without one the model is loaded, and the vector is empty.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused."""
-        return self.plan_of(
-            services, [self.prompt], lambda vectors: EmbeddedPrompt(embedding=_numbers(vectors[0])), input_field="prompt"
-        )
+
+        def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
+            return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
+
+        return self.plan_of(services, [self.prompt] if self.prompt else [], form, input_field="prompt")
 
 
 @operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="vectors of texts, as Ollama's")
