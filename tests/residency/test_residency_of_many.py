@@ -238,6 +238,7 @@ async def test_another_catalog_is_taken_while_models_are_used() -> None:
                 await anext(stream)
             await stream.aclose()
         async with made.lease("e"):
+            await until(made, c="ready")
             assert states(made) == {"c": "ready", "d": "unloaded"}
         assert forgotten == ["c", "b", "a"]
 

@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import openai
 import psutil
+import pytest
 
 from tests.fakes.server_process import ServerProcess, until
+
+pytestmark = pytest.mark.slow
 
 AGENTS = 6
 TOKENS = 250
