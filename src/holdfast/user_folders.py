@@ -28,9 +28,12 @@ def logs_folder(environ: Mapping[str, str]) -> Path:
     return state_folder(environ) / "logs"
 
 
-def crash_reports_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for reports of workers that died. Raises RuntimeError as above."""
-    return state_folder(environ) / "crashes"
+def crash_reports_folder(environ: Mapping[str, str]) -> str:
+    """The folder for reports of workers that died; empty for a user without a home."""
+    try:
+        return str(state_folder(environ) / "crashes")
+    except RuntimeError:
+        return ""
 
 
 def configuration_folder(environ: Mapping[str, str]) -> Path:

@@ -15,7 +15,7 @@ from holdfast.http.server.services import Services
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.commands import PinnedPrefix
+from holdfast.messages.commands import PinnedPrefix, SchedulerLimits
 from holdfast.messages.events import CacheOutcome, CacheReport, FinishReason, ModelInfo
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import (
@@ -340,8 +340,15 @@ class ScriptedControl:
     async def unload(self, model: str) -> None:
         await self._do("unload", model)
 
+    def let_go(self, model: str) -> None:
+        self.done.append(("let go", model))
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         await self._do("pin", model, pinned)
+
+    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        await self._do("limits", model, max_running, step_tokens)
+        return SchedulerLimits(max_running=max_running or 16, step_tokens=step_tokens or 0)
 
     async def _do(self, *what: object) -> None:
         self.done.append(what)

@@ -262,7 +262,7 @@ async def test_it_is_served_over_a_real_worker(tmp_path: Path) -> None:
     await residency.start()
     try:
         await residency.wait_ready()
-        app = build_application(settings, catalog, residency, dialects=TABLE)
+        app = build_application(settings, residency, dialects=TABLE)
         with listen(settings.server) as listener:
             started = asyncio.Event()
             running = server(app, settings.server, on_started=started.set)

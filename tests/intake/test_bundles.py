@@ -67,3 +67,16 @@ async def test_the_longest_unused_goes(bundle: TokenizerBundle) -> None:
         await bundles.of(model)
     assert shelf.reads == ["a", "b", "c", "b"]
     assert bundles.dialects.keys() == {"a", "b", "c"}
+
+
+async def test_what_is_forgotten_is_read_anew_and_who_waits_for_the_old_one_has_it(bundle: TokenizerBundle) -> None:
+    shelf = Shelf(bundle)
+    bundles = Bundles(shelf.read)
+    shelf.may_end.clear()
+    waiting = asyncio.create_task(bundles.of("a"))
+    await asyncio.sleep(0)
+    bundles.forget("a")
+    shelf.may_end.set()
+    assert await waiting is bundle
+    assert await bundles.of("a") is bundle
+    assert shelf.reads == ["a", "a"]

@@ -10,11 +10,11 @@ from holdfast.residency.crash_reports import (
     MOST_REPORTS,
     CrashReport,
     RequestAtCrash,
-    crash_reports_folder,
     last_report,
     report_of,
     write_report,
 )
+from holdfast.user_folders import crash_reports_folder
 
 
 def a_report(pid: int = 7, *, requests: int = 2) -> CrashReport:

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from holdfast.config import ResidencySettings
-from holdfast.errors import HoldfastError, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
+from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import Finished, FinishReason
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import ModelState, Residency
@@ -192,6 +193,80 @@ async def test_a_model_is_loaded_and_unloaded_when_somebody_asks_for_that() -> N
         await made.unload("b")  # it is not loaded
         assert states(made) == {"a": "unloaded", "b": "unloaded"}
         assert made.statuses()[0].figures.changes == {"loaded": 2, "asked": 2}
+
+
+async def test_limits_that_were_changed_count_through_a_restart_and_a_load_until_the_server_ends() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        with pytest.raises(InvalidRequest, match="a is not loaded"):
+            await made.set_limits("a", max_running=3)
+        loading = asyncio.create_task(made.load("a"))
+        while made.statuses()[0].pid is None:
+            await asyncio.sleep(0.001)
+        changed = await made.set_limits("a", max_running=3, step_tokens=48)  # its process has been told others already
+        assert changed == SchedulerLimits(max_running=3, step_tokens=48)
+        await loading
+        assert (await made.statistics())["a"].step_tokens == 48
+        psutil.Process(made.statuses()[0].pid).kill()
+        await answered(made, "a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        await made.unload("a")
+        await made.load("a")
+        assert (await made.statistics())["a"].step_tokens == 48
+        assert await made.set_limits("a") == changed
+        with pytest.raises(InvalidRequest, match="step_tokens"):
+            await made.set_limits("a", max_running=49)
+        assert await made.set_limits("a") == changed
+
+
+async def test_another_catalog_is_taken_while_models_are_used() -> None:
+    async with models(catalog_over("a", "b", "c"), ONE) as made:
+        forgotten: list[str] = []
+        made.on_changed_entry = forgotten.append
+        async with made.lease("a") as client:
+            stream = client.submit(a_request(max_tokens=LONG))
+            await anext(stream)
+            waiting = asyncio.create_task(answered(made, "b"))
+            await until(made, a="stopping")
+            change = await made.take_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
+            assert (change.added, change.gone, change.changed) == (("d",), ("a", "b"), ("c",))
+            with pytest.raises(UnknownModel, match="available: c, d, e"):
+                await waiting
+            with pytest.raises(UnknownModel):
+                await answered(made, "a")
+            assert states(made) == {"c": "unloaded", "d": "unloaded", "a": "stopping"}
+            for _ in range(100):
+                await anext(stream)
+            await stream.aclose()
+        async with made.lease("e"):
+            await until(made, c="ready")
+            assert states(made) == {"c": "ready", "d": "unloaded"}
+        assert forgotten == ["c", "b", "a"]
+
+
+async def test_a_changed_entry_counts_from_the_next_load_on_and_a_new_pin_at_once() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        await made.take_catalog(catalog_over("a", "b", a={"idle_seconds": LONG, "draft": "d"}, b={"is_pinned": True}))
+        await until(made, b="ready")
+        assert (made.entry("a").draft, await answered(made, "a")) == (None, pid)
+        assert made.statuses()[0].idle_seconds_left is not None
+        await made.unload("a")
+        assert made.entry("a").draft == "d"
+        await made.take_catalog(catalog_over("b"))
+        await made.unload("b")
+        await made.take_catalog(catalog_over("a", "b"))
+        assert states(made)["a"] == "unloaded"
+        assert await answered(made, "a") != pid
+
+
+async def test_a_model_that_went_and_came_back_while_it_was_used_stays() -> None:
+    async with models(catalog_over("a", "b")) as made:
+        pid = await answered(made, "a")
+        async with made.lease("a"):
+            await made.take_catalog(catalog_over("b"))
+            assert states(made) == {"b": "unloaded", "a": "stopping"}
+            await made.take_catalog(catalog_over("a", "b"))
+        assert await answered(made, "a") == pid
 
 
 async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from holdfast.models.demo import demo_folder
-from tests.fakes.server_process import ServerProcess
+from tests.fakes.server_process import ServerProcess, until
 
 pytestmark = pytest.mark.slow
 
@@ -48,5 +49,48 @@ def test_models_answer_by_name_and_alias_each_with_its_own_defaults_and_what_is_
         assert len({text(server, model="free", seed=seed) for seed in range(3)}) > 1
         unknown = ask(server, model="gready")
         assert (unknown.status_code, "did you mean greedy?" in unknown.json()["error"]["message"]) == (404, True)
+    finally:
+        server.stop()
+
+
+def test_a_hangup_has_the_catalog_read_again_and_a_broken_file_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    table = "[models.{name}]\nid = 'holdfast-demo'\n{more}\n"
+    file.write_text(table.format(name="first", more="") + table.format(name="second", more="aliases = ['other']"))
+    server = ServerProcess("--models", str(file))
+
+    def hang_up(told: str) -> None:
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: told in server.log(), told)
+
+    def listed() -> dict[str, str]:
+        cards = httpx.get(f"{server.url}/v1/models").json()["data"]
+        return {card["id"]: card["state"] for card in cards}
+
+    try:
+        server.wait_ready()
+        greedy = text(server, model="other", temperature=0)
+        assert ask(server, model="first").status_code == 200
+        body = {"model": "first", "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            changed = table.format(name="second", more="aliases = ['gpt-4o']\nsampling = { temperature = 0.0 }")
+            file.write_text(changed + table.format(name="third", more="") + table.format(name="wrong", more="contxt = 1"))
+            hang_up(
+                "the catalog has been read again: added: third; gone: first; changed, from the next load on: second; left out: wr"
+            )
+            assert list(listed()) == ["second", "third"]
+            assert (ask(server, model="first").status_code, ask(server, model="other").status_code) == (404, 404)
+            assert ask(server, model="third").json()["model"] == "third"
+            events = [line for line in lines if line.startswith("data: {")]
+        assert '"finish_reason":"length"' in events[-1] or '"finish_reason":"length"' in events[-2]
+        until(lambda: "model first is unloaded" in server.log(), "it is unloaded as soon as nobody uses it")
+        assert httpx.post(f"{server.url}/admin/models/second/unload", timeout=60).status_code == 200
+        assert {text(server, model="gpt-4o", seed=seed) for seed in range(3)} == {greedy}
+        file.write_text("[models.second\n")
+        hang_up("the catalog stays as it is: the file of models")
+        assert list(listed()) == ["second", "third"]
+        assert ask(server).json()["model"] == "second"
     finally:
         server.stop()

@@ -24,7 +24,7 @@ import uvloop
 from holdfast import __version__
 from holdfast.app.addresses import lan_addresses
 from holdfast.app.ready import ReadyModel, ReadyServer, announce
-from holdfast.app.reload import Hangups, Reload, ReloadedSettings, reload_keys
+from holdfast.app.reload import Hangups, Reload, ReloadedCatalog, ReloadedSettings, reload_keys
 from holdfast.app.run_folder import run_folder
 from holdfast.app.running_servers import RunningServer, write_down
 from holdfast.config import EffectiveSettings, Settings
@@ -34,14 +34,13 @@ from holdfast.models.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.chosen_catalog import catalog_of
-from holdfast.residency.crash_reports import crash_reports_folder
+from holdfast.residency.chosen_catalog import catalog_again, catalog_of
 from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
 from holdfast.telemetry.log_file import LogFile, log_uncaught, open_log_file
 from holdfast.telemetry.logs import configure_logging
-from holdfast.user_folders import compiled_code_folder, hash_cache_file, logs_folder
+from holdfast.user_folders import compiled_code_folder, crash_reports_folder, hash_cache_file, logs_folder
 from holdfast.worker.assignment import WorkerSettings
 
 if TYPE_CHECKING:
@@ -103,7 +102,6 @@ class Front:
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
-        self._catalog = catalog
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
         self._folder_of_record: Path | None = None
         self._log_file: LogFile | None = None
@@ -111,11 +109,14 @@ class Front:
         self._residency = Residency(
             catalog,
             settings.residency,
-            fetch=_files if len(catalog.entries) > 1 else _folder_alone,
+            fetch=self._files_of,
             worker_of=self._worker_of,
             places=settings.scheduler.max_queued + settings.scheduler.max_running,
             on_progress=lambda model, event: progress(event.stage, event.fraction),
         )
+
+    def _files_of(self, entry: CatalogEntry) -> ModelFiles:
+        return _files(entry) if len(self._residency.catalog.entries) > 1 else _folder_alone(entry)
 
     def _worker_of(self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
         settings = self._settings
@@ -160,8 +161,9 @@ class Front:
         from holdfast.http.server import run as http
 
         with http.listen(self._settings.server) as listener:
-            app = build_application(self._settings, self._catalog, self._residency)
+            app = build_application(self._settings, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
+            self.reloads.append(ReloadedCatalog(partial(catalog_again, self._settings, os.environ), self._residency).reload)
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
             listening = asyncio.Event()

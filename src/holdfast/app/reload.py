@@ -11,11 +11,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.config import EffectiveSettings, value_of
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.telemetry.logs import set_level
 
 if TYPE_CHECKING:
     from holdfast.http.server.key_ring import KeyRing
+    from holdfast.residency.catalog import Catalog
+    from holdfast.residency.residency import Residency
 
 Reload: TypeAlias = Callable[[], None]  # takes in one thing anew, in the loop, and says in one line of the log what came of it
 
@@ -55,6 +57,32 @@ def reload_keys(keys: KeyRing) -> None:
         _log.info("%s", keys.reload())
     except ConfigError as error:
         _log.error("%s", error)
+
+
+class ReloadedCatalog:
+    """The catalog of models, read again on a thread: there may be many folders to be looked through."""
+
+    def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
+        """read: raises ConfigError and ModelLoadError for what cannot be used."""
+        self._read, self._residency = read, residency
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def reload(self) -> None:
+        """Begin to read it again; if it cannot be used, all stays as it is."""
+        task = asyncio.create_task(self.take_in(), name="catalog read again")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def take_in(self) -> None:
+        """Read it again and serve what it says. One after another."""
+        async with self._lock:
+            try:
+                catalog = await asyncio.to_thread(self._read)
+            except (ConfigError, ModelLoadError) as error:
+                _log.error("the catalog stays as it is: %s", error)
+                return
+            _log.info("the catalog has been read again: %s", await self._residency.take_catalog(catalog))
 
 
 class Hangups:

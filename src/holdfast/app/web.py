@@ -23,7 +23,6 @@ from holdfast.intake import session_commands
 from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
-from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
 from holdfast.store.response_thread import ResponseStore
@@ -32,17 +31,13 @@ from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import open_traces
 
 
-def build_application(
-    settings: Settings, catalog: Catalog, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS
-) -> Starlette:
-    """The application over the models of a catalog. Raises ConfigError when what it is told to use is not installed."""
+def build_application(settings: Settings, residency: Residency, *, dialects: Sequence[Dialect] = DIALECTS) -> Starlette:
+    """The application over the models of a residency. Raises ConfigError when what it is told to use is not installed."""
     store = Path(settings.store.folder) if is_folder(settings.store) else None
     answers = AnswerFile(store) if store else None
 
     async def read_bundle(model: str) -> TokenizerBundle:
-        folder = (await residency.files(model)).folder
-        entry = catalog.find(model)
-        assert entry is not None, "the residency knows it"
+        entry, folder = residency.entry(model), (await residency.files(model)).folder
         return await asyncio.to_thread(
             load_tokenizer_bundle,
             folder,
@@ -53,7 +48,8 @@ def build_application(
         )
 
     bundles = Bundles(read_bundle)
-    for name in catalog.at_start:
+    residency.on_changed_entry = bundles.forget
+    for name in residency.catalog.at_start:
         bundles.begin(name)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools)
     services = Services(
@@ -63,7 +59,7 @@ def build_application(
         rank=gateway.rank,
         tokenizer_of=gateway.tokenizer_of,
         sessions=partial(session_commands.carry_out, residency.lease),
-        catalog=lambda: catalog,
+        catalog=lambda: residency.catalog,
         control=residency,
         statuses=residency.statuses,
         statistics=residency.statistics,

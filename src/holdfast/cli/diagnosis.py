@@ -21,7 +21,8 @@ from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import resolve_model, served_id
 from holdfast.models.measure import measure_gflops, platform_in_subprocess
 from holdfast.models.platform import PlatformReport
-from holdfast.residency.crash_reports import CrashReport, crash_reports_folder, last_report
+from holdfast.residency.crash_reports import CrashReport, last_report
+from holdfast.user_folders import crash_reports_folder
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

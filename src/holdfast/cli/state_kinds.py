@@ -12,6 +12,7 @@ from holdfast.app.running_servers import RunningServer
 from holdfast.cli.sizes import size_text
 from holdfast.config import Settings
 from holdfast.key_file import key_file_of
+from holdfast.residency.crash_reports import MOST_REPORTS
 from holdfast.store.answers import clear_answers
 from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.response_database import clear_responses
@@ -42,7 +43,7 @@ class StateKind:
 def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKind, ...]:
     """All that is kept with these settings. Raises RuntimeError for a user without a home."""
     caches, log = caches_folder(environ), settings.log
-    logs, crashes = logs_folder(environ), crash_reports_folder(environ)
+    logs, crashes = logs_folder(environ), Path(crash_reports_folder(environ))
     keys = key_file_of(settings.server.keys_file, environ)
     kinds = [
         StateKind(
@@ -57,7 +58,7 @@ def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKi
             name="crashes",
             what="reports of workers that died",
             place=crashes,
-            bound="the latest 20",
+            bound=f"the latest {MOST_REPORTS}",
             clear=lambda: _remove(crashes),
             is_used_by=lambda server: False,
         ),

@@ -36,6 +36,11 @@ class Bundles:
         self._tasks[model] = task
         task.add_done_callback(lambda task: self._note(model, task))
 
+    def forget(self, model: str) -> None:
+        """Read it anew when it is needed the next time. Who has it, or waits for it, goes on to have it."""
+        self._tasks.pop(model, None)
+        self.dialects.pop(model, None)
+
     async def of(self, model: str) -> TokenizerBundle:
         """The bundle of a model; waits until it is read. Raises UnknownModel, and WorkerUnavailable when it cannot be read."""
         try:
@@ -50,7 +55,9 @@ class Bundles:
         return task.result() if task.done() else await asyncio.shield(task)
 
     def _note(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:
+        is_current = self._tasks.get(model) is task
         if not task.cancelled() and task.exception() is None:
-            self.dialects[model] = task.result().dialect_report
-        elif self._tasks.get(model) is task:  # the next one may try again
+            if is_current or model not in self._tasks:
+                self.dialects[model] = task.result().dialect_report
+        elif is_current:  # the next one may try again
             del self._tasks[model]

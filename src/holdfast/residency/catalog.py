@@ -58,3 +58,31 @@ class Catalog:
         """The error for a name that is nobody's."""
         names = [entry.name for entry in self.entries]
         return UnknownModel(model=name, available=(*names, *(alias for alias in self._by_name if alias not in names)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogChange:
+    """What one catalog has that an earlier one has not, and the other way round; by name."""
+
+    added: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  # now, of those that somebody has written down
+
+    def __str__(self) -> str:
+        """One line for the log."""
+        parts = (("added", self.added), ("gone", self.gone), ("changed, from the next load on", self.changed))
+        said = [f"{what}: {', '.join(names)}" for what, names in parts if names]
+        said += [f"left out: {each.name} ({each.reason})" for each in self.left_out]
+        return "; ".join(said) or "nothing has changed"
+
+
+def change_between(before: Catalog, after: Catalog) -> CatalogChange:
+    """What has changed, in the order of the catalogs."""
+    old, new = ({entry.name: entry for entry in catalog.entries} for catalog in (before, after))
+    return CatalogChange(
+        added=tuple(name for name in new if name not in old),
+        gone=tuple(name for name in old if name not in new),
+        changed=tuple(name for name, entry in new.items() if name in old and entry != old[name]),
+        left_out=tuple(each for each in after.left_out if each.is_asked_for and each not in before.left_out),
+    )

@@ -47,6 +47,14 @@ class CatalogFile:
     left_out: tuple[LeftOut, ...] = ()
 
 
+def check_catalog_file(file: Path) -> None:
+    """Raise ConfigError for a file that cannot be read, or is not TOML."""
+    try:
+        tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the file of models {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def read_catalog_file(file: Path, settings: Settings) -> CatalogFile:
     """Read a file. A model that the file does not say all of is served with the server's own settings.
 

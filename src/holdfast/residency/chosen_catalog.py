@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.config import Settings, config_folders
 from holdfast.models.download import model_source, served_id
 from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.catalog_file import FILE_NAME, CatalogFile, read_catalog_file
+from holdfast.residency.catalog_file import FILE_NAME, CatalogFile, check_catalog_file, read_catalog_file
 from holdfast.residency.discovery import found_models, with_found
 
 
@@ -36,6 +36,16 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     at_start = dict.fromkeys(entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned)))
     return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start))
+
+
+def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
+    """The same for a server that runs: a file of models that is broken as a whole is to take none of them away.
+
+    Raises ConfigError for that file, and as `catalog_of`.
+    """
+    if (file := catalog_file_of(settings, environ)) is not None:
+        check_catalog_file(file)
+    return catalog_of(settings, environ)
 
 
 def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:

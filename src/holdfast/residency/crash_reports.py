@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from holdfast.messages.figures import WorkerStatistics
-from holdfast.user_folders import state_folder
 from holdfast.whole_file import whole_file
 
 MOST_REPORTS = 20  # the oldest go
@@ -52,14 +51,6 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_reserved_bytes: int = 0
     log: tuple[str, ...] = ()  # the last lines that it wrote; the traceback of a fault among them
     versions: Mapping[str, str] = {}
-
-
-def crash_reports_folder(environ: Mapping[str, str]) -> str:
-    """The folder for crash reports; empty for a user without a home."""
-    try:
-        return str(state_folder(environ) / "crashes")
-    except RuntimeError:
-        return ""
 
 
 def report_of(

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
+from holdfast.config import SchedulerSettings
 from holdfast.errors import HoldfastError, ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
 from holdfast.messages.events import LoadProgress, ModelInfo
@@ -49,7 +52,8 @@ class ModelSlot:
         self, entry: CatalogEntry, *, fetch: Fetch, places: int, numbers: Iterator[int], on_change: Callable[[], None]
     ) -> None:
         """places, numbers, on_change: see `Leases`."""
-        self.entry = entry
+        self.entry = self._next_entry = entry
+        self.is_gone = False  # it is in the catalog no longer, and is unloaded as soon as nobody uses it
         self.phase: Phase = "unloaded"
         self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
         self.is_pinned, self.is_to_go, self.is_drained = entry.is_pinned, False, False
@@ -61,6 +65,7 @@ class ModelSlot:
         self.failures_in_a_row = 0
         self.changes: Counter[str] = Counter()  # loads, failed loads, and unloads by their reason
         self.wait_seconds = {"place": 0.0, "load": 0.0}  # of requests, by what they waited for
+        self.scheduler: SchedulerSettings | None = None  # as somebody has changed it while it was loaded; else the server's own
         self._earlier_restarts: Counter[str] = Counter()  # of workers before the last load
         self._earlier_resumed = 0
         self._fetch = fetch
@@ -117,7 +122,7 @@ class ModelSlot:
             leases=self.leases.held,
             is_pinned=self.is_pinned,
             is_to_go=self.is_to_go,
-            idle_seconds=self.entry.idle_seconds,
+            idle_seconds=self._next_entry.idle_seconds,
             used_at=self.used_at,
             ready_at=self.ready_at,
             waiting_since=self.leases.waiting_since,
@@ -139,9 +144,31 @@ class ModelSlot:
         if not self._has_files() and not self.is_fetching:
             self._files = asyncio.get_running_loop().create_future()
             # Not the loop's own threads: when the server ends, it would wait for a download.
-            threading.Thread(target=self._find, args=(self._files,), name="model-files", daemon=True).start()
+            threading.Thread(target=self._find, args=(self._files, self.entry), name="model-files", daemon=True).start()
         assert self._files is not None
         return await asyncio.shield(self._files)
+
+    def change(self, entry: CatalogEntry) -> bool:
+        """Have it loaded by another entry the next time; what a worker need not know counts at once.
+
+        Returns whether the entry counts as a whole already, for there is no worker.
+        """
+        if entry.is_pinned != self._next_entry.is_pinned:
+            self.is_pinned = entry.is_pinned
+        if self.is_gone:
+            self.is_gone = self.is_to_go = False
+        self._next_entry = entry
+        return self.phase == "unloaded" and self.take_entry()
+
+    def take_entry(self) -> bool:
+        """Now that it is not loaded, go by the entry of now; returns whether that is another one."""
+        assert self.phase == "unloaded", "a worker has been told the entry"
+        before, self.entry = self.entry, self._next_entry
+        if before.model != self.entry.model:
+            self._files = self.info = None
+        if before != self.entry:
+            self.retry_at, self.failure, self.failures_in_a_row = 0.0, "", 0
+        return before != self.entry
 
     def begin_load(self) -> None:
         """From now on it has a place, and requests get leases."""
@@ -150,11 +177,16 @@ class ModelSlot:
         self._launched = asyncio.get_running_loop().create_future()
         self.leases.open()
 
-    async def load(self, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> HoldfastError | None:
+    async def load(
+        self, settings_of: Callable[[ModelFiles], WorkerSettings], *, on_progress: Callable[[str, LoadProgress], None]
+    ) -> HoldfastError | None:
         """Load it; returns why that failed, once the worker is gone again."""
         assert self._launched is not None, "begin_load() comes first"
-        self.supervisor = WorkerSupervisor(self.entry.name, settings, on_progress=on_progress)
         try:
+            settings = settings_of(await self.files())
+            if self.scheduler is not None:
+                settings = msgspec.structs.replace(settings, scheduler=self.scheduler)
+            self.supervisor = WorkerSupervisor(self.entry.name, settings, on_progress=on_progress)
             await self.supervisor.start()
             self._launched.set_result(self.supervisor)
             self.is_launched.set()
@@ -231,12 +263,12 @@ class ModelSlot:
     def _has_files(self) -> bool:
         return self._files is not None and self._files.done() and self._files.exception() is None
 
-    def _find(self, answer: asyncio.Future[ModelFiles]) -> None:
+    def _find(self, answer: asyncio.Future[ModelFiles], entry: CatalogEntry) -> None:
         """Fetch the files and tell, on a thread of its own."""
         found: ModelFiles | None = None
         failure: HoldfastError = ModelLoadError("its files could not be looked at; the server's log has the details")
         try:
-            found = self._fetch(self.entry)
+            found = self._fetch(entry)
         except (HoldfastError, OSError) as error:
             failure = error if isinstance(error, HoldfastError) else ModelLoadError(str(error))
         finally:
@@ -247,6 +279,7 @@ class ModelSlot:
         if found is not None:
             answer.set_result(found)
             return
-        self.refuse_for_a_while(failure)
+        if answer is self._files:
+            self.refuse_for_a_while(failure)
         answer.set_exception(failure)
         answer.exception()  # it may be that nobody waits for it any more

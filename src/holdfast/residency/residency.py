@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ResidencySettings
@@ -22,7 +23,7 @@ from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, ResidencyFigures, WorkerStatistics
 from holdfast.models.device_memory import MemoryShare, memory_report
 from holdfast.residency.budget import Candidate, PlaceLimits, Verdict, decide, idle_until
-from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.catalog import Catalog, CatalogChange, CatalogEntry, change_between
 from holdfast.residency.model_slot import Fetch, ModelFiles, ModelSlot
 from holdfast.worker.assignment import WorkerSettings
 
@@ -72,11 +73,9 @@ class Residency:
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
     ) -> None:
         """places: most sequences that wait for one model."""
-        numbers = itertools.count()
-        self._slots = {
-            entry.name: ModelSlot(entry, fetch=fetch, places=places, numbers=numbers, on_change=self._look)
-            for entry in catalog.entries
-        }
+        self._slot_of = partial(ModelSlot, fetch=fetch, places=places, numbers=itertools.count(), on_change=self._look)
+        self._slots = {entry.name: self._slot_of(entry) for entry in catalog.entries}
+        self.on_changed_entry: Callable[[str], None] = lambda model: None  # what was read by its entry is to be read again
         self._catalog, self._settings, self._worker_of, self._on_progress = catalog, settings, worker_of, on_progress
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_loads: dict[str, asyncio.Task[None]] = {}
@@ -85,6 +84,40 @@ class Residency:
         self._made_room: dict[str, str] = {}  # models that went, and for whom
         self._machine_bytes: float = math.inf
         self._is_looking = self._has_stopped = False
+
+    @property
+    def catalog(self) -> Catalog:
+        """The models of now."""
+        return self._catalog
+
+    def entry(self, model: str) -> CatalogEntry:
+        """By what a model is loaded, or will be if it is not. Raises UnknownModel."""
+        return self._slot(model).entry
+
+    async def take_catalog(self, catalog: Catalog) -> CatalogChange:
+        """Serve the models of another catalog from now on; returns what that changes.
+
+        Models that are gone are unloaded when those who use them are served; who waits for a place gets UnknownModel. Changed
+        entries count from the next load on. What is new among those to be there from the start is loaded.
+        """
+        if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
+            self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
+        change, at_start_before = change_between(self._catalog, catalog), self._catalog.at_start
+        self._catalog, before = catalog, self._slots
+        self._slots = {entry.name: before.get(entry.name) or self._slot_of(entry) for entry in catalog.entries}
+        for entry in catalog.entries:
+            if self._slots[entry.name].change(entry):
+                self.on_changed_entry(entry.name)
+        for name, slot in before.items():
+            if name not in self._slots:
+                self._slots[name] = slot
+                slot.is_gone, slot.is_pinned = True, False
+                slot.leases.turn_away(catalog.unknown(name))
+        for name in catalog.at_start:
+            if name not in at_start_before:
+                self._begin(self._load_or_tell(name), name=f"load of {name}")
+        self._look()
+        return change
 
     async def start(self) -> None:
         """Begin to load what is to be there from the start; returns when the processes for that are there."""
@@ -105,7 +138,7 @@ class Residency:
             try:
                 await asyncio.shield(task)
             except HoldfastError as error:
-                if len(self._slots) == 1 or not self._slots[name].entry.is_pinned:
+                if len(self._slots) == 1 or not ((slot := self._slots.get(name)) and slot.entry.is_pinned):
                     raise
                 logger.error("the pinned model %s is not there: %s", name, error)
 
@@ -169,6 +202,16 @@ class Residency:
                 slot.is_to_go = False
                 self._look()
 
+    def let_go(self, model: str) -> None:
+        """Have a model unloaded when those who use it are served; who comes then has it loaded again.
+
+        Nothing happens to one that is pinned or not loaded. Raises UnknownModel.
+        """
+        slot = self._slot(model)
+        if slot.phase in ("loading", "ready") and not slot.is_pinned:
+            slot.is_to_go = True
+            self._look()
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Have a model loaded and kept so, or let it go when another one needs its place.
 
@@ -178,6 +221,7 @@ class Residency:
         was_pinned, slot.is_pinned = slot.is_pinned, pinned
         self._look()
         if pinned:
+            slot.is_to_go = False
             try:
                 await self.load(model)
             except HoldfastError:
@@ -187,12 +231,15 @@ class Residency:
     async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
         """Change how many sequences of a model run at once, and how much a step reads; see `WorkerSupervisor.set_limits`.
 
-        They count until the model is unloaded. Raises UnknownModel and InvalidRequest.
+        They count until the server ends, also when the model is loaded anew. Raises UnknownModel and InvalidRequest.
         """
         slot = self._slot(model)
-        if slot.supervisor is None:
-            raise InvalidRequest(f"{slot.entry.name} is not loaded: limits can be changed of a model that is", field="model")
-        return await slot.supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
+        if (supervisor := slot.supervisor) is None:
+            raise InvalidRequest(f"{slot.entry.name} is not loaded; limits can be changed of a model that is", field="id")
+        try:
+            return await supervisor.set_limits(max_running=max_running, step_tokens=step_tokens)
+        finally:
+            slot.scheduler = supervisor.scheduler
 
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""
@@ -212,8 +259,6 @@ class Residency:
     # -- one request
 
     def _slot(self, model: str) -> ModelSlot:
-        if (slot := self._slots.get(model)) is not None:
-            return slot
         if (entry := self._catalog.find(model)) is not None:
             return self._slots[entry.name]
         raise self._catalog.unknown(model)
@@ -231,6 +276,8 @@ class Residency:
         began = loop.time()
         try:
             await self._fetch(slot)
+            if slot.is_gone:
+                raise self._catalog.unknown(slot.entry.name)
             seconds = self._settings.place_seconds
             await slot.leases.take(sequences=sequences, seconds=seconds)
         except TimeoutError:
@@ -271,6 +318,7 @@ class Residency:
         if self._is_looking or self._has_stopped:
             return
         self._is_looking = True
+        self._part_from_gone()
         while self._obey(verdict := decide(self._candidates(), self._limits(), now=asyncio.get_running_loop().time())):
             continue
         self._is_looking = False
@@ -280,6 +328,13 @@ class Residency:
         self._timer = None if math.isinf(at) else asyncio.get_running_loop().call_at(at, self._look)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _part_from_gone(self) -> None:
+        for slot in [slot for slot in self._slots.values() if slot.is_gone]:
+            slot.is_to_go = slot.phase in ("loading", "ready")
+            if slot.phase == "unloaded":
+                del self._slots[slot.entry.name]
+                self.on_changed_entry(slot.entry.name)
 
     def _candidates(self) -> list[Candidate]:
         return [slot.candidate() for slot in self._slots.values() if slot.phase != "unloaded" or slot.leases.waiting]
@@ -311,26 +366,33 @@ class Residency:
         name = slot.entry.name
         first = self._first_loads.get(name)
         is_first = first is not None and not first.done()
-        settings = self._worker_of(slot.entry, await slot.files(), self._share(slot))
-        failure = await slot.load(settings, on_progress=self._on_progress)
+        failure = await slot.load(
+            lambda files: self._worker_of(slot.entry, files, self._share(slot)), on_progress=self._on_progress
+        )
+        self._take_entry(slot)  # it is not loaded if that has failed
         for gone in [gone for gone, for_whom in self._made_room.items() if for_whom == name]:
             del self._made_room[gone]
-            if failure is not None and self._slots[gone].phase == "unloaded":
+            if failure is not None and gone in self._slots and self._slots[gone].phase == "unloaded":
                 logger.info("model %s is loaded again, as the one that it made room for could not be", gone)
-                self._begin(self._load_again(gone), name=f"load of {gone} again")
+                self._begin(self._load_or_tell(gone), name=f"load of {gone} again")
         if failure is not None and not is_first:  # else `wait_ready` tells
             logger.error("model %s could not be loaded: %s", name, failure)
         self._look()
 
-    async def _load_again(self, name: str) -> None:
+    async def _load_or_tell(self, name: str) -> None:
         try:
             await self.load(name)
         except HoldfastError as error:
-            logger.error("model %s could not be loaded again: %s", name, error)
+            logger.error("model %s is not there: %s", name, error)
 
     async def _end(self, slot: ModelSlot) -> None:
         await slot.end_worker()
+        self._take_entry(slot)
         self._look()
+
+    def _take_entry(self, slot: ModelSlot) -> None:
+        if slot.phase == "unloaded" and slot.take_entry():
+            self.on_changed_entry(slot.entry.name)
 
     def _begin(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -376,7 +438,7 @@ class Residency:
             created=slot.created,
             restarts=slot.restarts,
             resumed=slot.resumed,
-            aliases=slot.entry.aliases,
+            aliases=entry.aliases if (entry := self._catalog.find(slot.entry.name)) is not None else (),
             is_pinned=slot.is_pinned,
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=max(ends_at - asyncio.get_running_loop().time(), 0.0) if is_unused else None,
@@ -390,7 +452,7 @@ def _state(slot: ModelSlot) -> ModelState:
         case "unloaded":
             return "loading" if slot.is_fetching else "failed" if slot.failure else "unloaded"
         case "ready":
-            if slot.is_drained:
+            if slot.is_drained or slot.is_gone:
                 return "stopping"
             state = "failed" if slot.supervisor is None else slot.supervisor.state
             return "ready" if state == "ready" else "failed" if state == "failed" else "loading"

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from holdfast.config import SchedulerSettings
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import Loss, ModelClient
 from holdfast.messages.commands import SchedulerLimits, SequenceRequest
@@ -49,6 +50,7 @@ class WorkerSupervisor:
         self._settings, self._on_progress = settings, on_progress
         self._worker: WorkerProcess | None = None
         self._ended: WorkerProcess | None = None  # the last one that has
+        self._launched_with = settings  # what the worker of now was told
         self._task: asyncio.Task[None] | None = None
         self._first_start: asyncio.Future[None] | None = None
         self._client = ModelClient(unread_bytes=settings.residency.unread_bytes)
@@ -93,6 +95,11 @@ class WorkerSupervisor:
         """What the worker reported last, unasked."""
         client = self.client
         return client.worker.last_statistics if client is not None else WorkerStatistics()
+
+    @property
+    def scheduler(self) -> SchedulerSettings:
+        """How its workers schedule, as somebody has changed it last."""
+        return self._settings.scheduler
 
     async def set_limits(self, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
         """Change how many sequences of the model run at once and how much a step reads, for this worker and all that follow it.
@@ -211,6 +218,7 @@ class WorkerSupervisor:
             first_start.set_exception(WorkerUnavailable(f"the worker of model {self.model} does not start: {failure.message}"))
 
     async def _launch(self) -> WorkerProcess:
+        self._launched_with = self._settings
         return await WorkerProcess.start(
             self._settings,
             on_progress=lambda event: self._on_progress(self.model, event),
@@ -232,6 +240,10 @@ class WorkerSupervisor:
         resumed = self._client.begin_with(self._worker.link)  # before anybody who comes now
         self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
+        if self._settings != self._launched_with:  # limits were changed while it was loading
+            with contextlib.suppress(WorkerUnavailable):  # it has died again; the next one is told them
+                await self._worker.link.statistics()
+                await self.set_limits()
         if any(self.restarts.values()):
             goes_on = f"; {resumed} running requests go on with it" if resumed else ""
             logger.info("model %s is ready again (worker %d)%s", self.model, outcome.pid, goes_on)

@@ -30,9 +30,23 @@ async def test_a_model_is_loaded_unloaded_and_pinned(name: str, action: str, bod
     assert control.done == [done]
 
 
+async def test_limits_of_a_model_are_changed() -> None:
+    control = ScriptedControl()
+    async with client_of(ScriptedGateway(), control=control) as client:
+        both = await client.patch(PLACE, json={"max_running": 2, "step_tokens": 512})
+        one = await client.patch(PLACE, json={"max_running": 3})
+    assert both.json() == {"id": MODEL, "max_running": 2, "step_tokens": 512}
+    assert one.json() == {"id": MODEL, "max_running": 3, "step_tokens": None}
+    assert control.done == [("limits", MODEL, 2, 512), ("limits", MODEL, 3, None)]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "field"),
     [
+        ("PATCH", "/admin/models/none", {"max_running": 2}, 404, "model"),
+        ("PATCH", PLACE, {"max_running": 0}, 400, "max_running"),
+        ("PATCH", PLACE, {"step_tokens": "8"}, 400, "step_tokens"),
+        ("PATCH", PLACE, {"running": 8}, 400, "running"),
         ("POST", "/admin/models/none/load", None, 404, "model"),
         ("POST", f"{PLACE}/pin", {"pinned": "yes"}, 400, "pinned"),
         ("POST", f"{PLACE}/pin", {"pin": True}, 400, "pin"),
@@ -53,7 +67,9 @@ async def test_what_cannot_be_done_is_said(refusal: Exception, status: int) -> N
     assert (refused.status_code, refused.json()["error"]["message"]) == (status, str(refusal))
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", f"{PLACE}/{what}") for what in ("load", "unload", "pin")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("PATCH", PLACE), *(("POST", f"{PLACE}/{what}") for what in ("load", "unload", "pin"))]
+)
 async def test_it_takes_an_administrator(method: str, path: str) -> None:
     control = ScriptedControl()
     async with client_of(ScriptedGateway(), control=control) as client:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from holdfast.http.ollama.context import packed, unpacked
 from holdfast.http.server.problem import RequestRefused
 from holdfast.messages.requests import ChatPrompt, SamplingParams
+from tests.fakes.http_clients import client_of
 from tests.fakes.ollama_bodies import GENERATE, asked, lines_of
-from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling
+from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway, answer, calling
 
 
 async def test_a_prompt_is_what_the_user_says_behind_the_system_message() -> None:
@@ -58,6 +59,21 @@ async def test_fields_that_ask_for_nothing_are_taken() -> None:
 async def test_without_a_prompt_the_model_is_loaded_and_no_more(prompt: Any, fields: dict[str, Any], reason: str) -> None:
     whole = (await asked(ScriptedGateway(), GENERATE, prompt=prompt, **fields)).json()
     assert (whole["response"], whole["done"], whole["done_reason"]) == ("", True, reason)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    ("headers", "keep_alive", "done"),
+    [({}, 0, [("let go", MODEL)]), ({}, "5m", []), ({"x-forwarded-for": "192.0.2.1"}, 0, [])],
+)
+async def test_a_model_is_let_go_of_behind_an_answer_if_an_administrator_wants_that(
+    streams: bool, headers: dict[str, str], keep_alive: Any, done: list[Any]
+) -> None:
+    control = ScriptedControl()
+    body = {"model": MODEL, "prompt": "hello", "keep_alive": keep_alive, "stream": streams}
+    async with client_of(ScriptedGateway(), control=control) as client:
+        answer = await client.post(GENERATE, json=body, headers=headers)
+    assert (answer.status_code, control.done) == (200, done)
 
 
 async def options_of(**options: Any) -> Any:

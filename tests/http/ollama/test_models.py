@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -44,6 +45,15 @@ async def test_a_model_runs_when_it_is_ready() -> None:
     found = await got("/api/ps", model_status(), model_status(id="other", state="loading", info=None))
     (model,) = ollama.ProcessResponse(**found).models
     assert (model.name, model.context_length, model.expires_at is not None) == (f"{MODEL}:latest", 2048, True)
+
+
+async def test_it_is_told_when_a_model_is_unloaded() -> None:
+    used, never = model_status(idle_seconds_left=600.0), model_status(id="other")
+    found = await got("/api/ps", used, never)
+    soon, late = (model.expires_at for model in ollama.ProcessResponse(**found).models)
+    assert (soon is not None, late is not None) == (True, True)
+    assert 0 < (soon - datetime.now(UTC)).total_seconds() <= 600
+    assert late.year == 9999
 
 
 @pytest.mark.parametrize(("is_on_cpu", "found"), [(True, 0), (False, INFO.weight_bytes)])

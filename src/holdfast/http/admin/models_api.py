@@ -1,7 +1,8 @@
-"""/admin/models: load, unload and pin models."""
+"""/admin/models: load, unload and pin models, and change how many sequences one runs."""
 
 from __future__ import annotations
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -22,6 +23,35 @@ class PinChange(BaseModel):
     model_config = _STRICT
 
     pinned: bool = Field(True, description="False: it may be unloaded when another one needs its place.")
+
+
+class LimitsChange(BaseModel):
+    """What is to be changed; what is left out stays as it is."""
+
+    model_config = _STRICT
+
+    max_running: int | None = Field(None, ge=1, description="Sequences that run at once.")
+    step_tokens: int | None = Field(None, ge=1, description="Tokens that one step reads at most.")
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What counts from now on. `step_tokens` is null while it is not known what the worker will choose."""
+
+    id: str
+    max_running: int
+    step_tokens: int | None
+
+
+@operation("PATCH", "/admin/models/{id:path}", request_of(LimitsChange), answers_of(ModelLimits), needs_admin=True)
+async def change_limits(request: Request, services: Services) -> Response:
+    """Change how many sequences of a loaded model run at once, and how much one step reads, until the server ends.
+
+    No stream is lost: what runs beyond a lower limit waits, with its state, until there is a place again.
+    """
+    asked = parse(LimitsChange, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    model = named_model(services, request.path_params["id"]).id
+    limits = await services.control.set_limits(model, max_running=asked.max_running, step_tokens=asked.step_tokens)
+    return json_response(ModelLimits(id=model, max_running=limits.max_running, step_tokens=limits.step_tokens or None))
 
 
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)

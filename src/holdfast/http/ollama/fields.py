@@ -69,7 +69,7 @@ class OllamaRequest(BaseModel):
     model: str | None = Field(None, description="A served model, with or without :latest; the first one if not given.")
     keep_alive: KeepAlive | None = Field(
         None,
-        description="0 in a request that asks nothing: unload the model, which takes an administrator; else the server decides.",
+        description="0: unload the model when it is not used any more, which takes an administrator; else the server decides.",
     )
 
     def shown_model(self, services: Services) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from holdfast.errors import UnknownModel
 from holdfast.http.ollama.fields import OllamaGeneration
 from holdfast.http.ollama.names import capabilities, learn_capabilities, served_model
 from holdfast.http.server.body import parse, read_body
-from holdfast.http.server.caller import check_admin
+from holdfast.http.server.caller import caller_of, check_admin
 from holdfast.http.server.generation import generate
 from holdfast.http.server.services import Services
 from holdfast.messages.requests import GenerationRequest
@@ -28,7 +33,25 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
         asked.think = None
     if asked.asks_nothing:
         return await _loaded(request, asked, services, model_id=model_id)
-    return await generate(request, services, lambda _: asked.plan(services), body=body)
+    answer = await generate(request, services, lambda _: asked.plan(services), body=body)
+    may_unload = asked.asks_to_unload and caller_of(request).is_admin  # of others it is a hint like any that is not followed
+    return _Last(answer, lambda: services.control.let_go(model_id)) if may_unload else answer
+
+
+class _Last(Response):
+    """An answer behind which its model is let go of."""
+
+    def __init__(self, answer: Response, let_go: Callable[[], None]) -> None:
+        super().__init__()
+        self._answer, self._let_go = answer, let_go
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; however it ends, the model is not needed any more."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            with contextlib.suppress(UnknownModel):  # it is gone from the catalog meanwhile
+                self._let_go()
 
 
 async def _loaded(request: Request, asked: OllamaGeneration, services: Services, *, model_id: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import STRICT
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services
+from holdfast.http.server.services import Services, served_models
 from holdfast.residency.residency import ModelStatus
 
 # Of Ollama, whose API of that time is meant: VS Code, Codex and others ask for a version and refuse to speak to older ones.
@@ -107,12 +108,12 @@ class ShowRequest(BaseModel):
 @operation("GET", "/api/tags", answers_of(ListedModels), summary="what is served, as Ollama's")
 async def ollama_tags(request: Request, services: Services) -> Response:
     """The served models."""
-    return json_response(ListedModels(models=[_listed(model) for model in services.statuses()]))
+    return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))
 
 
 @operation("GET", "/api/ps", answers_of(RunningModels))
 async def ollama_ps(request: Request, services: Services) -> Response:
-    """The models that are loaded. They stay so."""
+    """The models that are loaded, and when they are unloaded if nobody uses them."""
     running = [
         RunningModel(
             name=shown_name(model.id),
@@ -120,7 +121,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
             size=model.info.weight_bytes,
             digest=_digest(model),
             details=_details(model),
-            expires_at=_NEVER,
+            expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
         )
@@ -164,6 +165,14 @@ def _listed(model: ModelStatus) -> ListedModel:
         digest=_digest(model),
         details=_details(model),
     )
+
+
+def _expires_at(model: ModelStatus, services: Services) -> str:
+    """When it is unloaded if it is not used again. While it is used, as if that ended now."""
+    entry, seconds_left = services.catalog().find(model.id), model.idle_seconds_left
+    if seconds_left is None and entry is not None and not model.is_pinned:
+        seconds_left = entry.idle_seconds
+    return _NEVER if seconds_left is None else timestamp(time.time() + seconds_left)
 
 
 def _digest(model: ModelStatus) -> str:

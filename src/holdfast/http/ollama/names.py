@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from holdfast.errors import UnknownModel, WorkerUnavailable
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, model_of
+from holdfast.http.server.services import Services, model_of, served_models
 from holdfast.residency.residency import ModelStatus
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking"]
@@ -23,7 +23,7 @@ def shown_name(model_id: str) -> str:
 
 def served_model(name: str | None, services: Services) -> ModelStatus:
     """The model that is meant; the first one by no name. Raises RequestRefused (404) with the words that clients look for."""
-    models = {model.id: model for model in services.statuses()}
+    models = {model.id: model for model in served_models(services)}
     wanted = name or model_of(services, None)
     for known in (wanted, wanted.removesuffix(_LATEST), wanted + _LATEST):
         if (meant := model_of(services, known)) in models:

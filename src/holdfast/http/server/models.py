@@ -10,7 +10,7 @@ from starlette.responses import Response
 from holdfast.http.server.body import json_response
 from holdfast.http.server.dialect import Dialect, ModelShapes, Operation, operation
 from holdfast.http.server.openapi import either_of
-from holdfast.http.server.services import Services, named_model
+from holdfast.http.server.services import Services, named_model, served_models
 
 
 def model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
@@ -24,7 +24,7 @@ def model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
     @operation("GET", "/v1/models", either_of(*[shape.many_type for shape in shapes]), summary="what is served")
     async def list_models(request: Request, services: Services) -> Response:
         """The served models."""
-        return json_response(shape_for(request).many(services.statuses()))
+        return json_response(shape_for(request).many(served_models(services)))
 
     @operation("GET", "/v1/models/{model_id:path}", either_of(*[shape.one_type for shape in shapes]))
     async def get_model(request: Request, services: Services) -> Response:

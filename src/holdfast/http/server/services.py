@@ -17,7 +17,7 @@ from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.commands import PinnedPrefix
+from holdfast.messages.commands import PinnedPrefix, SchedulerLimits
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
@@ -72,8 +72,19 @@ class ModelControl(Protocol):
         """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
         ...
 
+    def let_go(self, model: str) -> None:
+        """Unload it as soon as nobody uses it; does nothing for one that is pinned, or not loaded."""
+        ...
+
     async def pin(self, model: str, *, pinned: bool) -> None:
         """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
+        ...
+
+    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
+        """Change how many sequences run at once and how much a step reads; None: as it is. Returns what counts from now on.
+
+        Raises InvalidRequest for what they may not be, and when it is not loaded.
+        """
         ...
 
 
@@ -132,10 +143,16 @@ def model_of(services: Services, name: str | None) -> str:
     return name
 
 
+def served_models(services: Services) -> list[ModelStatus]:
+    """All models that requests may name: without those that are only waited for to end."""
+    catalog = services.catalog()
+    return [model for model in services.statuses() if catalog.find(model.id) is not None]
+
+
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model of that name. Raises UnknownModel."""
     wanted = model_of(services, name)
-    if (found := next((model for model in services.statuses() if model.id == wanted), None)) is None:
+    if (found := next((model for model in served_models(services) if model.id == wanted), None)) is None:
         raise services.catalog().unknown(name)
     return found
 
