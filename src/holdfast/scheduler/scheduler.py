@@ -252,7 +252,9 @@ class Scheduler:
             room.preempted += self._shrink()
             room.preempted += self._make_paused_give_way()
             room.preempted += self._make_many_give_way()
-            room.grown = [growth for growth in room.grown if growth.request_id in self._running]  # who has just grown may give way
+            room.grown = [
+                growth for growth in room.grown if growth.request_id in self._running
+            ]  # who has just grown may give way
             admitted = self._admit()
         return self._decision(room, admitted)
 
