@@ -23,7 +23,7 @@ from holdfast.scheduler.fairness import FairShare
 from holdfast.scheduler.limits import checked_limits
 from holdfast.scheduler.place_estimate import PlaceEstimate
 from holdfast.scheduler.preemption import RoomMade, extra_bytes, make_room, who_is_beyond, who_makes_way
-from holdfast.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, check_sequences
+from holdfast.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, by_order, check_sequences
 from holdfast.scheduler.under_way import StepUnderWay
 
 _NOTHING_TO_DO = Decision()
@@ -252,9 +252,6 @@ class Scheduler:
             room.preempted += self._shrink()
             room.preempted += self._make_paused_give_way()
             room.preempted += self._make_many_give_way()
-            room.grown = [
-                growth for growth in room.grown if growth.request_id in self._running
-            ]  # who has just grown may give way
             admitted = self._admit()
         return self._decision(room, admitted)
 
@@ -270,7 +267,7 @@ class Scheduler:
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
-            grown=tuple(room.grown),
+            grown=tuple(each for each in room.grown if each.request_id in self._running),  # who has just grown may give way
             plan=plan,
             expected_seconds=expected,
         )
@@ -344,8 +341,8 @@ class Scheduler:
         self._running[sequence.request_id] = sequence
         self._reading.append(sequence)
         if not is_youngest:  # younger ones have passed it while it was not ready
-            self._running = {each.request_id: each for each in sorted(self._running.values(), key=_order)}
-            self._reading.sort(key=_order)
+            self._running = {each.request_id: each for each in sorted(self._running.values(), key=by_order)}
+            self._reading.sort(key=by_order)
 
     def _make_paused_give_way(self) -> list[RequestId]:
         """Preempt paused sequences for the head of the queue, as many as it takes."""
@@ -364,8 +361,7 @@ class Scheduler:
         waits = self._next_in_queue()
         if waits is None or waits.last_step > self._observed_steps:
             return []
-        givers = self._fairness.givers(waits, self._running)
-        most = self._settings.max_running
+        givers, most = self._fairness.givers(waits, self._running), self._settings.max_running
         return self._preempt_all(who_makes_way(waits, self._running, self._ledger, givers=givers, max_running=most))
 
     @property
@@ -388,7 +384,7 @@ class Scheduler:
         self._leave(sequence)
         self._fairness.preempt(sequence)
         sequence.cached_tokens = sequence.held_tokens = 0
-        bisect.insort(self._queue, sequence, key=_order)
+        bisect.insort(self._queue, sequence, key=by_order)
         self._preemptions += 1
 
     def _join_as_the_last(self, sequence: ScheduledSequence) -> None:
@@ -501,7 +497,3 @@ class Scheduler:
     def _tokens_for_whom_one_can_wait(self, position: int) -> int:
         """Of a prompt for which nobody waits: who comes meanwhile is held up no longer than by another one's chunk."""
         return max(self._settings.min_chunk_tokens, self._costs.tokens_within(self._settings.stall_seconds, position))
-
-
-def _order(sequence: ScheduledSequence) -> int:
-    return sequence.order

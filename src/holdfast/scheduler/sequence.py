@@ -106,3 +106,8 @@ def check_sequences(
     for sequence in running.values():
         assert sequence.position <= sequence.capacity_tokens, "a sequence outgrew its capacity"
         assert sequence.drawn <= sequence.planned_draws <= sequence.max_tokens, "more is drawn than was planned"
+
+
+def by_order(sequence: ScheduledSequence) -> int:
+    """The key that sorts by age, oldest first."""
+    return sequence.order
