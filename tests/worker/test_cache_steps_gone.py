@@ -63,11 +63,11 @@ def test_who_has_in_hand_what_the_disk_loses_begins_from_it(name: str, tmp_path:
     assert waiting.lookup is not None
     for future in waiting.lookup.awaited.values():
         future.result()
-    keys = waiting.lookup.plan.keys
+    keys, in_hand = waiting.lookup.plan.keys, waiting.lookup.cached_tokens
     assert set(subject.worker.index.disk_changed(lost=reversed(keys))) >= set(keys)
     finish(subject)
     subject.check_answer("turn")
-    assert subject.inbox.finished("turn").memory.disk_tokens == (17 if name == "llama" else 16)
+    assert subject.inbox.finished("turn").memory.disk_tokens == in_hand >= 16
     assert not caplog.records
 
 
