@@ -50,7 +50,7 @@ async def test_every_path_is_described() -> None:
         "/health",
         "/metrics",
         *("/admin/requests", "/admin/requests/{id}", "/admin/store"),
-        *(f"/admin/models/{{id}}/{action}" for action in ("load", "unload", "pin")),
+        *(f"/admin/models/{{id}}{rest}" for rest in ("", "/load", "/unload", "/pin")),
         *("/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/ps", "/api/version", "/api/embed"),
         *("/api/embeddings", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"),
     }
