@@ -41,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_one_program_runs_from_the_first_request_to_the_last(program: Path) -> None:
     awake = Awake(platform="darwin", linger_seconds=0.001)
     awake.running(1)
-    await until((program.parent / "asked").exists)
+    await until(lambda: (program.parent / "asked").exists() and bool((program.parent / "asked").read_text()))
     assert (program.parent / "asked").read_text() == f"-i -w {os.getpid()}"
     (first,) = children(program)
     awake.running(2)

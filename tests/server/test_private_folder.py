@@ -114,8 +114,7 @@ def test_sockets_lie_elsewhere_where_the_path_is_too_long_and_are_swept_there_to
     folder = _link_of(server).parent
     assert folder.parent == Path("/tmp")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kill(server)
-    assert folder.exists()
+    kill(server)  # its folder stays until the next server starts, here or in a test beside this one
     again = started(model_folder, running)
     assert not folder.exists()
     folder = _link_of(again).parent

@@ -53,6 +53,7 @@ def test_who_waits_for_blocks_that_a_session_takes_with_it_is_looked_up_again(
     assert subject.inbox.finished("b").memory.cached_tokens == 0
     assert not caplog.records
     assert subject.worker.index.figures().kept_tokens == 17 + 2 * 10  # as if nobody had read it before
+    subject.end()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,6 +70,7 @@ def test_who_has_in_hand_what_the_disk_loses_begins_from_it(name: str, tmp_path:
     subject.check_answer("turn")
     assert subject.inbox.finished("turn").memory.disk_tokens == in_hand >= 16
     assert not caplog.records
+    subject.end()
 
 
 @pytest.mark.parametrize("name", NAMES)
