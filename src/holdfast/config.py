@@ -96,7 +96,7 @@ class ServerSettings:
     keep_alive_seconds: float = _setting(75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0))
     loop_tick_seconds: float = _setting(
         0.05,
-        "How often it is looked how late the event loop comes round (`event_loop_lag_seconds`) while requests are served: 0.1 ms each.",
+        "How often the event loop's lateness (`event_loop_lag_seconds`) is looked at while requests are served: 0.1 ms each.",
         limits=Limits(at_least=0.001),
     )
     max_connections_per_address: int = _setting(
