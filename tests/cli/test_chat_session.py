@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -149,6 +153,37 @@ def test_a_terminal_shows_the_thought_dimmed_and_without_commands_of_its_own(ser
         "\x1b[2mLet me \x1b[22m\x1b[2msee[31m.\x1b[22m\nI look.\n"
         '\x1b[2m→ look_up {"word": "ferry"}\x1b[22m\n\x1b[2m→ add {"a": 1}\x1b[22m\n'
     )
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_line_of_an_answer_neither_escapes_nor_leaves_anything_locked(server: EchoServer) -> None:
+    """The interrupt comes at the n-th line of Python that the answer takes, in whatever library that is."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)  # as typed_messages has it
+    try:
+        for number in range(0, 12_000, 397):
+            session = ChatSession(ServerClient(url=server.url), "echo", Console(file=io.StringIO()), interactive=True)
+            sys.settrace(_interrupting(number))
+            try:
+                session.run(["one"])
+            finally:
+                sys.settrace(None)
+            session.run(["two"])
+            assert contents(server, -1)[-1] == ("user", "two")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupting(number: int) -> Callable[..., Any]:
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal seen
+        seen += event == "line"
+        if event == "line" and seen == number + 1:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    return trace
 
 
 def test_thought_and_calls_go_into_the_conversation(server: EchoServer) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.settings_command import settings_command
+from holdfast.cli.table import new_table, print_table
 from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
 
 
@@ -33,14 +34,10 @@ def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
 
 
 def _print_table(effective: EffectiveSettings) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
+    table = new_table("setting", "value", "from")
     for key, origin in effective.origins.items():
         style = "dim" if origin == "default" else ""
         table.add_row(Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style)
-    Console().print(table)
+    print_table(table)

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.server_choice import client_of
+from holdfast.cli.server_choice import health_of
 from holdfast.cli.sizes import size_text
+from holdfast.cli.table import new_table, print_table
 
 _ASK_SECONDS = 5.0
 
@@ -56,13 +57,7 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fa
 
 
 def _looked_at(server: Any) -> ServerAtWork:
-    from holdfast.cli.server_client import ServerFailed
-
-    try:
-        with client_of(server) as client:
-            health = client.call("GET", "/health", timeout=_ASK_SECONDS)
-    except ServerFailed:
-        health = {"status": "does not answer"}
+    health = health_of(server, seconds=_ASK_SECONDS) or {"status": "does not answer"}
     return ServerAtWork(
         pid=server.pid,
         url=server.url,
@@ -97,14 +92,8 @@ def _resident(pid: int) -> int:
 
 
 def _show(servers: Sequence[ServerAtWork]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pid", "where", "up", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("running", "queued", "memory"):
-        table.add_column(column, justify="right", no_wrap=True)
+    numbers = ("running", "queued", "memory")
+    table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
         counts = [sum(getattr(model, name) for model in server.models) for name in ("running", "queued")]
         up = duration_text(server.up_seconds)
@@ -113,7 +102,7 @@ def _show(servers: Sequence[ServerAtWork]) -> None:
             memory = size_text(model.memory_bytes) if model.memory_bytes else ""
             pid = "" if model.pid is None else str(model.pid)
             table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory)
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
 
 
 def duration_text(seconds: float) -> str:

@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
+from holdfast.cli.table import new_table, print_table
 from holdfast.errors import ConfigError
 from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 
@@ -181,15 +182,8 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
 
 
 def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("session", overflow="fold")
-    for column in ("tokens", "kept", "in RAM", "hot", "size", "requests"):
-        table.add_column(column, justify="right")
-    table.add_column("last used")
-    table.add_column("pinned")
+    numbers = ("tokens", "kept", "in RAM", "hot", "size", "requests")
+    table = new_table("session", *numbers, "last used", "pinned", right=numbers)
     for session in found:
         counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")]
         table.add_row(
@@ -200,7 +194,7 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
             _time(session["last_used_at"]),
             _pinned(session),
         )
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)
 
 
 def _pinned(session: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import typer
 from holdfast.cli.errors import complain, plain_errors
 from holdfast.cli.sizes import size_text
 from holdfast.cli.store import Config, Json
+from holdfast.cli.table import new_table, print_table
 from holdfast.config import default_file, load_settings
 from holdfast.errors import HoldfastError
 
@@ -56,6 +57,8 @@ def clear(
         typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
     if not yes:
         typer.confirm("Delete this?", abort=True)
+        with plain_errors():  # once more: a server may have been started meanwhile
+            _refuse_used(chosen)
     for kind in chosen:
         assert kind.clear is not None, "those that cannot be cleared are not chosen"
         try:
@@ -82,8 +85,6 @@ def _kinds(config: object) -> tuple[StateKind, ...]:
 
 def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool) -> list[StateKind]:
     """The kinds that are to be deleted. Raises StateInUse when one of them cannot be."""
-    from holdfast.app.running_servers import running_servers
-
     known = {kind.name: kind for kind in kinds}
     if unknown := [name for name in names if name not in known]:
         raise StateInUse(f"nothing that is kept is called {unknown[0]}; there are: {', '.join(known)}")
@@ -93,25 +94,25 @@ def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool
     for kind in chosen:
         if kind.clear is None:
             raise StateInUse(f"{kind.name} are not deleted here: {kind.hint}")
-        for server in running_servers(os.environ):
-            if kind.is_used_by(server):
-                raise StateInUse(f"{kind.name} is in use by the server at {server.url}; end it first: holdfast stop {server.pid}")
+    _refuse_used(chosen)
     return chosen
 
 
-def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _refuse_used(chosen: Sequence[StateKind]) -> None:
+    from holdfast.app.running_servers import running_servers
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("at most")
-    table.add_column("where", overflow="fold")
+    for server in running_servers(os.environ):
+        for kind in chosen:
+            if kind.is_used_by(server):
+                raise StateInUse(f"{kind.name} is in use by the server at {server.url}; end it first: holdfast stop {server.pid}")
+
+
+def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
+    table = new_table("name", "size", "at most", "where", right=("size",))
     home = os.path.expanduser("~") + os.sep
     for kind, size in rows:
         place = str(kind.place)
         table.add_row(
             kind.name, size_text(size), kind.bound, f"~/{place.removeprefix(home)}" if place.startswith(home) else place
         )
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)

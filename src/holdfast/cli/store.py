@@ -15,6 +15,7 @@ import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
 from holdfast.cli.sizes import count_text, size_text
+from holdfast.cli.table import new_table, print_table
 from holdfast.config import StoreSettings, default_file, load_settings
 from holdfast.errors import ConfigError
 
@@ -160,21 +161,14 @@ def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
 
 
 def _print_models(models: Sequence[ModelHoldings]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    table.add_column("id", no_wrap=True)
-    for column in ("tokens", "blocks", "states", "size"):
-        table.add_column(column, justify="right")
-    table.add_column("last used")
+    numbers = ("tokens", "blocks", "states", "size")
+    table = new_table("model", "id", *numbers, "last used", right=numbers)
     for kept in models:
         counts = (f"{kept.tokens:,}", f"{kept.blocks:,}", f"{kept.states:,}", size_text(kept.file_bytes))
         table.add_row(
             kept.served_as or "(unknown)", kept.model, *counts, time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used))
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _print_verified(report: VerifyReport) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -44,8 +45,15 @@ def convert_model(conversion: Conversion) -> int:
     The target is there whole, and was loaded and run once, or not at all. Raises ConfigError when it cannot be made there, and
     ModelLoadError when the model cannot be converted or the result does not run.
     """
-    source, target = Path(conversion.source), Path(conversion.target).expanduser().absolute()
-    if target.exists():
+    source, target = Path(conversion.source), Path(os.path.expanduser(conversion.target)).absolute()
+    try:
+        return _made(conversion, source, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be made: {error.strerror or error}") from None
+
+
+def _made(conversion: Conversion, source: Path, target: Path) -> int:
+    if os.path.lexists(target):
         raise ConfigError(f"{target} is there already; name a folder that is not")
     target.parent.mkdir(parents=True, exist_ok=True)
     stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
