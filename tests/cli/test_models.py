@@ -155,5 +155,7 @@ def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: s
     assert "this is for models of the Hub only" in run(command, DEMO_ID, code=2).output
 
 
-def test_a_value_that_is_not_allowed_is_told(tmp_path: Path) -> None:
-    assert "--mode q5 is not allowed" in run("convert", DEMO_ID, str(tmp_path / "new"), "--mode", "q5", code=2).output
+def test_what_is_wrong_with_a_conversion_is_told_before_anything_is_fetched(hub: HubState, tmp_path: Path) -> None:
+    assert "--mode q5 is not allowed" in run("convert", MODEL, str(tmp_path / "new"), "--mode", "q5", code=2).output
+    assert "is there already" in run("convert", MODEL, str(tmp_path), code=2).output
+    assert not (tmp_path / "cache").exists()

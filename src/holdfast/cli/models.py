@@ -144,27 +144,29 @@ def convert(
     trust_remote_code: TrustCode = False,
 ) -> None:
     """Convert a model to MLX's format, quantized or not, and check that the result loads and runs."""
+    from msgspec import structs
+
     from holdfast.cli.progress import load_progress
-    from holdfast.models.conversion import Conversion, convert_model
+    from holdfast.models.conversion import Conversion, checked_target, convert_model
     from holdfast.models.download import resolve_model
 
     with plain_errors():
         source = _any_source(model, revision, _settings(models_file))
         wanted = ModelSettings(path=source.name, revision=source.revision, trust_remote_code=trust_remote_code)
+        conversion = Conversion(
+            source="",
+            target=str(checked_target(folder)),  # before anything is fetched
+            bits=bits,
+            group_size=group_size,
+            mode=_mode(mode),
+            dtype=_dtype(dtype),
+            trust_remote_code=trust_remote_code,
+        )
         with load_progress(LogSettings()) as progress:
             place = resolve_model(wanted, progress=progress)
+            progress("converting", 0.0)
+            size = convert_model(structs.replace(conversion, source=str(place)))
             progress("ready", 1.0)
-        size = convert_model(
-            Conversion(
-                source=str(place),
-                target=str(folder),
-                bits=bits,
-                group_size=group_size,
-                mode=_mode(mode),
-                dtype=_dtype(dtype),
-                trust_remote_code=trust_remote_code,
-            )
-        )
         typer.echo(f"{folder}: {size_text(size)} of weights; it loads and runs. To serve it: holdfast serve {folder}")
 
 

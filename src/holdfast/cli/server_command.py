@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -34,24 +34,25 @@ Tenant: TypeAlias = Annotated[
     str | None, typer.Option("--tenant", metavar="NAME", rich_help_panel=_PANEL, help="As in the header X-Holdfast-Tenant.")
 ]
 Salt: TypeAlias = Annotated[str | None, typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt.")]
-_OPTIONS = {"url": Url, "api_key": ApiKey, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+WHERE = {"url": Url, "api_key": ApiKey}
+WHERE_AND_WHOSE = {**WHERE, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 
 
-def server_command(command: Callable[..., None]) -> Callable[..., None]:
+def server_command(command: Callable[..., None], *, options: Mapping[str, Any] = WHERE_AND_WHOSE) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
     del command.__annotations__["server"]  # so that its type, which brings a web client along, is imported when it runs
     own = own_parameters(command)
-    added = [option(name, annotation) for name, annotation in _OPTIONS.items()]
+    added = [option(name, annotation) for name, annotation in options.items()]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         from holdfast.http.server.extensions import TENANT_HEADER
 
-        named = {name: given.pop(name) for name in _OPTIONS}
+        named = {name: given.pop(name) for name in options}
         with plain_errors():
             address = address_of(named["url"], named["api_key"])
-            headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
-            query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
+            headers = {} if named.get("tenant") is None else {TENANT_HEADER: named["tenant"]}
+            query = {name: named[name] for name in ("model", "cache_salt") if named.get(name) is not None}
             with address.client(headers=headers, query=query) as server:
                 try:
                     command(server, **given)
