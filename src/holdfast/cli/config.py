@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from holdfast.cli.settings_command import settings_command
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.output import new_table, print_json, print_table
 from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
 
 
@@ -19,7 +18,7 @@ def config(
 ) -> None:
     """Show the settings in force and where each one came from. Takes the same flags as `serve`."""
     if as_json:
-        typer.echo(json.dumps(_rows(effective), indent=2, ensure_ascii=False))
+        print_json(_rows(effective))
     else:
         _print_table(effective)
 

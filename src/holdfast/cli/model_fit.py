@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from holdfast.cli.output import print_rows
 from holdfast.cli.sizes import size_text
 from holdfast.engine.sequence_size import sequence_size_of
 from holdfast.errors import ModelLoadError
@@ -125,8 +126,7 @@ def print_fit(info: ModelFit) -> None:
         ("this machine", f"{size_text(info.usable_bytes)} to use of {size_text(info.memory.total_bytes)}"),
         ("", f"it fits; room for agents: {agents}" if info.fits else "it does not fit"),
     ]
-    for name, text in rows:
-        typer.echo(f"{name:<12}  {text}")
+    print_rows(rows)
     typer.echo("")
     typer.echo("On a machine with a GPU that shares this memory:")
     for choice in info.choices:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ import typer
 from holdfast.cli.errors import complain, plain_errors
 from holdfast.cli.server_command import ApiKey, Url, address_of
 from holdfast.cli.sizes import count_text, size_text
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
 from holdfast.errors import ConfigError
 
@@ -32,7 +31,6 @@ Name: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id 
 AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")]
 ModelsFile: TypeAlias = Annotated[Path | None, typer.Option("--models", metavar="FILE", help="File of models; else models.toml.")]
 Revision: TypeAlias = Annotated[str, typer.Option("--revision", help="Branch, tag or commit on the Hub; else the main branch.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TrustCode: TypeAlias = Annotated[
     bool, typer.Option("--trust-remote-code", help="Python files of the model may be fetched and run.")
 ]
@@ -48,7 +46,7 @@ def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey
         rows = [_row(entry, served) for entry in catalog.entries]
         left_out = [{"name": each.name, "reason": each.reason, "origin": each.origin} for each in catalog.left_out]
         if as_json:
-            typer.echo(json.dumps({"server": server, "models": rows, "left_out": left_out}, indent=2, ensure_ascii=False))
+            print_json({"server": server, "models": rows, "left_out": left_out})
             return
         _print_table(rows, is_running=served is not None)
         if server is not None:
@@ -87,7 +85,7 @@ def pull(model: Name, revision: Revision = "", models_file: ModelsFile = None, t
 @models.command("rm")
 def remove(
     model: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     models_file: ModelsFile = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -124,7 +122,7 @@ def info(model: AnyModel, revision: Revision = "", models_file: ModelsFile = Non
     with plain_errors():
         found = fit_of(_any_source(model, revision, _settings(models_file)))
         if as_json:
-            typer.echo(json.dumps(found.as_json(), indent=2))
+            print_json(found.as_json())
         else:
             print_fit(found)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from holdfast.cli.server_choice import health_of
 from holdfast.cli.sizes import size_text
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.output import Json, new_table, print_json, print_table
 
 _ASK_SECONDS = 5.0
 
@@ -43,13 +42,13 @@ class ServerAtWork:
     models: tuple[ServedModel, ...]
 
 
-def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def ps(as_json: Json = False) -> None:
     """List your servers on this machine: where they listen, their models, what runs and waits, and the memory they take."""
     from holdfast.app.running_servers import running_servers
 
     servers = [_looked_at(server) for server in running_servers(os.environ)]
     if as_json:
-        typer.echo(json.dumps([asdict(server) for server in servers], indent=2))
+        print_json([asdict(server) for server in servers])
     elif servers:
         _show(servers)
     else:

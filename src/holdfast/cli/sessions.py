@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import typer
 
 from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.output import Json, new_table, print_json, print_table
 from holdfast.errors import ConfigError
 from holdfast.messages.sessions import SESSION_OPERATIONS, SESSIONS_PATH, OperationName
 
@@ -27,7 +26,6 @@ _NEVER = "never"
 sessions = typer.Typer(help="Show, pin, fork, close and carry sessions of a running server.", no_args_is_help=True)
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]
 Ttl: TypeAlias = Annotated[
     str | None,
@@ -41,7 +39,7 @@ def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the last used first."""
     found = _ask(server, "list")["data"]
     if as_json:
-        _print_json(found)
+        print_json(found)
     elif found:
         _print_table(found)
     else:
@@ -161,7 +159,7 @@ def _ttl(text: str | None) -> dict[str, Any]:
 
 def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     if as_json:
-        _print_json(session)
+        print_json(session)
         return
     rows = [
         ("session", session["id"]),
@@ -205,7 +203,3 @@ def _pinned(session: Mapping[str, Any]) -> str:
 
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,8 @@ import typer
 
 from holdfast.cli.errors import complain, plain_errors
 from holdfast.cli.sizes import size_text
-from holdfast.cli.store import Config, Json
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.store import Config
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.config import default_file, load_settings
 from holdfast.errors import HoldfastError
 
@@ -37,7 +36,7 @@ def list_state(config: Config = None, as_json: Json = False) -> None:
             {"name": kind.name, "what": kind.what, "path": str(kind.place), "bytes": size, "bound": kind.bound}
             for kind, size in rows
         ]
-        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        print_json(listed)
     else:
         _show(rows)
 
@@ -47,7 +46,7 @@ def clear(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it.")] = None,
     all_kinds: Annotated[bool, typer.Option("--all", help="Everything but API keys.")] = False,
     config: Config = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete what is kept. What a running server uses is refused."""
     kinds = _kinds(config)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.table import new_table, print_table
+from holdfast.cli.output import new_table, print_table
 
 
 def test_in_a_pipe_a_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,32 @@
-"""Tables of what commands list."""
+"""What commands print: JSON for programs, rows and tables for people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NO_LIMIT = 1 << 16  # columns of characters
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def print_json(value: Any) -> None:
+    """A value as JSON; what JSON has no form for, such as a path, as a text."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one below the other."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
