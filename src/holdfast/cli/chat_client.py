@@ -39,7 +39,9 @@ class AnswerPiece(NamedTuple):
     call: dict[str, Any] | None = None  # of the kind call
 
 
-async def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> AsyncGenerator[AnswerPiece, None]:
+async def answer_pieces(
+    server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics
+) -> AsyncGenerator[AnswerPiece, None]:
     """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way. Raises ServerFailed.
 
     Cancelling the task that reads them stops the answer.

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.settings_command import settings_command
 from holdfast.cli.output import new_table, print_json, print_table
+from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
 
 

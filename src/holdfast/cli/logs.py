@@ -29,7 +29,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 100,
 ) -> None:
-    """Show the log of a server that was started with --log-file, also when it has ended (by its port); else the latest there is."""
+    """Show the log of a server that was started with --log-file, also of one that has ended, by its port; else the latest."""
     with plain_errors():
         path = _log_of(server)
         try:

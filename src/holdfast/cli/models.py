@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from holdfast.cli.errors import complain, plain_errors
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.cli.server_command import ApiKey, Url, address_of
 from holdfast.cli.sizes import count_text, size_text
-from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
 from holdfast.errors import ConfigError
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 
+from holdfast.cli.output import Json, new_table, print_json, print_table
 from holdfast.cli.server_choice import health_of
 from holdfast.cli.sizes import size_text
-from holdfast.cli.output import Json, new_table, print_json, print_table
 
 _ASK_SECONDS = 5.0
 

@@ -70,9 +70,7 @@ def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKi
 
 def _folder(place: Path, what: str, bound: str, is_used_by: UsedBy = lambda server: True) -> StateKind:
     """What has a folder of its own, and its name."""
-    return StateKind(
-        name=place.name, what=what, place=place, bound=bound, clear=lambda: _remove(place), is_used_by=is_used_by
-    )
+    return StateKind(name=place.name, what=what, place=place, bound=bound, clear=lambda: _remove(place), is_used_by=is_used_by)
 
 
 def _logs_into(folder: Path) -> UsedBy:
@@ -84,7 +82,9 @@ def _of_the_store(folder: Path, settings: Settings) -> list[StateKind]:
         return server.store_folder == str(folder)
 
     is_there = (folder / "blocks").is_dir()  # before the first server there is none
-    allowed = summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes if is_there else settings.store.disk_bytes
+    allowed = (
+        summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes if is_there else settings.store.disk_bytes
+    )
     return [
         StateKind(
             name="store",

@@ -69,19 +69,22 @@ def _named_by_settings(settings: Settings) -> CatalogEntry:
 
 
 def _named_beside(read: CatalogFile, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
-    """The named model, which is none of the file: one of a watched folder, or what the settings describe. Raises ModelLoadError."""
+    """The named model, none of the file: of a watched folder, or what the settings describe. Raises ModelLoadError."""
     name = settings.model.path
     if wrong := next((each for each in read.left_out if each.name == name), None):
         raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
     watched = replace(settings, catalog=replace(settings.catalog, hub_cache=False))
     found, _ = with_found((), found_models(watched, environ), settings)
-    if not os.path.exists(name) and (entry := Catalog(entries=tuple(found)).find(name)) is not None:
+    is_elsewhere = os.path.exists(name) or settings.model.revision
+    if not is_elsewhere and (entry := Catalog(entries=tuple(found)).find(name)) is not None:
         settings = replace(settings, model=replace(entry.model, name=settings.model.name or name))
     try:
         return _named_by_settings(settings)
     except ModelLoadError as error:
         near = nearest_names(name, (known for entry in read.entries for known in (entry.name, *entry.aliases)))
-        hints = [f"did you mean {' or '.join(near)}?"] if near else [f"{each.origin}: {each.reason}" for each in read.left_out[:1]]
+        hints = (
+            [f"did you mean {' or '.join(near)}?"] if near else [f"{each.origin}: {each.reason}" for each in read.left_out[:1]]
+        )
         raise ModelLoadError("; ".join([str(error), *hints])) from None
 
 
