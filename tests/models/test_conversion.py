@@ -36,5 +36,5 @@ def test_a_folder_that_is_there_is_never_written(tmp_path: Path) -> None:
 
 def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="packed cannot be made: (File exists|Not a directory)"):
+    with pytest.raises(ConfigError, match=r"packed cannot be made: (File exists|Not a directory)"):
         convert_model(Conversion(source=str(demo_folder()), target=str(tmp_path / "file" / "packed")))

@@ -76,8 +76,8 @@ class ServerAddress:
         """A client for it. Raises ServerFailed."""
         from holdfast.cli.server_client import ServerClient
 
-        ours = {"use_proxies": False, "any_name": True} if self.is_ours else {}
-        return ServerClient(url=self.url, api_key=self.api_key, certificate=self.certificate, **ours, **options)
+        trust = {"certificate": self.certificate, "use_proxies": not self.is_ours, "any_name": self.is_ours}
+        return ServerClient(url=self.url, api_key=self.api_key, **trust, **options)  # type: ignore[arg-type]
 
 
 def address_of(url: str | None, api_key: str | None) -> ServerAddress:
