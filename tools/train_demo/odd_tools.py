@@ -263,8 +263,3 @@ def family(rng: Random, most: int) -> list[OddTool]:
             acts.add((tool.verb, tool.noun))
             tools.setdefault(tool.name, tool)
     return list(tools.values())
-
-
-def usual_names() -> set[str]:
-    """The words that names are made of (for tests)."""
-    return {*VERBS, *NOUNS}
