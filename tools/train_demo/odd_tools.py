@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import words
-from wide_words import NOUNS, VERBS, code, english, is_allowed, noun, verb, wide_phrase, wide_value, wide_word
+from wide_words import code, english, is_allowed, noun, verb, wide_phrase, wide_value, wide_word
 
 Value = str | int | float | bool | list[str]
 
