@@ -22,6 +22,13 @@ def check_loadable(folder: Path) -> None:
 
     What only the loading shows, such as a file that is cut short, is not looked for.
     """
+    try:
+        _check(folder)
+    except OSError as error:  # no permission, a name that is too long
+        raise ModelLoadError(f"{folder} cannot be looked into: {error.strerror or error}") from None
+
+
+def _check(folder: Path) -> None:
     check_is_folder(folder)
     config = checked_config(folder)
     model_type = str(config["model_type"])
