@@ -22,10 +22,8 @@ from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
 from holdfast.residency.budget import Candidate, Phase
 from holdfast.residency.catalog import CatalogEntry
 from holdfast.residency.leases import Leases
-from holdfast.residency.supervisor import WorkerSupervisor
+from holdfast.residency.supervisor import WorkerSupervisor, backoff_seconds
 from holdfast.worker.assignment import WorkerSettings
-
-LONGEST_BACKOFF_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +36,6 @@ class ModelFiles:
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
 """Finds the files of a model; blocks for as long as a download takes. Any thread. Raises ModelLoadError."""
-
-
-def backoff_seconds(failures_in_a_row: int) -> float:
-    """How long a model that could not be loaded is not tried again: 1, 2, 4 … seconds."""
-    return min(2.0 ** (failures_in_a_row - 1), LONGEST_BACKOFF_SECONDS)
 
 
 class ModelSlot:
@@ -142,9 +135,10 @@ class ModelSlot:
     async def files(self) -> ModelFiles:
         """Where its files are; the first to ask has them fetched. Raises ModelLoadError."""
         if not self._has_files() and not self.is_fetching:
-            self._files = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[ModelFiles] = asyncio.get_running_loop().create_future()
             # Not the loop's own threads: when the server ends, it would wait for a download.
-            threading.Thread(target=self._find, args=(self._files, self.entry), name="model-files", daemon=True).start()
+            threading.Thread(target=self._find, args=(answer, self.entry), name="model-files", daemon=True).start()
+            self._files = answer  # a system that has no thread left has been asked for nothing
         assert self._files is not None
         return await asyncio.shield(self._files)
 
@@ -248,16 +242,20 @@ class ModelSlot:
         return WorkerUnavailable(f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later)
 
     def refuse_for_a_while(self, failure: HoldfastError) -> None:
-        """It could not be loaded: requests are told so until it may be tried again."""
+        """It could not be loaded: requests are told so until it may be tried again, in 1, 2, 4 … seconds."""
         self.failure, self.failures_in_a_row = str(failure), self.failures_in_a_row + 1
         self.changes["failed"] += 1
-        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row)
+        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row + 1)
         self.leases.turn_away(self.cannot_be_served())
 
     async def stop(self) -> None:
         """End its worker, as the server ends."""
+        end = WorkerUnavailable("the server is shutting down")
         self.leases.close()
-        self.leases.turn_away(WorkerUnavailable("the server is shutting down"))
+        self.leases.turn_away(end)
+        if self._launched is not None and not self._launched.done():
+            self._launched.set_exception(end)
+            self._launched.exception()  # it may be that nobody waits for it
         await self.end_worker()
 
     def _has_files(self) -> bool:
