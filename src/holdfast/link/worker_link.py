@@ -21,6 +21,7 @@ from holdfast.messages.commands import (
     TELL_STATISTICS,
     ControlAction,
     LinkCommand,
+    LogChange,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -135,6 +136,11 @@ class WorkerLink:
         """Have other limits of running sequences and of a step; returns what counts then, as `statistics` does."""
         self._send(limits)
         return await self.statistics()
+
+    def set_log_level(self, level: str) -> None:
+        """Have it log what is so severe; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(LogChange(level=level))
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """Have a session command carried out; see `EngineClient`."""

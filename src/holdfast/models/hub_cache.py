@@ -47,8 +47,17 @@ def cached_model(cache: Path, hub_id: str) -> CachedModel | None:
     return _cached(cache / (_PREFIX + hub_id.replace("/", "--")))
 
 
+def hub_id_of(cache: Path, folder: Path) -> str | None:
+    """The id of the model to which a folder of the cache belongs; None for folders elsewhere."""
+    name = next(iter(folder.relative_to(cache).parts), "") if folder.is_relative_to(cache) else ""
+    return _hub_id(name) if name.startswith(_PREFIX) else None
+
+
+def _hub_id(name: str) -> str:
+    return name.removeprefix(_PREFIX).replace("--", "/")
+
+
 def _cached(repository: Path) -> CachedModel | None:
-    hub_id = repository.name.removeprefix(_PREFIX).replace("--", "/")
     try:
         commits = {path.name: path.stat().st_mtime for path in (repository / "snapshots").iterdir()}
     except OSError:
@@ -62,7 +71,9 @@ def _cached(repository: Path) -> CachedModel | None:
         revision = max(commits, key=lambda commit: commits[commit])
     else:
         return None
-    return CachedModel(hub_id=hub_id, revision=revision, folder=repository / "snapshots" / refs.get(revision, revision))
+    return CachedModel(
+        hub_id=_hub_id(repository.name), revision=revision, folder=repository / "snapshots" / refs.get(revision, revision)
+    )
 
 
 def _refs(folder: Path) -> dict[str, str]:

@@ -24,6 +24,7 @@ class CatalogEntry:
     idle_seconds: float | None = None  # without a request, until it is unloaded; 0: at once; None: never
     sampling: Mapping[str, float] = field(default_factory=dict)  # where a request says nothing, before the makers' own
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, where a request says nothing
+    own_context_tokens: int = 0  # the context window that its config.json names; 0: not looked at, or it names none
     draft: str | None = None  # the model that is to draft for it; not used yet
 
 

@@ -48,6 +48,18 @@ def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     return catalog_of(settings, environ)
 
 
+def serves_what_is_found(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether a model that comes into the Hub's cache is served: not beside one that is named and stands in no file.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    if not settings.model.path or settings.catalog.file:
+        return settings.catalog.hub_cache
+    file = catalog_file_of(settings, environ)
+    entries = () if file is None else read_catalog_file(file, settings).entries
+    return settings.catalog.hub_cache and Catalog(entries=entries).find(settings.model.path) is not None
+
+
 def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
     """The file of models: the one that is named, or the user's own if it is there."""
     if settings.catalog.file:

@@ -23,6 +23,7 @@ from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.catalog import Catalog
+from holdfast.residency.library import Library
 from holdfast.residency.residency import ModelStatus
 from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
@@ -100,6 +101,7 @@ class Services:
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
     control: ModelControl
+    library: Library
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings
