@@ -94,6 +94,11 @@ class ServerSettings:
     )
     body_seconds: float = _setting(15.0, "How long a client may be silent while it sends a body.", limits=Limits(above=0))
     keep_alive_seconds: float = _setting(75.0, "How long a connection may be idle between two requests.", limits=Limits(above=0))
+    loop_tick_seconds: float = _setting(
+        0.05,
+        "How often the event loop's lateness (`event_loop_lag_seconds`) is looked at while requests are served: 0.1 ms each.",
+        limits=Limits(at_least=0.001),
+    )
     max_connections_per_address: int = _setting(
         1024, "Most connections that one address may have open; one more is answered with a 429.", limits=Limits(at_least=1)
     )

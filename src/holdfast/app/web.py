@@ -78,7 +78,7 @@ def build_application(settings: Settings, residency: Residency, *, dialects: Seq
         dialects=bundles.dialects,
         server=settings.server,
         limits=settings.limits,
-        metrics=Metrics(),
+        metrics=Metrics(loop_tick_seconds=settings.server.loop_tick_seconds),
         version=__version__,
         log=settings.log,
         traces=open_traces(__version__) if settings.log.traces else None,

@@ -55,7 +55,7 @@ _SECONDS = (("step_seconds", "How long the engine's steps take."),)
 class Metrics(Collector):
     """Everything that /metrics shows: what the front counts itself, and the workers' statistics at the time of asking."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loop_tick_seconds: float = 0.05) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series says nothing more
         self.registry = CollectorRegistry()
         self._statistics: Mapping[str, WorkerStatistics] = {}
@@ -63,7 +63,7 @@ class Metrics(Collector):
         self._restarts: Mapping[str, Mapping[str, int]] = {}
         self._residency: Mapping[str, ResidencyFigures] = {}
         self._resumed: Mapping[str, int] = {}
-        self.loop_lag = LoopLag()
+        self.loop_lag = LoopLag(loop_tick_seconds)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self.http_requests = self._counter("http_requests", "HTTP requests answered.", "method", "path", "status")
