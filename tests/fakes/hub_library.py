@@ -10,7 +10,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.models.demo import demo_folder
 from holdfast.models.device_memory import MemoryShare
 from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.chosen_catalog import catalog_of, serves_what_is_found
+from holdfast.residency.chosen_catalog import catalog_of
 from holdfast.residency.library import Library
 from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
@@ -37,7 +37,7 @@ def idle_library(catalog: Catalog) -> Library:
     async def read_again() -> None:
         pass
 
-    return Library(idle_residency(catalog), cache=Path("/no-such-cache"), serves_found=False, read_again=read_again)
+    return Library(idle_residency(catalog), cache=Path("/no-such-cache"), read_again=read_again)
 
 
 @dataclass
@@ -58,7 +58,6 @@ class HubLibrary:
         self.library = Library(
             self.residency,
             cache=self.cache,
-            serves_found=serves_what_is_found(self._settings, self._environ),
             read_again=self.read_again,
         )
 

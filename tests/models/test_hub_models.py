@@ -10,7 +10,7 @@ from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.models.demo import DEMO_ID
 from holdfast.models.download import ModelSource
-from holdfast.models.hub_models import PullStage, Removal, hub_model_of, pull_model
+from holdfast.models.hub_models import PullStage, hub_model_of, pull_model, removal_of
 from tests.fakes.hub import HubState, hub_in_place
 
 MODEL = "coast/kelp-small"
@@ -74,14 +74,14 @@ def test_what_the_hub_does_not_have_is_told_apart_from_what_it_does_not_give(hub
 
 def test_a_model_is_removed_with_all_that_the_cache_has_of_it(hub: HubState, tmp_path: Path) -> None:
     pulled = pull_model(SOURCE, on_step=lambda *step: None)
-    removal = Removal(MODEL, tmp_path / "cache")
-    assert removal.freed_bytes == pulled.file_bytes
+    removal = removal_of(MODEL, tmp_path / "cache")
+    assert removal.expected_freed_size == pulled.file_bytes
     removal.execute()
-    assert not removal.place.exists()
+    assert not pulled.folder.exists()
     with pytest.raises(NoSuchModel, match="is not in the Hub's cache"):
-        Removal(MODEL, tmp_path / "cache")
+        removal_of(MODEL, tmp_path / "cache")
     with pytest.raises(NoSuchModel, match="there is no cache"):
-        Removal(MODEL, tmp_path / "other")
+        removal_of(MODEL, tmp_path / "other")
 
 
 def test_settings_mean_a_model_of_the_hub_by_its_id_or_by_its_folder_in_the_cache(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
 from holdfast.models.hub_cache import hub_cache_folder
-from holdfast.residency.chosen_catalog import catalog_again, serves_what_is_found
+from holdfast.residency.chosen_catalog import catalog_again
 from holdfast.residency.library import Library
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
@@ -69,7 +69,6 @@ def build_application(settings: Settings, residency: Residency, *, dialects: Seq
         library=Library(
             residency,
             cache=hub_cache_folder(os.environ),
-            serves_found=serves_what_is_found(settings, os.environ),
             with_code=settings.model.trust_remote_code,
             read_again=reloaded.take_in,
         ),

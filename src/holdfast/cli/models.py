@@ -85,15 +85,16 @@ def remove(
 ) -> None:
     """Remove a model, with all its revisions, from the Hub's cache. Folders of yours are never touched."""
     from holdfast.models.hub_cache import hub_cache_folder
-    from holdfast.models.hub_models import Removal
+    from holdfast.models.hub_models import removal_of
 
     with plain_errors():
         source = _hub_source(model, "", _settings(models_file))
-        removal = Removal(source.name, hub_cache_folder(os.environ))
+        cache = hub_cache_folder(os.environ)
+        removal = removal_of(source.name, cache)
         _refuse_loaded(source.name, _running(url, api_key))
-        freed = size_text(removal.freed_bytes)
+        freed = size_text(removal.expected_freed_size)
         if not yes:
-            typer.confirm(f"Remove {source.name} from {removal.place}? That frees {freed}.", abort=True)
+            typer.confirm(f"Remove {source.name} from {cache}? That frees {freed}.", abort=True)
         removal.execute()
         typer.echo(f"removed {source.name}; {freed} are free again")
 

@@ -54,29 +54,24 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
     return PulledModel(folder=folder, files=len(files), file_bytes=total)
 
 
-class Removal:
-    """All that the Hub's cache has of one model, to be removed."""
+def removal_of(hub_id: str, cache: Path) -> Any:
+    """The removal of all that the Hub's cache has of a model: `expected_freed_size` tells the bytes, `execute()` does it.
 
-    def __init__(self, hub_id: str, cache: Path) -> None:
-        """Raises NoSuchModel where there is nothing of it."""
-        from huggingface_hub import scan_cache_dir
-        from huggingface_hub.errors import CacheNotFound
+    Raises NoSuchModel where there is nothing of it. Source: huggingface_hub's DeleteCacheStrategy.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
 
-        try:
-            found = scan_cache_dir(cache)
-        except CacheNotFound:
-            raise NoSuchModel(f"{hub_id} is not here: there is no cache of the Hub at {cache}") from None
-        repository = next((each for each in found.repos if each.repo_type == "model" and each.repo_id == hub_id), None)
-        if repository is None:
-            raise NoSuchModel(f"{hub_id} is not in the Hub's cache; `holdfast models ls` shows what is there")
-        self._strategy: Any = found.delete_revisions(*(revision.commit_hash for revision in repository.revisions))
-        self.place = Path(repository.repo_path)
-
-    @property
-    def freed_bytes(self) -> int:
-        """How many bytes will be free again."""
-        return int(self._strategy.expected_freed_size)
-
-    def execute(self) -> None:
-        """Remove it, with all its revisions."""
-        self._strategy.execute()
+    try:
+        found = scan_cache_dir(cache)
+    except CacheNotFound:
+        raise NoSuchModel(f"{hub_id} is not here: there is no cache of the Hub at {cache}") from None
+    revisions = [
+        revision.commit_hash
+        for repository in found.repos
+        if (repository.repo_type, repository.repo_id) == ("model", hub_id)
+        for revision in repository.revisions
+    ]
+    if not revisions:
+        raise NoSuchModel(f"{hub_id} is not in the Hub's cache; `holdfast models ls` shows what is there")
+    return found.delete_revisions(*revisions)

@@ -45,6 +45,7 @@ class Catalog:
     entries: tuple[CatalogEntry, ...]  # the first one is that of requests that name none
     left_out: tuple[LeftOut, ...] = ()
     at_start: tuple[str, ...] = ()  # names of those that are loaded at the start: the pinned ones, the one named, the only one
+    takes_found: bool = False  # a model that comes into the Hub's cache is served when the catalog is read again
 
     @cached_property
     def _by_name(self) -> dict[str, CatalogEntry]:

@@ -32,10 +32,10 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     served, passed_over = with_found(entries, found_models(settings, environ), settings)
     entries, left_out = tuple(served), (*left_out, *passed_over)
     if not entries:
-        return replace(_only(_named_by_settings(settings)), left_out=left_out)
+        return replace(_only(_named_by_settings(settings)), left_out=left_out, takes_found=settings.catalog.hub_cache)
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     at_start = dict.fromkeys(entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned)))
-    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start))
+    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start), takes_found=settings.catalog.hub_cache)
 
 
 def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
@@ -46,18 +46,6 @@ def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     if (file := catalog_file_of(settings, environ)) is not None:
         check_catalog_file(file)
     return catalog_of(settings, environ)
-
-
-def serves_what_is_found(settings: Settings, environ: Mapping[str, str]) -> bool:
-    """Whether a model that comes into the Hub's cache is served: not beside one that is named and stands in no file.
-
-    Raises ConfigError for a file that cannot be read.
-    """
-    if not settings.model.path or settings.catalog.file:
-        return settings.catalog.hub_cache
-    file = catalog_file_of(settings, environ)
-    entries = () if file is None else read_catalog_file(file, settings).entries
-    return settings.catalog.hub_cache and Catalog(entries=entries).find(settings.model.path) is not None
 
 
 def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:

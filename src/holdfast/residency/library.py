@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import InvalidRequest, ModelInUse, ModelPinned, WorkerUnavailable
 from holdfast.models.download import ModelSource
-from holdfast.models.hub_models import PullStage, Removal, hub_model_of, pull_model
+from holdfast.models.hub_models import PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.loadable import check_loadable
 from holdfast.residency.catalog import CatalogEntry
 from holdfast.residency.own_thread import on_own_thread
@@ -30,10 +30,6 @@ class PullStep:
     total_bytes: int
 
 
-class PullStopped(WorkerUnavailable):
-    """Nobody waits for the pull any more, or the server ends. Whole files stay, and the next pull goes on with the others."""
-
-
 class Pull:
     """One pull, for all who wait for it."""
 
@@ -44,9 +40,9 @@ class Pull:
         self._steps: dict[PullStage, PullStep] = {}
 
     def note(self, stage: PullStage, done_bytes: int, total_bytes: int) -> None:
-        """It is so far. Any thread. Raises PullStopped."""
+        """It is so far. Any thread. Raises WorkerUnavailable when nobody waits any more, or the server ends."""
         if self.is_stopped:
-            raise PullStopped("the pull was stopped; the next one goes on with the files that are missing")
+            raise WorkerUnavailable("the pull was stopped; the next one goes on with the files that are missing")
         self._steps[stage] = PullStep(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes)
 
     async def steps(self) -> AsyncIterator[PullStep]:
@@ -72,15 +68,14 @@ class Library:
         residency: Residency,
         *,
         cache: Path,
-        serves_found: bool,
         with_code: bool = False,
         read_again: Callable[[], Awaitable[None]],
     ) -> None:
-        """cache: the Hub's. serves_found: whether what comes into it is served. with_code: whether models may bring code.
+        """cache: the Hub's. with_code: whether models may bring code.
 
         read_again: has the catalog read again and served.
         """
-        self._residency, self._cache, self._serves_found = residency, cache, serves_found
+        self._residency, self._cache = residency, cache
         self._with_code, self._read_again = with_code, read_again
         self._pulls: dict[str, Pull] = {}  # under way, by Hub id
         self._ending: set[asyncio.Task[None]] = set()  # those that were stopped
@@ -95,7 +90,7 @@ class Library:
 
         Raises InvalidRequest for a model that would not be served, and ModelInUse.
         """
-        if not (self._serves_found or self._names_of(source)):
+        if not (self._residency.catalog.takes_found or self._names_of(source)):
             message = "this server serves only the models that it was started with, so others are of no use to it"
             raise InvalidRequest(
                 f"{message}; `holdfast serve` without a model serves all that are in the Hub's cache", field="model"
@@ -118,7 +113,7 @@ class Library:
 
         Raises NoSuchModel, ModelPinned and ModelInUse.
         """
-        removal = await asyncio.to_thread(Removal, source.name, self._cache)
+        removal = await asyncio.to_thread(removal_of, source.name, self._cache)
         names = self._names_of(source)
         self._refuse_used(source, names)
         for name in names:

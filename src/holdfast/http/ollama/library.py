@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import HoldfastError, ModelLoadError, NoSuchModel
+from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.http.ollama.answer import OllamaAnswer, written
 from holdfast.http.ollama.names import NamedModel, digest_of, hub_name, named_entry, not_found, served_model
 from holdfast.http.ollama.shapes import OllamaError
@@ -120,11 +120,9 @@ class PullResponse(Response):
         record: RequestRecord = scope[RECORD]
         with self._library.pulled(self._source) as pull:
             form = _PullLines(self._source)
-            if self._streams:
-                work = EventWriter(send, form, self._lines(pull, form, record), request_id=record.request_id).run()
-            else:
-                work = self._whole(pull)
-            if not await unless_disconnected(receive, work):
+            lines = self._lines(pull, form, record)
+            writer = EventWriter(send, form, lines, request_id=record.request_id)
+            if not await unless_disconnected(receive, writer.run() if self._streams else _read(lines)):
                 raise ClientDisconnect
         if not self._streams:
             await json_response(_DONE)(scope, receive, send)
@@ -134,19 +132,17 @@ class PullResponse(Response):
         try:
             async for step in pull.steps():
                 yield form.line(form.progress(step))
-        except HoldfastError as error:
-            refused = _refusal(error)
+        except ModelLoadError as error:  # it is the Hub, the network or the disk that does not do what it should
+            refused = error if isinstance(error, NoSuchModel) else RequestRefused(str(error), status=502, code="pull_failed")
             record_problem(record, problem_of(refused), refused)
             raise refused from None
         yield form.line(PullProgress(status="writing manifest"))
         yield form.line(_DONE)
 
-    async def _whole(self, pull: Pull) -> None:
-        try:
-            async for _ in pull.steps():
-                continue
-        except HoldfastError as error:
-            raise _refusal(error) from None
+
+async def _read(lines: AsyncIterator[bytes]) -> None:
+    async for _ in lines:
+        continue
 
 
 class _PullLines(StreamFormat):
@@ -178,12 +174,6 @@ class _PullLines(StreamFormat):
     def broken(self, problem: Problem) -> bytes:
         """The error as the last line."""
         return written(OllamaError(error=problem.message_with_field))
-
-
-def _refusal(error: HoldfastError) -> HoldfastError:
-    """What a client is told of a pull that has failed: it is the Hub, the network or the disk that does not do what it should."""
-    is_known = isinstance(error, NoSuchModel) or not isinstance(error, ModelLoadError)
-    return error if is_known else RequestRefused(str(error), status=502, code="pull_failed")
 
 
 def _refused(method: str, path: str) -> Operation:
