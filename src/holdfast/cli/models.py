@@ -261,11 +261,8 @@ def _folder_of(entry: CatalogEntry) -> Path | None:
     from holdfast.models.hub_cache import cached_model, hub_cache_folder
 
     source = model_source(entry.model.path, revision=entry.model.revision)
-    match source.kind:
-        case "bundled":
-            return demo_folder(source.name)
-        case "folder":
-            return Path(source.name)
+    if source.kind != "hub":
+        return demo_folder(source.name) if source.kind == "bundled" else Path(source.name)
     cached = cached_model(hub_cache_folder(os.environ), source.name)
     return None if cached is None else cached.folder
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.errors import InvalidRequest, ModelInUse, ModelPinned, WorkerUnavailable
+from holdfast.errors import InvalidRequest, ModelInUse, WorkerUnavailable
 from holdfast.models.download import ModelSource
 from holdfast.models.hub_models import PullStage, hub_model_of, pull_model, removal_of
 from holdfast.models.loadable import check_loadable
@@ -78,7 +78,7 @@ class Library:
         self._residency, self._cache = residency, cache
         self._with_code, self._read_again = with_code, read_again
         self._pulls: dict[str, Pull] = {}  # under way, by Hub id
-        self._ending: set[asyncio.Task[None]] = set()  # those that were stopped
+        self._tasks: set[asyncio.Task[None]] = set()  # of all pulls, those too that were stopped
 
     def source_of(self, entry: CatalogEntry) -> ModelSource | None:
         """The model of the Hub that a model of the catalog is; None for one that comes from elsewhere."""
@@ -99,7 +99,8 @@ class Library:
         if pull is None:
             pull = self._pulls[source.name] = Pull()
             pull.task = asyncio.create_task(self._pull(source, pull), name=f"pull of {source.name}")
-            pull.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be that nobody waits for it
+            self._tasks.add(pull.task)
+            pull.task.add_done_callback(self._ended)
         pull.followers += 1
         try:
             yield pull
@@ -130,16 +131,17 @@ class Library:
     async def close(self) -> None:
         """Stop what is under way, and give it a moment to put away what it has half of."""
         self.stop()
-        if self._ending:
-            await asyncio.wait(tuple(self._ending), timeout=_LAST_SECONDS)
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=_LAST_SECONDS)
 
     def _stop(self, name: str, pull: Pull) -> None:
         pull.is_stopped = True
-        if pull.task is not None and not pull.task.done():
-            self._ending.add(pull.task)
-            pull.task.add_done_callback(self._ending.discard)
         if self._pulls.get(name) is pull:
             del self._pulls[name]  # who comes now begins another one, which waits for the files that this one has locked
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        _ = task.cancelled() or task.exception()  # it may be that nobody waits for it
 
     async def _pull(self, source: ModelSource, pull: Pull) -> None:
         try:
@@ -167,8 +169,5 @@ class Library:
         if source.name in self._pulls:
             raise ModelInUse(source.name, "is being pulled")
         for model in self._residency.statuses():
-            if model.id in names:
-                if model.is_pinned:
-                    raise ModelPinned(model.id)
-                if model.figures.leases or model.figures.waiting or model.state not in but:
-                    raise ModelInUse(model.id, "is in use")
+            if model.id in names and (model.figures.leases or model.figures.waiting or model.state not in but):
+                raise ModelInUse(model.id, "is in use")
