@@ -99,15 +99,15 @@ class Terminal:
         """What the screen shows now."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
-    def wait_for(self, pattern: str, *, seconds: float = 20.0) -> str:
+    def wait_for(self, pattern: str, *, seconds: float = 60.0) -> str:
         """Read until the pattern stands on the screen; returns the text then. Fails after so many seconds."""
         return self._wait(lambda: self.text, pattern, seconds)
 
-    def wait_for_shown(self, pattern: str, *, seconds: float = 20.0) -> str:
+    def wait_for_shown(self, pattern: str, *, seconds: float = 60.0) -> str:
         """The same, where what has scrolled away or was cleared does not count."""
         return self._wait(lambda: self.shown, pattern, seconds)
 
-    def wait_until(self, condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
         """Read until something holds."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -33,6 +33,7 @@ from tools.agent_trials import AGENTS, Agent, LaunchedAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
 PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
+GRACE_SECONDS = 30.0  # to end when asked to
 KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
@@ -119,7 +120,11 @@ class Trial:
             printed, _ = process.communicate(timeout=within)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGTERM)
-            printed, _ = process.communicate(timeout=LIMIT_SECONDS)
+            try:
+                printed, _ = process.communicate(timeout=GRACE_SECONDS)
+            except subprocess.TimeoutExpired:  # opencode may go on with its tries all the same
+                os.killpg(process.pid, signal.SIGKILL)
+                printed, _ = process.communicate(timeout=GRACE_SECONDS)
             return Ended(code=process.returncode, printed=printed, by_us=True)
         return Ended(code=process.returncode, printed=printed)
 

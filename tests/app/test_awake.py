@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,13 +19,16 @@ threading.Event().wait()
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In place of macOS' own: it notes how it was called, and stays."""
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In place of macOS' own: it notes how it was called, and stays; what a test that fails leaves of it is ended."""
     path = tmp_path / "caffeinate"
     path.write_text(CAFFEINATE)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    return path
+    yield path
+    for child in children(path):
+        child.kill()
+        child.wait()
 
 
 def children(program: Path) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import pytest
@@ -13,10 +14,20 @@ from tests.fakes.echo_server import running_server
 HELLO = {"model": "echo", "messages": [{"role": "user", "content": "hello wörld"}]}
 
 
-def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
+async def all_pieces(client: ServerClient, statistics: AnswerStatistics | None = None) -> list[AnswerPiece]:
+    return [piece async for piece in answer_pieces(client, HELLO, statistics or AnswerStatistics())]
+
+
+async def one_piece(client: ServerClient, statistics: AnswerStatistics) -> AnswerPiece:
+    """The first one; then the answer is left."""
+    async with contextlib.aclosing(answer_pieces(client, HELLO, statistics)) as pieces:
+        return await anext(pieces)
+
+
+async def test_an_answer_comes_in_pieces_with_its_statistics() -> None:
     with running_server() as server:
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
-        pieces = list(answer_pieces(client, HELLO, statistics))
+        pieces = await all_pieces(client, statistics)
     assert pieces == [AnswerPiece("text", text) for text in ("you", " said:", " hello", " wörld")]
     assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (11, 4, 4)
     assert statistics.exact
@@ -40,49 +51,45 @@ def test_health_is_read_even_while_the_server_starts() -> None:
 @pytest.mark.parametrize(
     ("behaviour", "message"), [("refuse", "the prompt is too long"), ("fail", "the worker died; please try again")]
 )
-def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
+async def test_what_the_server_says_of_an_error_is_passed_on(behaviour: str, message: str) -> None:
     with running_server() as server:
         server.behaviour = behaviour
         with pytest.raises(ServerFailed, match=message):
-            list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
+            await all_pieces(ServerClient(url=server.url))
 
 
-def test_an_answer_without_an_end_is_an_error() -> None:
+async def test_an_answer_without_an_end_is_an_error() -> None:
     with running_server() as server:
         server.behaviour = "break"
         with pytest.raises(ServerFailed, match="broke off"):
-            list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
+            await all_pieces(ServerClient(url=server.url))
 
 
-def test_leaving_an_answer_early_closes_its_connection() -> None:
+async def test_leaving_an_answer_early_closes_its_connection() -> None:
     with running_server() as server:
         server.behaviour = "wait"
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
-        pieces = answer_pieces(client, HELLO, statistics)
-        assert next(pieces).text == "you"
-        pieces.close()
+        assert (await one_piece(client, statistics)).text == "you"
         assert server.client_left.wait(60)
     assert not statistics.exact
     assert statistics.completion_tokens == 1
 
 
-def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
+async def test_an_answer_that_is_left_early_has_the_counts_so_far_where_the_server_can_tell_them() -> None:
     with running_server() as server:
         server.behaviour = "wait"
         client, statistics = ServerClient(url=server.url), AnswerStatistics()
         client.model_ids()
-        pieces = answer_pieces(client, HELLO, statistics)
-        next(pieces)
-        pieces.close()
+        await one_piece(client, statistics)
     assert (statistics.exact, statistics.prompt_tokens, statistics.completion_tokens) == (True, 11, 1)
 
 
-def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
+async def test_only_holdfast_is_asked_for_counts_on_the_way_because_others_may_refuse_the_question() -> None:
     with running_server() as server:
         server.owner = "somebody else"
         client = ServerClient(url=server.url)
         client.model_ids()
-        list(answer_pieces(client, HELLO, AnswerStatistics()))
+        await all_pieces(client)
     assert server.requests[0]["stream_options"] == {"include_usage": True}
 
 
@@ -113,10 +120,10 @@ def test_speed_is_measured_after_the_first_token() -> None:
     assert AnswerStatistics(completion_tokens=1, first_token_seconds=1.0, total_seconds=1.0).tokens_per_second == 0.0
 
 
-def test_a_thought_comes_apart_and_each_call_whole() -> None:
+async def test_a_thought_comes_apart_and_each_call_whole() -> None:
     with running_server() as server:
         server.behaviour = "call"
-        pieces = list(answer_pieces(ServerClient(url=server.url), HELLO, AnswerStatistics()))
+        pieces = await all_pieces(ServerClient(url=server.url))
     assert pieces == [
         AnswerPiece("reasoning", "Let me "),
         AnswerPiece("reasoning", "see\x1b[31m."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,11 @@ def settings(model: Path, **further: object) -> EffectiveSettings:
     return load_settings(file=None, environ={}, flags={"model.path": str(model), "log.level": "warning", **further})
 
 
+async def read(client: ServerClient, body: dict[str, object], statistics: AnswerStatistics) -> None:
+    async for _ in answer_pieces(client, body, statistics):
+        pass
+
+
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -31,7 +37,7 @@ def test_it_serves_with_the_settings_of_the_chat_and_ends_with_it(tmp_path: Path
         assert client.model_ids() == ("my model",)
         statistics = AnswerStatistics()
         body = {"model": "my model", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
-        list(answer_pieces(client, body, statistics))
+        asyncio.run(read(client, body, statistics))
         assert statistics.completion_tokens == 3
         started = children() - before
         assert len(started) >= 2  # the server and its worker

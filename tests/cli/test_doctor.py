@@ -15,13 +15,14 @@ from tests.fakes.tiny_models import write_tiny
 
 def test_it_reports_machine_speed_and_layout(tmp_path: Path) -> None:
     write_tiny(tmp_path / "model", "qwen3")
-    done = holdfast("doctor", "model", "--json", cwd=tmp_path)
+    (tmp_path / "models.toml").write_text('[models.kelp]\npath = "model"\n')
+    done = holdfast("doctor", "kelp", "--models", "models.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["machine"]["usable_cores"] >= 1
     assert found["platform"]["mlx_version"]
     assert found["speed"]["in_use_gflops"] > 0
-    assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "model", [])
+    assert (found["model"]["layout"], found["model_name"], found["problems"]) == ("rows", "kelp", [])
     assert found["dialect"]["tools"] in ("template", "text", "none")
 
 

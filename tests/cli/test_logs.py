@@ -10,15 +10,17 @@ def test_the_last_lines_come_from_older_files_too(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     for age, first in ((0, 20), (1, 10), (2, 0)):
         log.with_name(log.name + (f".{age}" if age else "")).write_text("".join(f"{n}\n" for n in range(first, first + 10)))
-    assert list(_last_lines(log, 15)) == [str(n) for n in range(15, 30)]
-    assert list(_last_lines(log, 0)) == []
-    assert list(_last_lines(log, 100)) == [str(n) for n in range(30)]
+    for number, first in ((15, 15), (0, 30), (100, 0)):
+        with log.open() as file:
+            assert list(_last_lines(log, file, number)) == [str(n) for n in range(first, 30)]
 
 
 def test_following_goes_on_with_the_next_file_and_gives_whole_lines_only(tmp_path: Path) -> None:
     log = tmp_path / "server-1.log"
     log.write_text("old\n")
-    found = followed(log)
+    reader = log.open()
+    assert list(_last_lines(log, reader, 10)) == ["old"]
+    found = followed(log, reader)
     with log.open("a") as file:
         file.write("one\ntwo")
         file.flush()
@@ -35,3 +37,12 @@ def test_without_a_log_the_way_to_one_is_told(tmp_path: Path) -> None:
     refused = holdfast("logs", cwd=tmp_path, variables=variables)
     assert refused.returncode == 2
     assert "--log-file auto" in only_line(refused.stderr)
+
+
+def test_the_log_of_a_server_that_has_ended_is_found_by_its_port(tmp_path: Path) -> None:
+    (tmp_path / "holdfast" / "logs").mkdir(parents=True)
+    for port in (8321, 9000):
+        (tmp_path / "holdfast" / "logs" / f"server-{port}.log").write_text(f"of {port}\n")
+    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE")}
+    assert holdfast("logs", "8321", cwd=tmp_path, variables=variables).stdout == "of 8321\n"
+    assert holdfast("logs", "832", cwd=tmp_path, variables=variables).returncode == 2

@@ -117,6 +117,17 @@ def test_the_state_of_a_running_server_is_shown_beside() -> None:
     assert answer["models"][0]["name"] == DEMO_ID
 
 
+def test_a_server_that_does_not_tell_keeps_nobody_from_the_list() -> None:
+    shown = run("ls", "--url", "http://127.0.0.1:9")
+    assert DEMO_ID in shown.stdout
+    assert "what is loaded is not known: no answer from http://127.0.0.1:9" in shown.stderr
+
+
+def test_a_name_that_is_none_is_told_the_nearest(tmp_path: Path) -> None:
+    file = written(tmp_path, f"[models.first]\npath = '{demo_folder()}'\n")
+    assert "did you mean first?" in run("info", "frist", "--models", file, code=2).output
+
+
 def test_info_tells_what_fits_of_a_model_on_the_hub_without_fetching_it(hub: HubState, tmp_path: Path) -> None:
     found = json.loads(run("info", MODEL, "--json").stdout)
     assert found["place"] == "on the Hub, not fetched"
@@ -144,5 +155,7 @@ def test_only_models_of_the_hub_are_pulled_and_removed(hub: HubState, command: s
     assert "this is for models of the Hub only" in run(command, DEMO_ID, code=2).output
 
 
-def test_a_value_that_is_not_allowed_is_told(tmp_path: Path) -> None:
-    assert "--mode q5 is not allowed" in run("convert", DEMO_ID, str(tmp_path / "new"), "--mode", "q5", code=2).output
+def test_what_is_wrong_with_a_conversion_is_told_before_anything_is_fetched(hub: HubState, tmp_path: Path) -> None:
+    assert "--mode q5 is not allowed" in run("convert", MODEL, str(tmp_path / "new"), "--mode", "q5", code=2).output
+    assert "is there already" in run("convert", MODEL, str(tmp_path), code=2).output
+    assert not (tmp_path / "cache").exists()

@@ -59,6 +59,25 @@ def test_a_service_is_installed_renewed_looked_at_and_removed(tmp_path: Path, sy
     assert "no service is installed" in only_line(holdfast("service", "uninstall", cwd=tmp_path, variables=system).stderr)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
+def test_without_systemd_nothing_is_written_unless_it_is_not_to_be_started_and_can_be_removed(tmp_path: Path) -> None:
+    variables = {"PATH": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    refused = holdfast("service", "install", cwd=tmp_path, variables=variables)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "there is no systemctl on this machine" in only_line(refused.stderr)
+    assert holdfast("service", "install", "--no-start", cwd=tmp_path, variables=variables).returncode == 0
+    assert holdfast("service", "uninstall", cwd=tmp_path, variables=variables).returncode == 0
+    assert not list((tmp_path / "config").rglob("*.service"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux'")
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, system: dict[str, str]) -> None:
+    (tmp_path / "config").write_text("a file")
+    refused = holdfast("service", "install", "--no-start", cwd=tmp_path, variables=system)
+    assert refused.returncode == 2
+    assert "holdfast.service cannot be changed: Not a directory" in only_line(refused.stderr)
+
+
 def test_on_macos_it_is_an_agent_of_the_user(tmp_path: Path) -> None:
     system = service_system("darwin", {"HOME": str(tmp_path)})
     assert system.file == tmp_path / "Library" / "LaunchAgents" / "io.holdfast.server.plist"

@@ -88,3 +88,11 @@ def test_what_cannot_be_cleared_is_one_line(arguments: list[str], part: str, tmp
     refused = holdfast("state", "clear", *arguments, "--yes", cwd=tmp_path, variables=kept)
     assert refused.returncode == 2
     assert part in only_line(refused.stderr)
+
+
+def test_before_the_first_server_all_is_listed_as_empty_and_clearing_it_is_no_failure(tmp_path: Path) -> None:
+    variables = {f"XDG_{name}_HOME": str(tmp_path) for name in ("CACHE", "STATE", "CONFIG")} | {"HOLDFAST_STORE_FOLDER": "auto"}
+    found = listed(tmp_path, variables)
+    assert {each["bytes"] for each in found.values()} == {0}
+    assert found["store"]["bound"] == "a fifth of the volume"
+    assert holdfast("state", "clear", "--all", "--yes", cwd=tmp_path, variables=variables).returncode == 0

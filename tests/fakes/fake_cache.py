@@ -132,6 +132,9 @@ class FakeCache:
     def figures(self) -> CacheFigures:
         return CacheFigures(kept_tokens=BLOCK * len(self.blocks))
 
+    def offer_rest(self) -> None:
+        self._called("offer_rest")
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -66,6 +66,7 @@ class SteppedWorker:
         self.loop._send()
         self.loop._cache.flush()
         self.loop._sessions.close()
+        self.loop._cache.offer_rest()
         self.loop._cache.close()
         self.check()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +44,8 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
         behaviour = "dies-loading"
     if behaviour == "dies-loading":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "has-a-child":
+        subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # it has our standard error too
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)

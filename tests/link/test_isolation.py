@@ -81,3 +81,14 @@ def test_whoever_kills_is_refused_in_the_end_and_nobody_else(data: st.DataObject
             alive.remove(guilty)
             refused.add(guilty)
     assert refused == killers
+
+
+def test_when_one_of_those_that_never_had_a_token_is_found_the_others_are_believed_again() -> None:
+    """They may have waited in the queue all the time."""
+    isolation = Isolation()
+    queued = [f"queued {number}" for number in range(100)]
+    for _ in range(DEATHS_OF_ONE):
+        died(isolation, ["a", "guilty", *queued], grown=["a"])
+    assert isolation.next_of(["a", "guilty", *queued]) == "guilty"
+    assert died(isolation, ["guilty"]) == "guilty"
+    assert isolation.is_over

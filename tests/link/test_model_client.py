@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.model_client import ModelClient
-from holdfast.messages.commands import ControlAction, SequenceRequest
-from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, TokensGenerated
+from holdfast.messages.commands import ControlAction, ReadAhead, SequenceRequest
+from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
+from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionFailure
 from tests.fakes.fake_worker import a_request
 from tests.fakes.scripted_client import model_info
 
@@ -24,12 +26,18 @@ class WrittenLink:
         self.info = model_info()
         self.is_open = True
         self.sent: list[SequenceRequest] = []
+        self.commands: list[SessionCommand] = []
         self.steered: list[str] = []
 
     def submit(self, request: SequenceRequest) -> None:
         if not self.is_open:
             raise WorkerUnavailable("gone")
         self.sent.append(request)
+
+    def send_session(self, command: SessionCommand) -> None:
+        if not self.is_open:
+            raise WorkerUnavailable("gone")
+        self.commands.append(command)
 
     def steer(self, request_id: str, action: ControlAction) -> None:
         self.steered.append(f"{action} {request_id}")
@@ -209,6 +217,125 @@ async def test_a_reader_is_woken_by_what_another_worker_says(front: Front) -> No
     front.next_worker()
     front.tokens("a")
     assert await reader == Accepted(request_id="a")
+
+
+async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[SessionAnswer]:
+    """A command that has been handed over."""
+    command = SessionCommand(operation=operation, tenant="", call_id="c", session_id="s", new_session_id="t")
+    task = asyncio.create_task(front.client.ask_session(command))
+    await asyncio.sleep(0)
+    return task
+
+
+def answers(front: Front, failure: SessionFailure | None = None) -> None:
+    front.client.deliver([SessionAnswer(call_id="c", failure=failure, message="so it is" if failure else "")])
+
+
+async def test_a_command_that_comes_while_there_is_no_worker_waits_for_the_next_one(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    assert [each.call_id for each in front.next_worker().commands] == ["c"]
+    answers(front)
+    assert (await command).failure is None
+    assert front.next_worker().commands == []
+
+
+async def test_a_command_without_an_answer_is_sent_once_more_behind_the_requests(front: Front) -> None:
+    command = await asked(front, "close")
+    front.die()
+    front.submit("a")
+    second = front.next_worker()
+    assert (second.ids, len(second.commands)) == (["a"], 1)
+    answers(front)
+    assert (await command).message == ""
+
+
+@pytest.mark.parametrize(
+    ("operation", "failure", "is_told"),
+    [
+        ("close", SessionFailure.NOT_FOUND, True),
+        ("fork", SessionFailure.EXISTS, True),
+        ("fork", SessionFailure.NOT_FOUND, False),
+        ("get", SessionFailure.NOT_FOUND, False),
+    ],
+)
+async def test_it_is_told_where_the_first_worker_may_have_done_it(
+    front: Front, operation: OperationName, failure: SessionFailure, is_told: bool
+) -> None:
+    command = await asked(front, operation)
+    front.die()
+    front.next_worker()
+    answers(front, failure)
+    answer = await command
+    assert answer.failure is failure
+    assert ("may be this very command" in answer.message) is is_told
+
+
+async def test_a_failure_of_the_first_worker_is_told_as_it_is(front: Front) -> None:
+    command = await asked(front, "close")
+    answers(front, SessionFailure.NOT_FOUND)
+    assert (await command).message == "so it is"
+
+
+async def test_a_command_of_which_two_workers_died_is_not_sent_to_a_third_one(front: Front) -> None:
+    command = await asked(front, "import")
+    front.die()
+    front.next_worker()
+    front.die()
+    with pytest.raises(WorkerUnavailable, match="ended 2 times"):
+        await command
+    assert front.next_worker().commands == []
+
+
+async def test_a_command_waits_until_those_that_may_kill_have_run_alone(front: Front) -> None:
+    front.submit("a")
+    command = await asked(front)
+    front.die()
+    front.next_worker()
+    answers(front)
+    await command
+    front.die()
+    third = front.next_worker()
+    later = await asked(front)
+    assert (third.ids, third.commands) == (["a"], [])
+    front.tokens("a")
+    assert len(third.commands) == 1
+    answers(front)
+    await later
+
+
+async def test_when_no_worker_comes_commands_are_told_why(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    front.client.end_all("it cannot be started")
+    with pytest.raises(WorkerUnavailable, match="cannot be started"):
+        await command
+    front.client.close("the server is shutting down")
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await (await asked(front))
+
+
+async def test_who_asks_no_longer_has_nothing_sent(front: Front) -> None:
+    front.die()
+    command = await asked(front)
+    command.cancel()
+    await asyncio.wait([command])
+    assert front.next_worker().commands == []
+
+
+@pytest.mark.parametrize("event", [Rejected(request_id="b", kind="invalid", message="no"), finished("ahead")])
+async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(front: Front, event: Rejected | Finished) -> None:
+    """Else who kills workers would never be tried alone while others ask for what cannot be."""
+    front.submit("a")
+    front.die()
+    worker = front.next_worker()
+    front.submit("b")
+    front.client.submit(msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1)))
+    front.client.deliver([event])
+    front.die()
+    assert front.next_worker().ids == ["a"]
+    assert worker.ids == ["a", "b", "ahead"]
+    assert front.die() == ("a",)
 
 
 async def _next(stream: EventStream) -> RequestEvent:

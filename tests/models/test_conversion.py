@@ -32,3 +32,9 @@ def test_what_cannot_be_converted_leaves_nothing_and_says_why(tmp_path: Path) ->
 def test_a_folder_that_is_there_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there already"):
         convert_model(Conversion(source=str(demo_folder()), target=str(tmp_path)))
+
+
+def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"packed cannot be made: (File exists|Not a directory)"):
+        convert_model(Conversion(source=str(demo_folder()), target=str(tmp_path / "file" / "packed")))

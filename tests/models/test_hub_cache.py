@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.models.hub_cache import cached_model, cached_models, hub_cache_folder
+from holdfast.models.download import model_source
+from holdfast.models.hub_cache import cached_models, hub_cache_folder, local_folder
 
 
 def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, str]) -> None:
@@ -26,18 +27,22 @@ def cached(cache: Path, hub_id: str, commits: dict[str, float], refs: dict[str, 
 def test_of_a_model_the_main_branch_is_taken(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
     (model,) = cached_models(tmp_path)
-    assert (model.hub_id, model.revision, model.folder.name) == ("o/a", "main", "old")
-    assert cached_model(tmp_path, "o/a") == model
-    assert cached_model(tmp_path, "o/b") is None
+    assert (model.hub_id, model.folder.name) == ("o/a", "old")
+
+
+@pytest.mark.parametrize(
+    ("model", "found"), [("o/a", "old"), ("o/a@dev", "new"), ("o/a@new", "new"), ("o/a@v2", None), ("o/b", None)]
+)
+def test_the_files_of_a_model_are_those_of_the_wanted_revision(tmp_path: Path, model: str, found: str | None) -> None:
+    cached(tmp_path, "o/a", {"old": 1, "new": 2}, {"main": "old", "dev": "new"})
+    folder = local_folder(model_source(model), {"HF_HUB_CACHE": str(tmp_path)})
+    assert (None if folder is None else folder.name) == found
 
 
 def test_without_a_main_branch_what_was_fetched_last_is_taken(tmp_path: Path) -> None:
     cached(tmp_path, "o/a", {"c1": 1, "c2": 2}, {"v1": "c1", "refs/pr/2": "c2", "main": "gone"})
     cached(tmp_path, "o/b", {"c1": 1, "c2": 2}, {})
-    assert [(model.hub_id, model.revision, model.folder.name) for model in cached_models(tmp_path)] == [
-        ("o/a", "refs/pr/2", "c2"),
-        ("o/b", "c2", "c2"),
-    ]
+    assert [(model.hub_id, model.folder.name) for model in cached_models(tmp_path)] == [("o/a", "c2"), ("o/b", "c2")]
 
 
 def test_what_is_no_model_is_passed_over(tmp_path: Path) -> None:

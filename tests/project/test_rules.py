@@ -32,10 +32,13 @@ UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 EXEMPTION = re.compile(r"#\s*(ruff|flake8):\s*noqa|#\s*mypy:\s*ignore-errors|#\s*type:\s*ignore(?!\[)|#\s*noqa(?!:)")
 
 
-def comments(source: Source) -> Iterator[tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+def comments_with(pattern: re.Pattern[str]) -> Iterator[Source]:
+    """Where such a comment stands; files without such a text, which are most, need not be looked at closely (4 s)."""
+    for source in sources():
+        if pattern.search(source.text):
+            for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+                if token.type == tokenize.COMMENT and pattern.search(token.string):
+                    yield source
 
 
 def catches_all(handler: ast.ExceptHandler) -> bool:
@@ -71,18 +74,14 @@ def test_everything_is_caught_only_where_errors_end() -> None:
 
 
 def test_nothing_is_left_for_later_in_a_comment() -> None:
-    marked = [f"{source.name}:{line}" for source in sources() for line, text in comments(source) if UNFINISHED.search(text)]
-    assert marked == []
+    assert [source.name for source in comments_with(UNFINISHED)] == []
 
 
 def test_no_file_of_the_product_is_exempt_from_a_rule() -> None:
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     patterns = [*ruff["lint"].get("per-file-ignores", {}), *ruff.get("extend-exclude", []), *ruff.get("exclude", [])]
     assert [pattern for pattern in patterns if not pattern.startswith(("tests/", "bench/tests/", "tools/"))] == []
-    exempt = [
-        f"{source.name}:{line}" for source in product_sources() for line, text in comments(source) if EXEMPTION.search(text)
-    ]
-    assert exempt == []
+    assert [source.name for source in comments_with(EXEMPTION) if source in product_sources()] == []
 
 
 def test_mypy_leaves_out_no_module_of_the_product() -> None:

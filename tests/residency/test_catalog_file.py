@@ -104,7 +104,10 @@ def test_entries_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ('id = "o/n"\nsampling = 1', "sampling = 1 is not allowed"),
         ('id = "o/n"\ntemplate = "x"', "template = x is not allowed"),
         ('id = "o/n"\ntemplate = { tools = 1 }', "template.tools is what each request brings itself"),
+        ('id = "o/n"\ntemplate = { date = 2026-01-01 }', "template.date = 2026-01-01 is not allowed"),
         ('id = "o/n"\ndraft = 1', "draft = 1 is not allowed"),
+        ('path = "~nobody-has-this-name/kelp"', "there is no model folder"),
+        (f'path = "{"x" * 300}"', "cannot be looked into: File name too long"),
     ],
 )
 def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(tmp_path: Path, table: str, words: str) -> None:
@@ -125,11 +128,18 @@ def test_a_wrong_entry_is_left_out_with_its_reason_and_the_others_stay(tmp_path:
         ("models = 3\n", "write each model as [models.NAME]"),
         ("[models]\na = 3\n", "write [models.a]"),
         ("[models.'']\nid = 'o/n'\n", "a name is a text"),
+        ("[models.kelp2.5-7b]\nid = 'o/n'\n", '5-7b is no key; a name with a dot in it stands in quotes: [models."kelp2.5-7b"]'),
     ],
 )
 def test_a_file_that_is_wrong_as_a_whole_stops_nothing_either(tmp_path: Path, text: str, words: str) -> None:
     assert words in reason(tmp_path, text)
     assert read(tmp_path, text).entries == ()
+
+
+def test_a_file_that_is_no_text_stops_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_bytes("[models.a]\nid = 'o/n'\n".encode("utf-16"))
+    assert "the file is not TOML" in read_catalog_file(file, Settings()).left_out[0].reason
 
 
 def test_of_two_equal_aliases_the_second_entry_is_left_out(tmp_path: Path) -> None:

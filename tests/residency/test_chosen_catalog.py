@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import CatalogSettings, ModelSettings, Settings
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.models.demo import DEMO_ID
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.chosen_catalog import catalog_of
@@ -81,3 +81,38 @@ def test_a_file_of_which_nothing_can_be_served_leaves_the_bundled_model(tmp_path
 def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         chosen(file=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("broken", r"model broken of .*models\.toml cannot be served: unknown key contxt; did you mean context\?"),
+        ("codr", r"there is no model folder codr; .*; did you mean coder\?"),
+        ("quite-another", r"models\.toml: unknown key contxt"),
+    ],
+)
+def test_a_name_that_cannot_be_served_is_told_with_what_the_file_says(tmp_path: Path, model: str, words: str) -> None:
+    file = written(tmp_path, "[models.coder]\nid = 'o/a'\n[models.broken]\nid = 'o/b'\ncontxt = 1\n")
+    with pytest.raises(ModelLoadError, match=words):
+        chosen(model, file=file)
+
+
+def test_a_model_of_a_watched_folder_is_named_as_it_is_listed(tmp_path: Path) -> None:
+    folder = tmp_path / "watched" / "o" / "kelp"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"")
+    settings = Settings(
+        model=ModelSettings(path="o/kelp"), catalog=CatalogSettings(folders=(str(tmp_path / "watched"),), hub_cache=False)
+    )
+    (entry,) = catalog_of(settings, {}).entries
+    assert (entry.name, entry.model.path) == ("o/kelp", str(folder))
+
+
+def test_a_user_without_a_home_is_served_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(user: object) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert names(catalog_of(Settings(), {})) == [DEMO_ID]

@@ -8,6 +8,7 @@ import pytest
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.residency.crash_reports import (
     MOST_REPORTS,
+    MOST_REQUESTS,
     CrashReport,
     RequestAtCrash,
     last_report,
@@ -45,7 +46,7 @@ def test_reports_are_bounded_in_number_and_in_what_they_tell(tmp_path: Path) -> 
         write_report(str(tmp_path), a_report(pid))
     assert len(list(tmp_path.iterdir())) == MOST_REPORTS
     crowded = a_report(requests=100)
-    assert (len(crowded.requests), crowded.more_requests) == (20, 80)
+    assert (len(crowded.requests), crowded.more_requests) == (MOST_REQUESTS, 100 - MOST_REQUESTS)
 
 
 def test_a_damaged_report_hides_none_before_it(tmp_path: Path) -> None:

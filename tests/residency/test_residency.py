@@ -17,7 +17,9 @@ from holdfast.errors import ModelLoadError, QueueFull, UnknownModel, WorkerUnava
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Accepted, Finished, FinishReason, Started, TokensGenerated
 from holdfast.messages.prompt_keys import STEP_TOKENS
+from holdfast.messages.sessions import SessionCommand, SessionFailure
 from holdfast.residency.crash_reports import CrashReport
+from holdfast.residency.supervisor import WorkerSupervisor
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_models import OneModel
 from tests.fakes.fake_worker import SETTINGS, a_request, fake_settings
@@ -94,6 +96,18 @@ async def test_a_dead_worker_is_replaced_at_once_and_its_streams_go_on() -> None
             assert end.resumptions == 3
         assert made.statuses()[0].restarts == {"died": 3, "hung": 0}
         assert made.statuses()[0].resumed == 9
+
+
+async def test_a_session_command_that_a_dead_worker_had_is_answered_by_the_next_one() -> None:
+    async with residency() as made:
+        client = await made.client("m")
+        pid = made.statuses()[0].pid
+        psutil.Process(pid).suspend()
+        asked = asyncio.create_task(client.ask_session(SessionCommand(operation="list", tenant="")))
+        await asyncio.sleep(0)
+        await kill(made)
+        assert (await asked).failure is SessionFailure.OFF  # this one keeps nothing
+        assert made.statuses()[0].pid != pid
 
 
 async def test_when_no_worker_comes_up_again_all_streams_end_with_one_clear_error(
@@ -239,3 +253,51 @@ async def test_sockets_that_cannot_be_had_for_a_moment_do_not_end_the_supervisio
         second = await made.client("m")
         assert failures == []
         assert isinstance([event async for event in second.submit(a_request())][-1], Finished)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), ValueError("a fault of ours")])
+async def test_what_goes_wrong_beside_a_restart_leaves_nobody_waiting(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(folder: str, report: CrashReport) -> None:
+        raise error
+
+    monkeypatch.setattr("holdfast.residency.supervisor.write_report", fails)
+    async with residency() as made:
+        stream = (await made.client("m")).submit(a_request(max_tokens=20_000))
+        await begun([stream])
+        await kill(made)
+        *_, end = await collected(stream)
+        assert isinstance(end, Finished)
+        assert end.reason is (FinishReason.LENGTH if isinstance(error, RuntimeError) else FinishReason.FAILED)
+        assert ("not looked after any more (ValueError" in end.error) is isinstance(error, ValueError)
+        assert str(error) in caplog.text
+
+
+async def test_who_waits_for_a_first_load_is_told_when_the_server_stops() -> None:
+    made = OneModel(fake_settings("hangs"))
+    await made.start()
+    waiting = asyncio.create_task(made.load("m"))
+    await asyncio.sleep(0)
+    await made.stop()
+    with pytest.raises(WorkerUnavailable, match="shutting down"):
+        await waiting
+
+
+async def test_who_waits_for_a_process_to_be_launched_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins = asyncio.Event()
+
+    async def never(supervisor: WorkerSupervisor) -> None:
+        begins.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(WorkerSupervisor, "start", never)
+    made = OneModel(fake_settings())
+    starting = asyncio.create_task(made.start())
+    await begins.wait()
+    waiting = asyncio.create_task(made.client("m"))
+    await asyncio.sleep(0)
+    await made.stop()
+    for task in (starting, waiting):
+        await asyncio.wait([task])
+    assert isinstance(waiting.exception(), WorkerUnavailable)

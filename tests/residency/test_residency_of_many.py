@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import psutil
@@ -290,6 +291,37 @@ async def test_memory_is_a_limit_too_and_kv_memory_is_shared_out() -> None:
         assert [made.shares[name].parts for name in "ab"] == [2, 1]
         assert made.shares["b"].taken_bytes > 0
         assert made.shares["b"].promised_bytes > 0
+
+
+@pytest.mark.parametrize(("max_loaded", "parts"), [(None, [2, 2, 2, 1]), (4, [4, 3, 2, 1]), (2, [2, 1])])
+async def test_each_has_its_part_of_the_kv_memory_that_is_left(max_loaded: int | None, parts: list[int]) -> None:
+    async with models(catalog_over(*"abcd"), replace(TWO, max_loaded=max_loaded)) as made:
+        for name in "abcd"[: len(parts)]:
+            await made.load(name)
+        assert [made.shares[name].parts for name in "abcd"[: len(parts)]] == parts
+    together = replace(TWO, max_loaded=max_loaded)
+    async with models(catalog_over(*"abcd", at_start="ab"), together) as made:
+        await made.wait_ready()
+        assert {made.shares[name].parts for name in "ab"} <= {parts[0], parts[1], parts[1] + 1}
+
+
+async def test_it_is_told_that_a_model_keeps_the_memory_that_it_was_given_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with models(catalog_over("a")) as made:
+        await made.load("a")
+        with caplog.at_level(logging.INFO, logger="holdfast.residency"):
+            await made.take_catalog(catalog_over("a", "b"))
+        assert "model a keeps the memory that it was given as the only one" in caplog.text
+
+
+async def test_who_waits_for_an_unload_is_not_left_waiting_when_the_server_stops() -> None:
+    made = FakeModels(catalog_over("a", "b"))
+    await made.start()
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(made.lease("a"))
+        unloading = asyncio.create_task(made.unload("a"))
+        await until(made, a="stopping")
+        await made.stop()
+        await unloading
 
 
 async def test_a_pinned_model_that_fails_does_not_stop_the_server_but_a_named_one_does() -> None:

@@ -141,3 +141,14 @@ async def test_a_worker_ends_when_the_link_is_cut() -> None:
 @pytest.mark.parametrize(("code", "words"), [(0, "exit code 0"), (-9, "signal SIGKILL"), (-99, "signal 99")])
 def test_an_exit_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+async def test_a_process_that_the_worker_has_left_behind_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.residency.worker_process.LOG_SECONDS", 0.05)
+    async with serving("has-a-child") as (process, _):
+        worker = psutil.Process(process.pid)
+        (child,) = worker.children()
+        worker.kill()
+        assert await process.wait_death() == -signal.SIGKILL
+        assert child.is_running()
+        child.kill()

@@ -38,7 +38,7 @@ def test_before_anything_is_learned_the_guesses_are_usable() -> None:
 def test_the_first_observation_replaces_the_guess() -> None:
     model = CostModel(mixes_chunks=True, min_chunk_tokens=32)
     model.learn(chunk(0, 0, 512), 51.2)
-    assert model.prompt_token_seconds == pytest.approx(0.1)
+    assert model.prompt_token_seconds_at(256) == pytest.approx(0.1)
 
 
 def test_decode_steps_and_prompt_tokens_are_told_apart() -> None:

@@ -15,6 +15,8 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import QueueFull
 from holdfast.messages.requests import Priority, ServiceClass
 from holdfast.scheduler.decision import SequenceCosts
+from holdfast.scheduler.fairness import FairShare
+from holdfast.scheduler.sequence import ScheduledSequence
 from tests.fakes.step_worker import StepWorker
 
 COSTS = SequenceCosts(kv_bytes_per_token=1, fixed_bytes_per_sequence=0, reserve_step_tokens=16)
@@ -221,3 +223,22 @@ def test_with_memory_enough_nobody_waits_while_another_has_two_more(flows: list[
         running = Counter(served.service.flow for served in run.live.values() if served.runs)
         for waiting in {served.service.flow for served in run.live.values() if not served.runs}:
             assert max(running.values()) <= running[waiting] + 1
+
+
+def test_of_flows_that_are_gone_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.scheduler.fairness._MOST_TURNS", 10)
+    share = FairShare(aging_seconds=1.0)
+
+    def sequence(flow: str) -> ScheduledSequence:
+        return ScheduledSequence(
+            request_id=flow, order=1, prompt_tokens=1, max_tokens=1, submitted_after_step=0, service=of(flow)
+        )
+
+    for flow in "ab":
+        share.join(sequence(flow))
+    for number in range(100):
+        passing = sequence(str(number))
+        share.join(passing)
+        share.forget(passing)
+        assert len(share._turns) <= 11
+    assert {"a", "b"} <= share._turns.keys()

@@ -227,6 +227,16 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     run.run_to_end()
 
 
+def test_an_answer_that_another_worker_has_begun_finds_a_full_queue_open() -> None:
+    run = StepWorker(settings=SchedulerSettings(max_running=1, max_queued=1))
+    for name in "ab":
+        run.submit(name, prompt_tokens=10, max_tokens=5)
+    with pytest.raises(QueueFull):
+        run.scheduler.submit("c", prompt_tokens=10, max_tokens=5)
+    run.scheduler.submit("c", prompt_tokens=10, max_tokens=5, drawn_tokens=2)
+    assert run.scheduler.statistics().queued == 3
+
+
 def test_a_burst_at_rest_may_fill_the_running_places_and_the_queue() -> None:
     run = StepWorker(settings=SchedulerSettings(max_running=2, max_queued=1))
     for name in "abc":

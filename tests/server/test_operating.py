@@ -12,8 +12,10 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+from typer.testing import CliRunner, Result
 
-from tests.fakes.command_line import holdfast, only_line
+from holdfast.cli.main import app
+from tests.fakes.command_line import only_line
 from tests.fakes.server_process import LIMIT_SECONDS, ServerProcess, until
 
 SETTINGS = '[log]\nlevel = "{level}"\nfile = "auto"\n[server]\nshutdown_seconds = 60\n[store]\nfolder = "{store}"\n'
@@ -25,6 +27,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CACHE", "STATE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
     monkeypatch.delenv("HOLDFAST_STORE_FOLDER")
+    monkeypatch.chdir(tmp_path)
     write_settings(tmp_path, level="info")
     return tmp_path
 
@@ -43,6 +46,10 @@ def start(folders: Path, model_folder: Path) -> ServerProcess:
     server = ServerProcess(*arguments, start_new_session=True)
     server.wait_ready()
     return server
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 def write_settings(folders: Path, *, level: str) -> None:
@@ -73,7 +80,7 @@ def text_of(chunks: Iterator[openai.types.Completion]) -> tuple[str, str | None]
 
 
 def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerProcess, folders: Path) -> None:
-    (seen,) = json.loads(holdfast("ps", "--json", cwd=folders).stdout)
+    (seen,) = json.loads(command("ps", "--json").stdout)
     assert (seen["pid"], seen["url"], seen["state"]) == (started.process.pid, started.url, "ok")
     (model,) = seen["models"]
     assert (model["id"], model["state"], model["pid"]) == ("demo", "ready", started.model()["pid"])
@@ -84,16 +91,16 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
     until(lambda: "this worker's level of the log is debug" in started.log(), "its worker is told as well")
     stream = streamed(started, session="s", tokens=300)
     next(stream)
-    stopping = holdfast("stop", str(started.process.pid), cwd=folders)
-    assert stopping.returncode == 0, stopping.stderr
+    stopping = command("stop", str(started.process.pid))
+    assert stopping.exit_code == 0, stopping.stderr
     assert stopping.stdout.splitlines()[-1] == f"{started.url} has ended"
     assert text_of(stream)[1] == "length"
     assert started.process.wait(LIMIT_SECONDS) == 0
-    logged = holdfast("logs", "-n", "1000", cwd=folders).stdout
+    logged = command("logs", "-n", "1000").stdout
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO .*ready in .* at http://127", logged)
     assert "POST /v1/completions 200 demo" in logged
-    assert holdfast("ps", cwd=folders).stdout == "no server of yours runs on this machine\n"
-    assert "no server of yours" in only_line(holdfast("stop", cwd=folders).stderr)
+    assert command("ps").stdout == "no server of yours runs on this machine\n"
+    assert "no server of yours" in only_line(command("stop").stderr)
 
 
 def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_sessions(
@@ -113,7 +120,7 @@ def test_a_signal_to_the_whole_group_cuts_no_stream_and_a_restart_resumes_the_se
     again = start(folders, model_folder)
     try:
         client = openai.OpenAI(base_url=f"{again.url}/v1", api_key="none", max_retries=0)
-        sessions = json.loads(holdfast("sessions", "ls", "--url", again.url, "--json", cwd=folders).stdout)
+        sessions = json.loads(command("sessions", "ls", "--json").stdout)
         kept = {session["id"]: session["disk_tokens"] for session in sessions}
         assert kept.keys() == streams.keys()
         assert min(kept.values()) >= 200

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from holdfast.messages.sessions import SessionFailure
+from holdfast.store.block import BlockKey
 from tests.fakes.caching_worker import CachingWorker, greedy
 from tests.fakes.session_worker import answer, ask, info, prompt, serve, worker
 
@@ -161,3 +163,24 @@ def test_a_request_that_was_preempted_counts_once() -> None:
     assert after is not None
     assert after.sessions[0].requests == 3
     assert answer(inbox, "a").failure in (None, SessionFailure.NOT_FOUND)
+
+
+def test_what_is_forgotten_is_gone_before_the_record_that_tells_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies in between leaves a session that the next one is told to forget again."""
+    subject, done = worker(folder=tmp_path), list[str]()
+    store = subject.store
+    assert store is not None
+    remove, remove_record = store.remove, store.remove_record
+
+    def removing(keys: Iterable[BlockKey]) -> None:
+        done.append("blocks")
+        remove(keys)
+
+    def removing_record(name: str) -> None:
+        done.append("record")
+        remove_record(name)
+
+    monkeypatch.setattr(store, "remove", removing)
+    monkeypatch.setattr(store, "remove_record", removing_record)
+    serve(subject, greedy("1", prompt("first"), session_id="s"), ask("close", "c", forget=True))
+    assert (done[0], done[-1]) == ("blocks", "record")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.messages.sessions import SessionCommand
+from holdfast.store.budget import StoreLimits
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.stepped_worker import SteppedWorker, make_blocks_small
 
@@ -90,3 +92,43 @@ def test_who_could_not_be_taken_in_leaves_nothing_live_when_it_is_read_anew(name
     finish(subject)
     assert not failures
     subject.check_answer("turn")
+
+
+def test_a_state_that_was_moved_leaves_once_when_what_follows_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = SteppedWorker("llama")
+    subject.send(greedy("first", random_prompt(33), max_tokens=0))
+    finish(subject)
+    hold_apart, failures = subject.worker.scheduler.hold_apart, [RuntimeError("the scheduler fails")]
+
+    def fails_once(request_id: str, held_tokens: int) -> None:
+        if failures:
+            raise failures.pop()
+        hold_apart(request_id, held_tokens)
+
+    monkeypatch.setattr(subject.worker.scheduler, "hold_apart", fails_once)
+    subject.send(greedy("turn", random_prompt(33) + random_prompt(5, "b")))
+    finish(subject)
+    assert not failures
+    subject.check_answer("turn")
+    assert not [record for record in caplog.records if "could not be given up" in record.message]
+    subject.end()
+
+
+def test_what_the_store_had_no_room_for_is_written_down_before_the_worker_ends(tmp_path: Path) -> None:
+    subject = SteppedWorker("llama", folder=tmp_path, limits=StoreLimits(queue_blocks=1))
+    assert subject.worker.store is not None
+    is_free = threading.Event()
+
+    def stand_still() -> None:
+        is_free.wait()
+
+    subject.worker.store._mailbox.send(stand_still)
+    subject.send(greedy("first", random_prompt(200), max_tokens=0))
+    finish(subject)
+    is_free.set()
+    subject.end()
+    again = SteppedWorker("llama", folder=tmp_path)
+    assert again.worker.index.figures().kept_tokens == 200
+    again.end()

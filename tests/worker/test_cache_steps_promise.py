@@ -15,7 +15,7 @@ from tests.fakes.fake_engine import RAISES_ONCE, expected_tokens
 from tests.fakes.looped_worker import make_loop, request
 from tests.fakes.script_inbox import ScriptInbox, cancel
 
-METHODS = ["lookup", "advance", "prefix", "policy", "insert", "forget", "gone", "forget_unsound", "tend"]
+METHODS = ["lookup", "advance", "prefix", "policy", "insert", "forget", "gone", "forget_unsound", "tend", "offer_rest"]
 SHARED = tuple(range(1, 30))
 
 

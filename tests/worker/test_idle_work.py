@@ -171,3 +171,13 @@ def test_a_shutdown_ends_what_waits_and_what_runs() -> None:
     worker.step()
     worker.end()
     assert {worker.inbox.finished(name).reason for name in ("one", "two")} == {FinishReason.CANCELLED}
+
+
+def test_what_gives_way_counts_among_those_that_wait() -> None:
+    names = [f"ahead{number}" for number in range(MOST_WAITING)]
+    worker = begun(*names)
+    worker.step()
+    worker.send(ahead("newest", PROMPT + random_prompt(600, "newest")))  # while another one is being read
+    worker.send(greedy("stranger", random_prompt(20, "stranger")))
+    worker.run_to_end()
+    assert [name for name in names if worker.inbox.finished(name).reason is FinishReason.CANCELLED] == names[:1]

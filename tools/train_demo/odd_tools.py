@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import words
-from wide_words import NOUNS, VERBS, code, english, is_allowed, noun, verb, wide_phrase, wide_value, wide_word
+from wide_words import code, english, is_allowed, noun, verb, wide_phrase, wide_value, wide_word
 
 Value = str | int | float | bool | list[str]
 
@@ -263,8 +263,3 @@ def family(rng: Random, most: int) -> list[OddTool]:
             acts.add((tool.verb, tool.noun))
             tools.setdefault(tool.name, tool)
     return list(tools.values())
-
-
-def usual_names() -> set[str]:
-    """The words that names are made of (for tests)."""
-    return {*VERBS, *NOUNS}

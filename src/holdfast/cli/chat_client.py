@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -39,16 +39,18 @@ class AnswerPiece(NamedTuple):
     call: dict[str, Any] | None = None  # of the kind call
 
 
-def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics) -> Iterator[AnswerPiece]:
+async def answer_pieces(
+    server: ServerClient, body: dict[str, Any], statistics: AnswerStatistics
+) -> AsyncGenerator[AnswerPiece, None]:
     """The pieces of one answer, in OpenAI's form; `statistics` is filled in on the way. Raises ServerFailed.
 
-    Closing the iterator early stops the answer.
+    Cancelling the task that reads them stops the answer.
     """
     began = time.monotonic()
     options = {"include_usage": True} | ({"continuous_usage_stats": True} if server.is_holdfast else {})  # others may refuse it
     request = {**body, "stream": True, "stream_options": options}
-    with server.lines("/v1/chat/completions", request) as lines:
-        for piece in _pieces(lines, statistics):
+    async with server.lines("/v1/chat/completions", request) as lines:
+        async for piece in _pieces(lines, statistics):
             now = time.monotonic() - began
             statistics.first_token_seconds = statistics.first_token_seconds or now
             statistics.total_seconds = now
@@ -57,9 +59,9 @@ def answer_pieces(server: ServerClient, body: dict[str, Any], statistics: Answer
         raise ServerFailed("the answer broke off: the server closed the connection before its end")
 
 
-def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[AnswerPiece]:
+async def _pieces(lines: AsyncIterator[str], statistics: AnswerStatistics) -> AsyncIterator[AnswerPiece]:
     open_call: dict[str, Any] = {}
-    for line in lines:
+    async for line in lines:
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
             continue
@@ -82,7 +84,8 @@ def _pieces(lines: Iterator[str], statistics: AnswerStatistics) -> Iterator[Answ
                     open_call = {}
                 open_call = _extended(open_call, part)
             statistics.completion_tokens += 0 if statistics.exact else len(said) + bool(calls)
-            yield from said
+            for piece in said:
+                yield piece
 
 
 def _texts(delta: dict[str, Any]) -> Iterator[AnswerPiece]:

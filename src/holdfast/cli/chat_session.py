@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import difflib
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.chat_answer_view import AnswerView
@@ -95,24 +96,29 @@ class ChatSession:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self._model, "messages": system + self._messages}
         body |= {name: value for name, value in self.options.items() if value is not None}
-        statistics, view, stopped = AnswerStatistics(), AnswerView(self._console, interactive=self._interactive), False
-        with _one_interrupt() as ignore_interrupts:
+        statistics, view = AnswerStatistics(), AnswerView(self._console, interactive=self._interactive)
+        try:
+            stopped = asyncio.run(self._shown(body, statistics, view))
+        except ServerFailed as error:
+            self._messages.pop()
+            if view.has_shown:
+                self._console.print()
+            complain(str(error))
+            return False
+        self._end_answer(view, statistics, stopped=stopped)
+        return True
+
+    async def _shown(self, body: dict[str, Any], statistics: AnswerStatistics, view: AnswerView) -> bool:
+        """Show an answer as it comes. Returns whether a person has stopped it. Raises ServerFailed."""
+        with _interruptible() if self._interactive else contextlib.nullcontext():  # a pipe ends with Ctrl-C
             try:
-                for piece in answer_pieces(self._client, body, statistics):
+                async for piece in answer_pieces(self._client, body, statistics):
                     view.show(piece)
-            except ServerFailed as error:
-                self._messages.pop()
-                if view.has_shown:
-                    self._console.print()
-                complain(str(error))
-                return False
-            except KeyboardInterrupt:
+            except asyncio.CancelledError:
                 if not self._interactive:
                     raise
-                stopped = True
-            ignore_interrupts()
-            self._end_answer(view, statistics, stopped=stopped)
-        return True
+                return True
+        return False
 
     def _end_answer(self, view: AnswerView, statistics: AnswerStatistics, *, stopped: bool) -> None:
         """End the answer on the screen, and put what was said into the conversation."""
@@ -151,26 +157,25 @@ class ChatSession:
 
 
 @contextlib.contextmanager
-def _one_interrupt() -> Iterator[Callable[[], None]]:
-    """Ctrl-C while an answer comes: the first one stops it; more of them change nothing until it is kept.
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C cancels the task that runs here: at one of its own waits, where all that it holds is given back.
 
-    Gives a function to be called when there is nothing left to be stopped.
+    More of them change nothing.
     """
-    listens, before = True, None
-
-    def ignore() -> None:
-        nonlocal listens
-        listens = False
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    presses = 0
 
     def interrupt(number: int, frame: object) -> None:
-        if listens:
-            ignore()
-            raise KeyboardInterrupt
+        nonlocal presses
+        presses += 1
+        if presses == 1 and task is not None:
+            loop.call_soon_threadsafe(task.cancel)
 
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGINT, interrupt)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield ignore
+        yield
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)

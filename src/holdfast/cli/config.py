@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.output import new_table, print_json, print_table
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings, all_specs, shown_value, value_of
 
@@ -18,7 +18,7 @@ def config(
 ) -> None:
     """Show the settings in force and where each one came from. Takes the same flags as `serve`."""
     if as_json:
-        typer.echo(json.dumps(_rows(effective), indent=2, ensure_ascii=False))
+        print_json(_rows(effective))
     else:
         _print_table(effective)
 
@@ -33,14 +33,10 @@ def _rows(effective: EffectiveSettings) -> dict[str, dict[str, Any]]:
 
 
 def _print_table(effective: EffectiveSettings) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
+    table = new_table("setting", "value", "from")
     for key, origin in effective.origins.items():
         style = "dim" if origin == "default" else ""
         table.add_row(Text(key), Text(shown_value(effective.settings, key)), Text(origin), style=style)
-    Console().print(table)
+    print_table(table)

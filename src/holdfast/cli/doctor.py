@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain
+from holdfast.cli.output import Json
 from holdfast.cli.settings_command import settings_command
 from holdfast.config import EffectiveSettings
 
@@ -24,10 +25,7 @@ _LINES_SHOWN = 12  # of a dead worker's log; its report has more
 
 
 @settings_command
-def doctor(
-    effective: EffectiveSettings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def doctor(effective: EffectiveSettings, as_json: Json = False) -> None:
     """Report on machine, MLX, BLAS and memory, measure their speed, and say how MODEL would be run and what to install."""
     import msgspec
 
@@ -35,10 +33,14 @@ def doctor(
     from holdfast.cli.diagnosis import diagnose
     from holdfast.cli.progress import load_progress
     from holdfast.models.download import check_present
+    from holdfast.residency.chosen_catalog import catalog_of
 
-    check_present(effective.settings.model)  # a name that was mistyped is told before anything is measured
+    model = effective.settings.model
+    if model.path:  # also a name of models.toml
+        model = catalog_of(effective.settings, os.environ).entries[0].model
+    check_present(model)  # a name that was mistyped is told before anything is measured
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:  # MLX compiles into it
-        found = diagnose(effective.settings.model, progress=progress)
+        found = diagnose(model, progress=progress)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
 
-from holdfast.cli.server_command import server_command
+from holdfast.cli.server_command import WHERE, server_command
 
 if TYPE_CHECKING:
     from holdfast.cli.server_client import ServerClient
 
+_command = partial(server_command, options=WHERE)
 ModelName: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="Its id or alias, as `holdfast models ls` shows it.")]
 
 
-@server_command
+@_command
 def load(
     server: ServerClient,
     name: ModelName,
@@ -25,12 +27,18 @@ def load(
     typer.echo(f"{name} is {_done(server, name, 'pin' if pin else 'load')}{', and stays loaded' if pin else ''}")
 
 
-@server_command
-def unload(server: ServerClient, name: ModelName) -> None:
+@_command
+def unload(
+    server: ServerClient,
+    name: ModelName,
+    unpin: Annotated[bool, typer.Option("--unpin", help="Also one that is pinned, which it is no longer then.")] = False,
+) -> None:
     """Have a server let a model go when its answers are done. What it has read stays on disk."""
+    if unpin:
+        _done(server, name, "pin", json={"pinned": False})
     typer.echo(f"{name} is {_done(server, name, 'unload')}")
 
 
-def _done(server: ServerClient, name: str, what: str) -> str:
+def _done(server: ServerClient, name: str, what: str, **request: Any) -> str:
     """The state in which the model is then. Raises ServerFailed."""
-    return str(server.call("POST", f"/admin/models/{quote(name)}/{what}")["state"])
+    return str(server.call("POST", f"/admin/models/{quote(name)}/{what}", **request)["state"])

@@ -9,15 +9,15 @@ from typing import Any
 
 import typer
 
+from holdfast.cli.output import print_rows
 from holdfast.cli.sizes import size_text
-from holdfast.engine.sequence_size import SequenceSize, sequence_size_of
+from holdfast.engine.sequence_size import sequence_size_of
 from holdfast.errors import ModelLoadError
 from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
-from holdfast.models.demo import demo_folder
 from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import ModelSource
 from holdfast.models.fit import Choice, Need, choice_for
-from holdfast.models.hub_cache import cached_model, hub_cache_folder
+from holdfast.models.hub_cache import local_folder
 from holdfast.models.loadable import check_loadable
 from holdfast.models.stored_size import StoredSize, size_of_folder, size_on_hub
 
@@ -33,7 +33,6 @@ class ModelFit:
     name: str
     place: str
     stored: StoredSize
-    sequence: SequenceSize
     context_tokens: int
     here: Need  # in the form in which this machine computes
     usable_bytes: int  # of this machine, now
@@ -69,7 +68,7 @@ class ModelFit:
 
 def fit_of(source: ModelSource) -> ModelFit:
     """Look at headers and config.json of a model, here or on the Hub. Raises ModelLoadError."""
-    folder = _folder_of(source)
+    folder = _whole_folder(source)
     stored = size_on_hub(source) if folder is None else size_of_folder(folder)
     sequence = sequence_size_of(stored.config)
     context = known_context_tokens(stored.config) or UNKNOWN_CONTEXT_TOKENS
@@ -90,7 +89,6 @@ def fit_of(source: ModelSource) -> ModelFit:
         name=source.name,
         place="on the Hub, not fetched" if folder is None else str(folder),
         stored=stored,
-        sequence=sequence,
         context_tokens=context,
         here=here,
         usable_bytes=usable,
@@ -100,20 +98,16 @@ def fit_of(source: ModelSource) -> ModelFit:
     )
 
 
-def _folder_of(source: ModelSource) -> Path | None:
+def _whole_folder(source: ModelSource) -> Path | None:
     """Where the model is on this machine, whole; None where it has to be asked for on the Hub."""
-    if source.kind == "bundled":
-        return demo_folder(source.name)
-    if source.kind == "folder":
-        return Path(source.name)
-    cached = cached_model(hub_cache_folder(os.environ), source.name)
-    if cached is None or (source.revision and source.revision != cached.revision):
-        return None
+    folder = local_folder(source, os.environ)
+    if folder is None or source.kind != "hub":
+        return folder
     try:
-        check_loadable(cached.folder)
+        check_loadable(folder)
     except ModelLoadError:
         return None
-    return cached.folder
+    return folder
 
 
 def print_fit(info: ModelFit) -> None:
@@ -131,8 +125,7 @@ def print_fit(info: ModelFit) -> None:
         ("this machine", f"{size_text(info.usable_bytes)} to use of {size_text(info.memory.total_bytes)}"),
         ("", f"it fits; room for agents: {agents}" if info.fits else "it does not fit"),
     ]
-    for name, text in rows:
-        typer.echo(f"{name:<12}  {text}")
+    print_rows(rows)
     typer.echo("")
     typer.echo("On a machine with a GPU that shares this memory:")
     for choice in info.choices:

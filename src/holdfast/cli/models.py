@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from holdfast.cli.errors import plain_errors
+from holdfast.cli.errors import complain, plain_errors
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.cli.server_command import ApiKey, Url, address_of
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.config import LogSettings, ModelSettings, Settings, default_file, load_settings
@@ -31,7 +31,6 @@ Name: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id 
 AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")]
 ModelsFile: TypeAlias = Annotated[Path | None, typer.Option("--models", metavar="FILE", help="File of models; else models.toml.")]
 Revision: TypeAlias = Annotated[str, typer.Option("--revision", help="Branch, tag or commit on the Hub; else the main branch.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TrustCode: TypeAlias = Annotated[
     bool, typer.Option("--trust-remote-code", help="Python files of the model may be fetched and run.")
 ]
@@ -43,13 +42,15 @@ def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey
     with plain_errors():
         settings = _settings(models_file)
         catalog = _catalog(settings)
-        server, served = next(iter(_running(url, api_key).items()), (None, None))
+        server, served = _first_running(url, api_key)
         rows = [_row(entry, served) for entry in catalog.entries]
         left_out = [{"name": each.name, "reason": each.reason, "origin": each.origin} for each in catalog.left_out]
         if as_json:
-            typer.echo(json.dumps({"server": server, "models": rows, "left_out": left_out}, indent=2, ensure_ascii=False))
+            print_json({"server": server, "models": rows, "left_out": left_out})
             return
         _print_table(rows, is_running=served is not None)
+        if server is not None:
+            typer.echo(f"state: in the server at {server}")
         for each in left_out:
             typer.echo(f"left out: {each['name']} ({each['origin']}): {each['reason']}")
 
@@ -78,7 +79,7 @@ def pull(model: Name, revision: Revision = "", models_file: ModelsFile = None, t
 @models.command("rm")
 def remove(
     model: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     models_file: ModelsFile = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -107,7 +108,7 @@ def info(model: AnyModel, revision: Revision = "", models_file: ModelsFile = Non
     with plain_errors():
         found = fit_of(_any_source(model, revision, _settings(models_file)))
         if as_json:
-            typer.echo(json.dumps(found.as_json(), indent=2))
+            print_json(found.as_json())
         else:
             print_fit(found)
 
@@ -127,27 +128,29 @@ def convert(
     trust_remote_code: TrustCode = False,
 ) -> None:
     """Convert a model to MLX's format, quantized or not, and check that the result loads and runs."""
+    from msgspec import structs
+
     from holdfast.cli.progress import load_progress
-    from holdfast.models.conversion import Conversion, convert_model
+    from holdfast.models.conversion import Conversion, checked_target, convert_model
     from holdfast.models.download import resolve_model
 
     with plain_errors():
         source = _any_source(model, revision, _settings(models_file))
         wanted = ModelSettings(path=source.name, revision=source.revision, trust_remote_code=trust_remote_code)
+        conversion = Conversion(
+            source="",
+            target=str(checked_target(folder)),  # before anything is fetched
+            bits=bits,
+            group_size=group_size,
+            mode=_mode(mode),
+            dtype=_dtype(dtype),
+            trust_remote_code=trust_remote_code,
+        )
         with load_progress(LogSettings()) as progress:
             place = resolve_model(wanted, progress=progress)
+            progress("converting", 0.0)
+            size = convert_model(structs.replace(conversion, source=str(place)))
             progress("ready", 1.0)
-        size = convert_model(
-            Conversion(
-                source=str(place),
-                target=str(folder),
-                bits=bits,
-                group_size=group_size,
-                mode=_mode(mode),
-                dtype=_dtype(dtype),
-                trust_remote_code=trust_remote_code,
-            )
-        )
         typer.echo(f"{folder}: {size_text(size)} of weights; it loads and runs. To serve it: holdfast serve {folder}")
 
 
@@ -182,9 +185,8 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The place of a model that is named by Hub id, folder or name. Raises ModelLoadError."""
     from holdfast.models.download import model_source
 
-    if (entry := _catalog(settings).find(model)) is not None:
-        return model_source(entry.model.path, revision=revision or entry.model.revision)
-    return model_source(model, revision=revision)
+    entry = _catalog(settings).find(model) or _catalog(replace(settings, model=replace(settings.model, path=model))).entries[0]
+    return model_source(entry.model.path, revision=revision or entry.model.revision)
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
@@ -208,19 +210,29 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
     """
     from holdfast.app.running_servers import running_servers
     from holdfast.cli.server_choice import client_of
-    from holdfast.cli.server_client import ServerClient
 
-    address = address_of(url, api_key)
     if url is None:
-        clients = [client_of(server, api_key=address.api_key) for server in running_servers(os.environ)]
+        key = _settings(None).server.api_key if api_key is None else api_key
+        clients = [client_of(server, api_key=key) for server in running_servers(os.environ)]
     else:
-        clients = [ServerClient(url=address.url, api_key=address.api_key, certificate=address.certificate)]
+        clients = [address_of(url, api_key).client()]
     served = {}
     for client in clients:
         with client:
             listed = client.call("GET", "/v1/models", timeout=_ANSWER_SECONDS).get("data", ())
             served[client.url] = {str(card["id"]): card for card in listed if card.get("owned_by") == "holdfast"}
     return served
+
+
+def _first_running(url: str | None, api_key: str | None) -> tuple[str | None, dict[str, Any] | None]:
+    """The first of these servers and what it lists; none where one refuses to tell, which is complained of."""
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        return next(iter(_running(url, api_key).items()), (None, None))
+    except ServerFailed as error:
+        complain(f"what is loaded is not known: {error}")
+        return None, None
 
 
 def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
@@ -233,7 +245,10 @@ def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    folder = _folder_of(entry)
+    from holdfast.models.download import model_source
+    from holdfast.models.hub_cache import local_folder
+
+    folder = local_folder(model_source(entry.model.path, revision=entry.model.revision), os.environ)
     return {
         "name": entry.name,
         "state": None if served is None else served.get(entry.name, {}).get("state"),
@@ -254,19 +269,6 @@ def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) ->
     }
 
 
-def _folder_of(entry: CatalogEntry) -> Path | None:
-    """Where its files are; None for a model of the Hub that was not fetched."""
-    from holdfast.models.demo import demo_folder
-    from holdfast.models.download import model_source
-    from holdfast.models.hub_cache import cached_model, hub_cache_folder
-
-    source = model_source(entry.model.path, revision=entry.model.revision)
-    if source.kind != "hub":
-        return demo_folder(source.name) if source.kind == "bundled" else Path(source.name)
-    cached = cached_model(hub_cache_folder(os.environ), source.name)
-    return None if cached is None else cached.folder
-
-
 def _weights(folder: Path) -> Iterator[int]:
     from holdfast.models.model_folder import WEIGHT_FILES
 
@@ -278,18 +280,13 @@ def _weights(folder: Path) -> Iterator[int]:
 
 
 def _print_table(rows: list[dict[str, Any]], *, is_running: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", *(["state"] if is_running else []), "weights", "aliases", "notes", "from"):
-        table.add_column(column, overflow="fold", justify="right" if column == "weights" else "left")
+    table = new_table("name", *(["state"] if is_running else []), "weights", "aliases", "notes", "from", right=("weights",))
     for row in rows:
         size = "not fetched" if row["folder"] is None else size_text(row["weight_bytes"])
         state = [row["state"] or "not served"] if is_running else []
         origin = row["origin"] or ("comes with Holdfast" if row["name"] == row["model"] else "")
         table.add_row(row["name"], *state, size, ", ".join(row["aliases"]), _notes(row), origin)
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)
 
 
 def _notes(row: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ def who_has_the_port(taken: AddressInUse) -> str:
     served = ", ".join(models) or "nothing yet"
     return (
         f"port {taken.port} on {taken.host} is taken by Holdfast itself: it serves {served} at {taken.url} "
-        f"already (talk with it: holdfast chat --url {taken.url}). Stop that one with Ctrl-C where it runs, {way_out}"
+        f"already (talk with it: holdfast chat --url {taken.url}). Stop that one (holdfast stop {taken.port}), {way_out}"
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from holdfast.cli.server_choice import client_of
+from holdfast.cli.output import Json, new_table, print_json, print_table
+from holdfast.cli.server_choice import health_of
 from holdfast.cli.sizes import size_text
 
 _ASK_SECONDS = 5.0
@@ -42,13 +42,13 @@ class ServerAtWork:
     models: tuple[ServedModel, ...]
 
 
-def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def ps(as_json: Json = False) -> None:
     """List your servers on this machine: where they listen, their models, what runs and waits, and the memory they take."""
     from holdfast.app.running_servers import running_servers
 
     servers = [_looked_at(server) for server in running_servers(os.environ)]
     if as_json:
-        typer.echo(json.dumps([asdict(server) for server in servers], indent=2))
+        print_json([asdict(server) for server in servers])
     elif servers:
         _show(servers)
     else:
@@ -56,13 +56,7 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fa
 
 
 def _looked_at(server: Any) -> ServerAtWork:
-    from holdfast.cli.server_client import ServerFailed
-
-    try:
-        with client_of(server) as client:
-            health = client.call("GET", "/health", timeout=_ASK_SECONDS)
-    except ServerFailed:
-        health = {"status": "does not answer"}
+    health = health_of(server, seconds=_ASK_SECONDS) or {"status": "does not answer"}
     return ServerAtWork(
         pid=server.pid,
         url=server.url,
@@ -97,14 +91,8 @@ def _resident(pid: int) -> int:
 
 
 def _show(servers: Sequence[ServerAtWork]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("pid", "where", "up", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("running", "queued", "memory"):
-        table.add_column(column, justify="right", no_wrap=True)
+    numbers = ("running", "queued", "memory")
+    table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
         counts = [sum(getattr(model, name) for model in server.models) for name in ("running", "queued")]
         up = duration_text(server.up_seconds)
@@ -113,7 +101,7 @@ def _show(servers: Sequence[ServerAtWork]) -> None:
             memory = size_text(model.memory_bytes) if model.memory_bytes else ""
             pid = "" if model.pid is None else str(model.pid)
             table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory)
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
 
 
 def duration_text(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -43,3 +43,14 @@ def client_of(server: RunningServer, *, api_key: str = "") -> ServerClient:
     from holdfast.cli.server_client import ServerClient
 
     return ServerClient(url=server.url, api_key=api_key, use_proxies=False, certificate=server.certificate, any_name=True)
+
+
+def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any] | None:
+    """A server's account of itself; None where it gives none in that time."""
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        with client_of(server) as client:
+            return client.call("GET", "/health", timeout=seconds)
+    except ServerFailed:
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ class ServerClient:
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         trust = _trust(certificate, any_name=any_name) if self.url.startswith("https:") else True
         try:
-            self._http = httpx.Client(
+            self._options = dict[str, Any](
                 base_url=self.url, headers=sent, params=query, timeout=timeout, trust_env=use_proxies, verify=trust
             )
+            self._http = httpx.Client(**self._options)
         except (httpx.InvalidURL, ValueError) as error:
             raise ServerFailed(f"{url} is no URL: {error}") from None
 
@@ -83,14 +84,17 @@ class ServerClient:
             raise self._refused(response.status_code, response.text)
         return content
 
-    @contextlib.contextmanager
-    def lines(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
-        """The lines of an answer that is streamed, as they come. Raises ServerFailed."""
+    @contextlib.asynccontextmanager
+    async def lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
+        """The lines of an answer that is streamed, as they come. Raises ServerFailed.
+
+        On a loop, whose tasks can be cancelled: an exception of a signal's handler can leave an HTTP client's locks taken.
+        """
         try:
-            with self._http.stream("POST", path, json=body) as response:
+            async with httpx.AsyncClient(**self._options) as http, http.stream("POST", path, json=body) as response:
                 if response.is_error:
-                    raise ServerFailed(error_text(response.read().decode(errors="replace")))
-                yield response.iter_lines()
+                    raise ServerFailed(error_text((await response.aread()).decode(errors="replace")))
+                yield response.aiter_lines()
         except httpx.HTTPError as error:
             raise ServerFailed(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,11 +14,15 @@ from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
 from holdfast.cli.signatures import option, own_parameters, with_parameters
 from holdfast.config import default_file, load_settings
 
+if TYPE_CHECKING:
+    from holdfast.app.running_servers import RunningServer
+    from holdfast.cli.server_client import ServerClient
+
 _PANEL = "Server"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 Url: TypeAlias = Annotated[
-    str | None, typer.Option("--url", rich_help_panel=_PANEL, help="The server; else where the settings would start it.")
+    str | None, typer.Option("--url", rich_help_panel=_PANEL, help="The server; else that of the settings, or your only one.")
 ]
 ApiKey: TypeAlias = Annotated[
     str | None, typer.Option("--api-key", rich_help_panel=_PANEL, help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.")
@@ -30,28 +34,26 @@ Tenant: TypeAlias = Annotated[
     str | None, typer.Option("--tenant", metavar="NAME", rich_help_panel=_PANEL, help="As in the header X-Holdfast-Tenant.")
 ]
 Salt: TypeAlias = Annotated[str | None, typer.Option("--cache-salt", rich_help_panel=_PANEL, help="As the requests' cache_salt.")]
-_OPTIONS = {"url": Url, "api_key": ApiKey, "model": Model, "tenant": Tenant, "cache_salt": Salt}
+WHERE = {"url": Url, "api_key": ApiKey}
+WHERE_AND_WHOSE = {**WHERE, "model": Model, "tenant": Tenant, "cache_salt": Salt}
 
 
-def server_command(command: Callable[..., None]) -> Callable[..., None]:
+def server_command(command: Callable[..., None], *, options: Mapping[str, Any] = WHERE_AND_WHOSE) -> Callable[..., None]:
     """Give a command `(server, **own options)` the options that name the server, and plain errors."""
     del command.__annotations__["server"]  # so that its type, which brings a web client along, is imported when it runs
     own = own_parameters(command)
-    added = [option(name, annotation) for name, annotation in _OPTIONS.items()]
+    added = [option(name, annotation) for name, annotation in options.items()]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        from holdfast.cli.server_client import ServerClient
         from holdfast.http.server.extensions import TENANT_HEADER
 
-        named = {name: given.pop(name) for name in _OPTIONS}
+        named = {name: given.pop(name) for name in options}
         with plain_errors():
             address = address_of(named["url"], named["api_key"])
-            headers = {} if named["tenant"] is None else {TENANT_HEADER: named["tenant"]}
-            query = {name: named[name] for name in ("model", "cache_salt") if named[name] is not None}
-            with ServerClient(
-                url=address.url, api_key=address.api_key, certificate=address.certificate, headers=headers, query=query
-            ) as server:
+            headers = {} if named.get("tenant") is None else {TENANT_HEADER: named["tenant"]}
+            query = {name: named[name] for name in ("model", "cache_salt") if named.get(name) is not None}
+            with address.client(headers=headers, query=query) as server:
                 try:
                     command(server, **given)
                 except OSError as error:
@@ -68,17 +70,42 @@ class ServerAddress:
     url: str
     api_key: str
     certificate: str  # file of the one that is trusted beside the system's; empty: none
+    is_ours: bool = False  # one of this user's, on this machine: whatever name stands in its certificate
+
+    def client(self, **options: Any) -> ServerClient:
+        """A client for it. Raises ServerFailed."""
+        from holdfast.cli.server_client import ServerClient
+
+        trust = {"certificate": self.certificate, "use_proxies": not self.is_ours, "any_name": self.is_ours}
+        return ServerClient(url=self.url, api_key=self.api_key, **trust, **options)  # type: ignore[arg-type]
 
 
 def address_of(url: str | None, api_key: str | None) -> ServerAddress:
-    """The server's address: what is given, else where the settings would start it."""
-    settings = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server
+    """The server's address: what is given, else where the settings would start it.
+
+    Where they name no port, a server of this user that has another one will do. Raises NoSuchServer for several.
+    """
+    effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={})
+    settings = effective.settings.server
+    key = settings.api_key if api_key is None else api_key
+    if not url and effective.origins["server.port"] == "default" and (running := _running(settings.port)):
+        return ServerAddress(url=running.url, api_key=key, certificate=running.certificate, is_ours=True)
     host = _WILDCARDS.get(settings.host, settings.host)
     return ServerAddress(
-        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}",
-        api_key=settings.api_key if api_key is None else api_key,
-        certificate=settings.tls_cert,
+        url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}", api_key=key, certificate=settings.tls_cert
     )
+
+
+def _running(port: int) -> RunningServer | None:
+    """This user's server with that port, or else the only one; None where none runs. Raises NoSuchServer for several."""
+    from holdfast.app.running_servers import running_servers
+    from holdfast.cli.server_choice import NoSuchServer
+
+    running = running_servers(os.environ)
+    found = [server for server in running if server.port == port] or running
+    if len(found) > 1:
+        raise NoSuchServer(f"several servers run: {', '.join(server.url for server in found)}; say which one by --url")
+    return next(iter(found), None)
 
 
 def with_scheme(url: str) -> str:

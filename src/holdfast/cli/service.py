@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -51,7 +52,7 @@ class ServiceSystem:
 
 def service_system(platform: str, environ: Mapping[str, str]) -> ServiceSystem:
     """The system that runs services here. Raises ServiceFailed where there is none that is known."""
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
     if platform == "darwin":
         domain = f"gui/{os.getuid()}"
         file = home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
@@ -89,11 +90,14 @@ def install(effective: EffectiveSettings, print_only: PrintOnly = False, no_star
             typer.echo(content.decode(), nl=False)
             return
         is_renewed = system.file.exists()
+        if not no_start:
+            _require(system)
         if is_renewed and not no_start:
             _run_all(system.stop, may_fail=True)
-        system.file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(system.file) as file:
-            file.write(content)
+        with _failures_of(system):
+            system.file.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(system.file) as file:
+                file.write(content)
         typer.echo(f"wrote {system.file}")
         for name in _SECRETS:
             if os.environ.get(name):
@@ -110,9 +114,13 @@ def uninstall() -> None:
         system = service_system(sys.platform, os.environ)
         if not system.file.exists():
             raise ServiceFailed(f"no service is installed: there is no {system.file}")
-        _run_all(system.stop, may_fail=True)
-        system.file.unlink()
-        _run_all(system.forget, may_fail=True)
+        is_there = shutil.which(system.status[0]) is not None  # else nothing can run it
+        if is_there:
+            _run_all(system.stop, may_fail=True)
+        with _failures_of(system):
+            system.file.unlink()
+        if is_there:
+            _run_all(system.forget, may_fail=True)
     typer.echo(f"removed {system.file}")
 
 
@@ -124,6 +132,7 @@ def status() -> None:
         if not system.file.exists():
             typer.echo(f"not installed: there is no {system.file}")
             raise typer.Exit(FAILED)
+        _require(system)
         done = _run(system.status)
     runs = done.returncode == 0
     typer.echo(f"installed as {system.file}")
@@ -170,9 +179,20 @@ def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> No
             raise ServiceFailed(f"the file is written, but `{' '.join(command)}` failed: {_said(done)}")
 
 
+def _require(system: ServiceSystem) -> None:
+    if shutil.which(system.status[0]) is None:
+        raise ServiceFailed(f"there is no {system.status[0]} on this machine, which would run the service")
+
+
+@contextlib.contextmanager
+def _failures_of(system: ServiceSystem) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ServiceFailed(f"{system.file} cannot be changed: {error.strerror or error}") from None
+
+
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    if shutil.which(command[0]) is None:
-        raise ServiceFailed(f"there is no {command[0]} on this machine, which would run the service")
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 
+from holdfast.cli.output import Json, new_table, print_json, print_table
 from holdfast.cli.server_command import server_command
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.errors import ConfigError
@@ -26,7 +26,6 @@ _NEVER = "never"
 sessions = typer.Typer(help="Show, pin, fork, close and carry sessions of a running server.", no_args_is_help=True)
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]
 Ttl: TypeAlias = Annotated[
     str | None,
@@ -40,7 +39,7 @@ def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the last used first."""
     found = _ask(server, "list")["data"]
     if as_json:
-        _print_json(found)
+        print_json(found)
     elif found:
         _print_table(found)
     else:
@@ -160,7 +159,7 @@ def _ttl(text: str | None) -> dict[str, Any]:
 
 def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     if as_json:
-        _print_json(session)
+        print_json(session)
         return
     rows = [
         ("session", session["id"]),
@@ -181,15 +180,8 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
 
 
 def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("session", overflow="fold")
-    for column in ("tokens", "kept", "in RAM", "hot", "size", "requests"):
-        table.add_column(column, justify="right")
-    table.add_column("last used")
-    table.add_column("pinned")
+    numbers = ("tokens", "kept", "in RAM", "hot", "size", "requests")
+    table = new_table("session", *numbers, "last used", "pinned", right=numbers)
     for session in found:
         counts = [f"{session[name]:,}" for name in ("tokens", "kept_tokens", "ram_tokens", "live_tokens")]
         table.add_row(
@@ -200,7 +192,7 @@ def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
             _time(session["last_used_at"]),
             _pinned(session),
         )
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)
 
 
 def _pinned(session: Mapping[str, Any]) -> str:
@@ -211,7 +203,3 @@ def _pinned(session: Mapping[str, Any]) -> str:
 
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

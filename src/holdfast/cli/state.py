@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.errors import complain, plain_errors
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_table
 from holdfast.cli.sizes import size_text
-from holdfast.cli.store import Config, Json
+from holdfast.cli.store import Config
 from holdfast.config import default_file, load_settings
 from holdfast.errors import HoldfastError
 
@@ -36,7 +36,7 @@ def list_state(config: Config = None, as_json: Json = False) -> None:
             {"name": kind.name, "what": kind.what, "path": str(kind.place), "bytes": size, "bound": kind.bound}
             for kind, size in rows
         ]
-        typer.echo(json.dumps(listed, indent=2, ensure_ascii=False))
+        print_json(listed)
     else:
         _show(rows)
 
@@ -46,7 +46,7 @@ def clear(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="What to delete, as `ls` names it.")] = None,
     all_kinds: Annotated[bool, typer.Option("--all", help="Everything but API keys.")] = False,
     config: Config = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete what is kept. What a running server uses is refused."""
     kinds = _kinds(config)
@@ -56,6 +56,8 @@ def clear(
         typer.echo(f"{kind.name:<10} {size_text(kind.size_bytes()):>10}  {kind.place}")
     if not yes:
         typer.confirm("Delete this?", abort=True)
+        with plain_errors():  # once more: a server may have been started meanwhile
+            _refuse_used(chosen)
     for kind in chosen:
         assert kind.clear is not None, "those that cannot be cleared are not chosen"
         try:
@@ -82,8 +84,6 @@ def _kinds(config: object) -> tuple[StateKind, ...]:
 
 def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool) -> list[StateKind]:
     """The kinds that are to be deleted. Raises StateInUse when one of them cannot be."""
-    from holdfast.app.running_servers import running_servers
-
     known = {kind.name: kind for kind in kinds}
     if unknown := [name for name in names if name not in known]:
         raise StateInUse(f"nothing that is kept is called {unknown[0]}; there are: {', '.join(known)}")
@@ -93,25 +93,25 @@ def _chosen(kinds: Sequence[StateKind], names: Sequence[str], *, all_kinds: bool
     for kind in chosen:
         if kind.clear is None:
             raise StateInUse(f"{kind.name} are not deleted here: {kind.hint}")
-        for server in running_servers(os.environ):
-            if kind.is_used_by(server):
-                raise StateInUse(f"{kind.name} is in use by the server at {server.url}; end it first: holdfast stop {server.pid}")
+    _refuse_used(chosen)
     return chosen
 
 
-def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _refuse_used(chosen: Sequence[StateKind]) -> None:
+    from holdfast.app.running_servers import running_servers
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("at most")
-    table.add_column("where", overflow="fold")
+    for server in running_servers(os.environ):
+        for kind in chosen:
+            if kind.is_used_by(server):
+                raise StateInUse(f"{kind.name} is in use by the server at {server.url}; end it first: holdfast stop {server.pid}")
+
+
+def _show(rows: Sequence[tuple[StateKind, int]]) -> None:
+    table = new_table("name", "size", "at most", "where", right=("size",))
     home = os.path.expanduser("~") + os.sep
     for kind, size in rows:
         place = str(kind.place)
         table.add_row(
             kind.name, size_text(size), kind.bound, f"~/{place.removeprefix(home)}" if place.startswith(home) else place
         )
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)

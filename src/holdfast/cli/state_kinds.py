@@ -12,12 +12,13 @@ from holdfast.app.running_servers import RunningServer
 from holdfast.cli.sizes import size_text
 from holdfast.config import Settings
 from holdfast.key_file import key_file_of
+from holdfast.residency.compiled_code import MOST_KINDS
 from holdfast.residency.crash_reports import MOST_REPORTS
-from holdfast.store.answers import clear_answers
+from holdfast.store.answers import MOST_BYTES, clear_answers
 from holdfast.store.inspect import clear_store, summarize_store
 from holdfast.store.response_database import clear_responses
 from holdfast.store.settings import chosen_folder, store_limits
-from holdfast.user_folders import caches_folder, crash_reports_folder, logs_folder
+from holdfast.user_folders import caches_folder, state_folder
 
 UsedBy = Callable[[RunningServer], bool]
 
@@ -30,7 +31,7 @@ class StateKind:
     what: str
     place: Path
     bound: str
-    clear: Callable[[], None] | None
+    clear: Callable[[], object] | None
     is_used_by: UsedBy = lambda server: True
     without: tuple[str, ...] = ()  # folders in it that are a kind of their own
     hint: str = ""
@@ -42,40 +43,14 @@ class StateKind:
 
 def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKind, ...]:
     """All that is kept with these settings. Raises RuntimeError for a user without a home."""
-    caches, log = caches_folder(environ), settings.log
-    logs, crashes = logs_folder(environ), Path(crash_reports_folder(environ))
+    caches, state, log = caches_folder(environ), state_folder(environ), settings.log
     keys = key_file_of(settings.server.keys_file, environ)
+    of_log = f"{size_text(log.file_bytes * (log.old_files + 1))} for each port"
     kinds = [
-        StateKind(
-            name="logs",
-            what="logs of servers that write files",
-            place=logs,
-            bound=f"{size_text(log.file_bytes * (log.old_files + 1))} for each port",
-            clear=lambda: _remove(logs),
-            is_used_by=lambda server: bool(server.log_file) and Path(server.log_file).parent == logs,
-        ),
-        StateKind(
-            name="crashes",
-            what="reports of workers that died",
-            place=crashes,
-            bound=f"the latest {MOST_REPORTS}",
-            clear=lambda: _remove(crashes),
-            is_used_by=lambda server: False,
-        ),
-        StateKind(
-            name="compiled",
-            what="code that MLX has compiled",
-            place=caches / "compiled",
-            bound="of 4 kinds of machines and systems",
-            clear=lambda: _remove(caches / "compiled"),
-        ),
-        StateKind(
-            name="hashes",
-            what="hashes of model files",
-            place=caches / "hashes",
-            bound="one for each file",
-            clear=lambda: _remove(caches / "hashes"),
-        ),
+        _folder(state / "logs", "logs of servers that write files", of_log, _logs_into(state / "logs")),
+        _folder(state / "crashes", "reports of workers that died", f"the latest {MOST_REPORTS}", lambda server: False),
+        _folder(caches / "compiled", "code that MLX has compiled", f"of {MOST_KINDS} kinds of machines and systems"),
+        _folder(caches / "hashes", "hashes of model files", "one for each file"),
     ]
     if keys is not None:
         kinds.append(
@@ -93,18 +68,30 @@ def state_kinds(settings: Settings, environ: Mapping[str, str]) -> tuple[StateKi
     return tuple(kinds)
 
 
+def _folder(place: Path, what: str, bound: str, is_used_by: UsedBy = lambda server: True) -> StateKind:
+    """What has a folder of its own, and its name."""
+    return StateKind(name=place.name, what=what, place=place, bound=bound, clear=lambda: _remove(place), is_used_by=is_used_by)
+
+
+def _logs_into(folder: Path) -> UsedBy:
+    return lambda server: bool(server.log_file) and Path(server.log_file).parent == folder
+
+
 def _of_the_store(folder: Path, settings: Settings) -> list[StateKind]:
     def uses(server: RunningServer) -> bool:
         return server.store_folder == str(folder)
 
-    allowed = summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes
+    is_there = (folder / "blocks").is_dir()  # before the first server there is none
+    allowed = (
+        summarize_store(folder, limits=store_limits(settings.store)).allowed_bytes if is_there else settings.store.disk_bytes
+    )
     return [
         StateKind(
             name="store",
             what="what models have read, and sessions; with it go responses and answers",
             place=folder,
-            bound=size_text(allowed),
-            clear=lambda: _ignored(clear_store(folder)),
+            bound="a fifth of the volume" if allowed is None else size_text(allowed),
+            clear=lambda: clear_store(folder) if is_there else None,
             is_used_by=uses,
             without=("responses", "answers"),
         ),
@@ -120,15 +107,11 @@ def _of_the_store(folder: Path, settings: Settings) -> list[StateKind]:
             name="answers",
             what="answers as they were generated",
             place=folder / "answers",
-            bound=size_text(32 << 20),
+            bound=size_text(MOST_BYTES),
             clear=lambda: clear_answers(folder),
             is_used_by=uses,
         ),
     ]
-
-
-def _ignored(report: object) -> None:
-    pass
 
 
 def _remove(folder: Path) -> None:

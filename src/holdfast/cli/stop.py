@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.errors import plain_errors
-from holdfast.cli.server_choice import Server, chosen_server, client_of
+from holdfast.cli.server_choice import NoSuchServer, Server, chosen_server, health_of
 from holdfast.cli.sizes import count_text
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def stop(
     from holdfast.app.running_servers import running_servers
 
     with plain_errors():
+        if all_servers and server is not None:
+            raise NoSuchServer(f"either {server} or --all")
         chosen = running_servers(os.environ) if all_servers else [chosen_server(server)]
     for each in chosen:
         _signal(each)
@@ -45,14 +47,15 @@ def _signal(server: RunningServer) -> None:
 
 
 def _wait(server: RunningServer, *, now: bool) -> None:
-    said = ""
+    said = 0
     while _lives(server):
-        waits_for = _running(server)
-        if waits_for and waits_for != said:
-            typer.echo(f"{server.url} ends; it waits for {waits_for}")
-            said = waits_for
-        if now and waits_for:
+        requests = _requests(server)
+        if requests and now:
             _signal(server)
+            now = False  # once: one that comes when they have been cut off would also end what writes down what was read
+        elif requests and requests != said:
+            typer.echo(f"{server.url} ends; it waits for {count_text(requests, 'request')}")
+            said = requests
         time.sleep(_LOOK_SECONDS)
     typer.echo(f"{server.url} has ended")
 
@@ -64,17 +67,7 @@ def _lives(server: RunningServer) -> bool:
     return server in running_servers(os.environ)
 
 
-def _running(server: RunningServer) -> str:
-    """What it still has to do, in words; empty when that is not known or nothing."""
-    from holdfast.cli.server_client import ServerFailed
-
-    try:
-        with client_of(server) as client:
-            health = client.call("GET", "/health", timeout=_ASK_SECONDS)
-    except ServerFailed:
-        return ""
-    models = health.get("models", ())
-    number = sum(int(model.get("running", 0)) + int(model.get("queued", 0)) for model in models)
-    if health.get("status") != "stopping" or not number:
-        return ""
-    return count_text(number, "answer")
+def _requests(server: RunningServer) -> int:
+    """How many it still answers before it ends; 0 also where that is not known."""
+    health = health_of(server, seconds=_ASK_SECONDS) or {}
+    return sum(int(model["leases"]) for model in health["models"]) if health.get("status") == "stopping" else 0

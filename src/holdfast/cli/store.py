@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 from holdfast.cli.errors import BAD_INPUT, complain, plain_errors
+from holdfast.cli.output import Json, Yes, new_table, print_json, print_rows, print_table
 from holdfast.cli.sizes import count_text, size_text
 from holdfast.config import StoreSettings, default_file, load_settings
 from holdfast.errors import ConfigError
@@ -29,7 +29,6 @@ Folder: TypeAlias = Annotated[
     Path | None, typer.Option("--store", metavar="FOLDER", help="The store; else that of the settings.")
 ]
 Config: TypeAlias = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file; else ./holdfast.toml.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @store.command("ls")
@@ -40,7 +39,7 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
     with _plain_failures():
         models = list_store(Path(_settings(folder, config).folder))
     if as_json:
-        _print_json([dataclasses.asdict(model) for model in models])
+        print_json([dataclasses.asdict(model) for model in models])
     elif models:
         _print_models(models)
     else:
@@ -57,9 +56,9 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
         settings = _settings(folder, config)
         summary = summarize_store(Path(settings.folder), limits=store_limits(settings))
     if as_json:
-        _print_json(dataclasses.asdict(summary))
+        print_json(dataclasses.asdict(summary))
     else:
-        _print_rows(_summary_rows(summary))
+        print_rows(_summary_rows(summary))
 
 
 @store.command("verify")
@@ -71,7 +70,7 @@ def verify(folder: Folder = None, config: Config = None, as_json: Json = False) 
         report = verify_store(Path(_settings(folder, config).folder))
     if as_json:
         bad = [{"path": path, "reason": reason} for path, reason in report.bad.items()]
-        _print_json(dataclasses.asdict(report) | {"bad": bad})
+        print_json(dataclasses.asdict(report) | {"bad": bad})
     else:
         _print_verified(report)
     if report.bad:
@@ -99,7 +98,7 @@ def clear(
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="Only this model: a name or id that `ls` shows.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete what is kept, of all models or of one. A running server forgets it as it finds it gone."""
     from holdfast.store.inspect import clear_store, list_store
@@ -160,21 +159,14 @@ def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
 
 
 def _print_models(models: Sequence[ModelHoldings]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    table.add_column("id", no_wrap=True)
-    for column in ("tokens", "blocks", "states", "size"):
-        table.add_column(column, justify="right")
-    table.add_column("last used")
+    numbers = ("tokens", "blocks", "states", "size")
+    table = new_table("model", "id", *numbers, "last used", right=numbers)
     for kept in models:
         counts = (f"{kept.tokens:,}", f"{kept.blocks:,}", f"{kept.states:,}", size_text(kept.file_bytes))
         table.add_row(
             kept.served_as or "(unknown)", kept.model, *counts, time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.last_used))
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _print_verified(report: VerifyReport) -> None:
@@ -182,13 +174,3 @@ def _print_verified(report: VerifyReport) -> None:
     for path, reason in report.bad.items():
         typer.echo(f"damaged: {path}: {reason}")
     typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "all are whole")
-
-
-def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))

@@ -10,7 +10,7 @@ from holdfast.messages.sessions import SessionAnswer, SessionCommand, SessionInf
 async def carry_out(lease_of: LeaseOf, model: str, command: SessionCommand) -> tuple[SessionInfo, ...]:
     """Have a command carried out; returns the session that it was about, or all. Loop's thread.
 
-    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when the worker is not there or dies meanwhile.
+    Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker comes, or dies of it twice.
     """
     async with lease_of(model, 1) as client:
         return sessions_of(await client.ask_session(command))

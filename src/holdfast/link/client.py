@@ -34,7 +34,10 @@ class EngineClient(Protocol):
         ...
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out. Raises WorkerUnavailable when the worker is gone, or dies meanwhile."""
+        """Have a session command carried out; another worker is asked once more when the first one dies meanwhile.
+
+        A failed answer says so where the first may have done it. Raises WorkerUnavailable when no worker comes, or both die.
+        """
         ...
 
 

@@ -15,12 +15,16 @@ class Isolation:
 
     A request that has run alone until it drew a token has passed. One that was the only one to run when its worker died, while it
     was tried, is to be refused.
+
+    Who waits in a worker's queue counts as if it ran: only the worker knows better. So when one is found among those that never
+    had a token while others had, the rest are believed again.
     """
 
     def __init__(self) -> None:
         self._deaths: dict[RequestId, int] = {}
         self._deaths_together = 0
         self._untried: list[RequestId] = []
+        self._tries_all = False  # else only those that never had a token
         self.alone: RequestId | None = None  # who runs alone now
 
     @property
@@ -37,11 +41,13 @@ class Isolation:
         self._deaths = {each: 1 if each in grown else self._deaths.get(each, 0) + 1 for each in ran}
         alone, self.alone = self.alone, None
         if alone is not None:
-            self._untried = [each for each in self._untried if each != alone]
-            return None if alone in grown or alone not in ran else alone
+            is_found = alone in ran and alone not in grown
+            self._untried = [each for each in self._untried if each != alone and not (is_found and not self._tries_all)]
+            return alone if is_found else None
         if self._deaths_together >= DEATHS_TOGETHER:
-            self._untried = sorted(ran, key=self._deaths.__getitem__, reverse=True)
+            self._untried, self._tries_all = sorted(ran, key=self._deaths.__getitem__, reverse=True), True
         elif self.is_over:
+            self._tries_all = False
             self._untried = [each for each in ran if self._deaths[each] >= DEATHS_OF_ONE]
         return None
 

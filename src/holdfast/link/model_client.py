@@ -1,14 +1,17 @@
 """The front's link to a model, whichever worker serves it: requests outlive the workers that end while they have them.
 
 A request that a worker has taken along is sent to the next one, together with the tokens that it has drawn so far. Which token
-comes at a position is decided by seed and position, so the stream goes on with the tokens that it would have had.
+comes at a position is decided by seed and position, so the stream goes on with the tokens that it would have had. A session
+command without an answer is sent once more; where the worker before may have done it, the failure of the second says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -20,8 +23,33 @@ from holdfast.messages.commands import ControlAction, SequenceRequest
 from holdfast.messages.events import Finished, LinkEvent, ModelInfo, Rejected
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
-from holdfast.messages.sessions import SessionAnswer, SessionCommand
+from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionFailure
 from holdfast.messages.token_ids import TokenIds
+
+MOST_SENDINGS = 2  # of a session command: a worker that dies of one takes no third one with it
+_IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
+    "open": SessionFailure.EXISTS,
+    "import": SessionFailure.EXISTS,
+    "fork": SessionFailure.EXISTS,
+    "close": SessionFailure.NOT_FOUND,
+}
+"""How a command fails that has been carried out already. All others may be repeated."""
+
+
+@dataclass(slots=True, eq=False)
+class _OpenCommand:
+    command: SessionCommand
+    answer: asyncio.Future[SessionAnswer]
+    sendings: int = 0
+    is_sent: bool = False  # to the worker of now
+
+    def end(self, answer: SessionAnswer) -> None:
+        if not self.answer.done():  # else nobody waits any more
+            self.answer.set_result(answer)
+
+    def fail(self, message: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(WorkerUnavailable(message))
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +78,7 @@ class ModelClient:
         """unread_bytes: how much of one sequence may wait here to be read; then it is paused."""
         self._unread_bytes = unread_bytes
         self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
+        self._asked: dict[str, _OpenCommand] = {}  # by call, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
         self._end = ""  # why nothing can be served any more
@@ -98,19 +127,29 @@ class ModelClient:
 
     async def ask_session(self, command: SessionCommand) -> SessionAnswer:
         """See `EngineClient`."""
-        return await self.worker.ask_session(command)
+        if self._end:
+            raise WorkerUnavailable(self._end)
+        asked = _OpenCommand(command, asyncio.get_running_loop().create_future())
+        self._asked[command.call_id] = asked
+        try:
+            self._send_commands()
+            return _of_last_sending(await asked.answer, asked)
+        finally:
+            self._asked.pop(command.call_id, None)
 
     def deliver(self, events: Sequence[LinkEvent]) -> None:
         """Give each event to its stream; events of requests that nobody reads any more are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
+                if isinstance(event, SessionAnswer) and (asked := self._asked.pop(event.call_id, None)) is not None:
+                    asked.end(event)
                 continue
             opened = self._open.get(event.request_id)
             if opened is None:
                 continue
             if isinstance(event, Finished | Rejected):
                 del self._open[event.request_id]
-                self._has_ended_any = True
+                self._has_ended_any |= isinstance(event, Finished) and not opened.request.is_idle_work
             opened.stream.push(event)
         if self._isolation.alone is not None:
             self._look_at_who_runs_alone(self._isolation.alone)
@@ -127,6 +166,7 @@ class ModelClient:
         """The worker has ended, by itself or by force. What it had is sent to the next one."""
         self._worker = None
         self._end_idle_work()
+        self._take_commands_back()
         had = [opened for opened in self._open.values() if opened.is_sent]
         grown = [opened.request.request_id for opened in had if len(opened.stream.token_ids) > opened.counted_tokens]
         had_progress = bool(grown) or self._has_ended_any
@@ -146,11 +186,14 @@ class ModelClient:
         )
 
     def end_all(self, message: str) -> None:
-        """No worker will come in time: each open stream ends with one FAILED."""
+        """No worker will come in time: each open stream ends with one FAILED, each command with WorkerUnavailable."""
         opened, self._open = self._open, {}
         self._isolation = Isolation()
         for each in opened.values():
             each.stream.fail(message)
+        asked, self._asked = self._asked, {}
+        for call in asked.values():
+            call.fail(message)
 
     def close(self, message: str) -> None:
         """No worker will ever come again."""
@@ -162,6 +205,27 @@ class ModelClient:
         for opened in [each for each in self._open.values() if each.request.is_idle_work]:
             del self._open[opened.request.request_id]
             opened.stream.fail("the worker that was to read it has ended")
+
+    def _take_commands_back(self) -> None:
+        for asked in tuple(self._asked.values()):
+            asked.is_sent = False
+            if asked.sendings == MOST_SENDINGS:
+                del self._asked[asked.command.call_id]
+                asked.fail(
+                    f"the worker process of the model ended {MOST_SENDINGS} times while it had this command, which is not tried "
+                    "again; what it was to do may be done. The server's log and `holdfast doctor` say how it ended"
+                )
+
+    def _send_commands(self) -> None:
+        """Those that the worker of now does not have; none beside a request that is to run alone."""
+        if self._worker is None or not self._worker.is_open or not self._isolation.is_over:
+            return
+        for asked in self._asked.values():
+            if not asked.is_sent:
+                with contextlib.suppress(WorkerUnavailable):  # it has just gone: the next one gets it
+                    self._worker.send_session(asked.command)
+                    asked.is_sent = True
+                    asked.sendings += 1
 
     def _refuse(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)
@@ -177,6 +241,7 @@ class ModelClient:
         if self._isolation.is_over:
             for opened in self._open.values():
                 self._let_run(opened)
+            self._send_commands()
             return
         if self._isolation.alone is None:
             able = [request_id for request_id, opened in self._open.items() if not opened.stream.is_paused]
@@ -225,6 +290,14 @@ class ModelClient:
             self._worker.steer(request_id, action)
         if self._isolation.alone == request_id and action == "cancel":
             self._look_at_who_runs_alone(request_id)
+
+
+def _of_last_sending(answer: SessionAnswer, asked: _OpenCommand) -> SessionAnswer:
+    """The answer to a command, of which an earlier worker may have done what this one was asked for."""
+    if asked.sendings == 1 or answer.failure is None or answer.failure is not _IF_DONE_BEFORE.get(asked.command.operation):
+        return answer
+    note = "the worker process ended while it had this command, so it may be this very command that has done it"
+    return msgspec.structs.replace(answer, message=f"{answer.message}; {note}")
 
 
 def _continued(opened: _OpenRequest) -> SequenceRequest:

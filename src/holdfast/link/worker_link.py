@@ -39,7 +39,7 @@ from holdfast.messages.events import (
 )
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
-from holdfast.messages.sessions import SessionAnswer, SessionCommand
+from holdfast.messages.sessions import SessionCommand
 from holdfast.user_folders import CLAIM_PREFIX
 
 STATISTICS_PATIENCE_SECONDS = 1.0  # a long prompt chunk may keep the worker from answering; then the last known figures serve
@@ -69,7 +69,6 @@ class WorkerLink:
         self._prompts = SentPrompts()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder, self._beat_decoder = msgspec.msgpack.Decoder(list[LinkEvent]), msgspec.msgpack.Decoder(Heartbeat)
-        self._session_calls: dict[str, asyncio.Future[SessionAnswer]] = {}
         self._statistics: asyncio.Future[WorkerStatistics] | None = None
         self.last_statistics = WorkerStatistics()  # a working worker tells them unasked
         self._closed = False
@@ -142,15 +141,9 @@ class WorkerLink:
         with contextlib.suppress(WorkerUnavailable):
             self._send(LogChange(level=level))
 
-    async def ask_session(self, command: SessionCommand) -> SessionAnswer:
-        """Have a session command carried out; see `EngineClient`."""
+    def send_session(self, command: SessionCommand) -> None:
+        """Have a session command carried out; its answer is an event. Raises WorkerUnavailable when the worker is gone."""
         self._send(command)
-        answer: asyncio.Future[SessionAnswer] = self._loop.create_future()
-        self._session_calls[command.call_id] = answer
-        try:
-            return await answer
-        finally:
-            self._session_calls.pop(command.call_id, None)
 
     def poll_heartbeat(self) -> Heartbeat | None:
         """The newest heartbeat of the worker, if one has come since the last look. Needs no reader on the loop."""
@@ -170,9 +163,6 @@ class WorkerLink:
             self._drain()  # what it said before it died still counts
         if not self.lost.done():
             self.lost.set_result(None)
-        for answer in self._session_calls.values():
-            if not answer.done():
-                answer.set_exception(WorkerUnavailable(message))
         if self._statistics is not None and not self._statistics.done():
             self._statistics.set_result(self.last_statistics)
         if not self.started.done():
@@ -223,10 +213,6 @@ class WorkerLink:
             elif isinstance(event, WorkerReady | WorkerFailed):
                 if not self.started.done():
                     self.started.set_result(event)
-            elif isinstance(event, SessionAnswer):
-                call = self._session_calls.get(event.call_id)
-                if call is not None and not call.done():
-                    call.set_result(event)
             elif isinstance(event, Accepted | Rejected):
                 self._prompts.answered(event.request_id)
             elif isinstance(event, PromptUnknown):

@@ -37,11 +37,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     seed: int | None = None  # None: the gateway draws one before the request leaves the front process
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken every time."""
-        return self.temperature == 0.0
-
 
 SAMPLING_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 100),

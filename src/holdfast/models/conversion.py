@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -44,9 +45,22 @@ def convert_model(conversion: Conversion) -> int:
     The target is there whole, and was loaded and run once, or not at all. Raises ConfigError when it cannot be made there, and
     ModelLoadError when the model cannot be converted or the result does not run.
     """
-    source, target = Path(conversion.source), Path(conversion.target).expanduser().absolute()
-    if target.exists():
+    source, target = Path(conversion.source), checked_target(Path(conversion.target))
+    try:
+        return _made(conversion, source, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be made: {error.strerror or error}") from None
+
+
+def checked_target(folder: Path) -> Path:
+    """The whole path of a folder that is to be made. Raises ConfigError where something is there already."""
+    target = Path(os.path.expanduser(folder)).absolute()
+    if os.path.lexists(target):
         raise ConfigError(f"{target} is there already; name a folder that is not")
+    return target
+
+
+def _made(conversion: Conversion, source: Path, target: Path) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
     stored = sum(file.stat().st_size for file in source.glob("*.safetensors"))
     needed = stored if conversion.bits is None else stored * conversion.bits // 8

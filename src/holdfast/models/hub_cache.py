@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.models.demo import demo_folder
+from holdfast.models.download import ModelSource
+
 _PREFIX = "models--"
 _MAIN = "main"
 
@@ -16,20 +19,22 @@ class CachedModel:
     """A model of the Hub of which something lies in the cache."""
 
     hub_id: str
-    revision: str  # branch, tag or commit
-    folder: Path  # the files of that revision
+    folder: Path  # the files of one revision
 
 
 def hub_cache_folder(environ: Mapping[str, str]) -> Path:
     """Where the cache is. It need not be there. Source: huggingface_hub's `constants`."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(variable):
-            return Path(os.path.expandvars(environ[variable])).expanduser()
+            return _expanded(environ[variable])
     if environ.get("HF_HOME"):
-        home = Path(os.path.expandvars(environ["HF_HOME"])).expanduser()
-    else:
-        home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")).expanduser() / "huggingface"
-    return home / "hub"
+        return _expanded(environ["HF_HOME"]) / "hub"
+    return _expanded(environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "~", ".cache")) / "huggingface" / "hub"
+
+
+def _expanded(path: str) -> Path:
+    """Without an error for a user without a home, for whom there is just nothing there."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
@@ -42,9 +47,15 @@ def cached_models(cache: Path) -> list[CachedModel]:
     return [model for model in found if model is not None]
 
 
-def cached_model(cache: Path, hub_id: str) -> CachedModel | None:
-    """One model of the cache; None where nothing of it is there."""
-    return _cached(cache / (_PREFIX + hub_id.replace("/", "--")))
+def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
+    """Where a model's files are; None for a revision of the Hub of which nothing was fetched. Raises ModelLoadError."""
+    match source.kind:
+        case "bundled":
+            return demo_folder(source.name)
+        case "folder":
+            return Path(source.name)
+    cached = _cached(hub_cache_folder(environ) / (_PREFIX + source.name.replace("/", "--")), wanted=source.revision)
+    return None if cached is None else cached.folder
 
 
 def hub_id_of(cache: Path, folder: Path) -> str | None:
@@ -57,13 +68,17 @@ def _hub_id(name: str) -> str:
     return name.removeprefix(_PREFIX).replace("--", "/")
 
 
-def _cached(repository: Path) -> CachedModel | None:
+def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
     try:
         commits = {path.name: path.stat().st_mtime for path in (repository / "snapshots").iterdir()}
     except OSError:
         return None
     refs = {name: commit for name, commit in _refs(repository / "refs").items() if commit in commits}
-    if _MAIN in refs:
+    if wanted:
+        if refs.get(wanted, wanted) not in commits:
+            return None
+        revision = wanted
+    elif _MAIN in refs:
         revision = _MAIN
     elif refs:
         revision = max(refs, key=lambda name: commits[refs[name]])
@@ -71,9 +86,7 @@ def _cached(repository: Path) -> CachedModel | None:
         revision = max(commits, key=lambda commit: commits[commit])
     else:
         return None
-    return CachedModel(
-        hub_id=_hub_id(repository.name), revision=revision, folder=repository / "snapshots" / refs.get(revision, revision)
-    )
+    return CachedModel(hub_id=_hub_id(repository.name), folder=repository / "snapshots" / refs.get(revision, revision))
 
 
 def _refs(folder: Path) -> dict[str, str]:

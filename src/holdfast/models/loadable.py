@@ -24,6 +24,13 @@ def check_loadable(folder: Path) -> Mapping[str, Any]:
 
     Raises ModelLoadError, with the reason in words, for a folder whose model cannot be.
     """
+    try:
+        return _checked(folder)
+    except OSError as error:  # no permission, a name that is too long
+        raise ModelLoadError(f"{folder} cannot be looked into: {error.strerror or error}") from None
+
+
+def _checked(folder: Path) -> Mapping[str, Any]:
     check_is_folder(folder)
     config = checked_config(folder)
     model_type = str(config["model_type"])

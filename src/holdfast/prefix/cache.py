@@ -6,6 +6,7 @@ Device thread only. The store's threads see bytes, never arrays.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -47,6 +48,7 @@ BOUNDARY_TOKENS = 1024  # between states of a long prompt, for models that resum
 TEND_SECONDS = 0.25
 OFFER_AGAIN_SECONDS = 30.0
 BLOCKS_OFFERED_AGAIN = 64
+CLOSING_SECONDS = 4.0  # for what the store had no room for; who ends a worker gives it twice that
 BLOCKS_AT_A_TIME = 8
 
 logger = logging.getLogger("holdfast.cache")
@@ -265,11 +267,26 @@ class PrefixCache:
         if self._store is None or now - self._tended_at < TEND_SECONDS:
             return
         self._tended_at = now
-        changes = self._store.changes()
-        if changes.stored or changes.lost:
-            self._index.disk_changed(stored=changes.stored, lost=changes.lost)
+        self._learn(self._store)
         if now - self._offered_at >= OFFER_AGAIN_SECONDS:
             self._offered_at = now
+            self._offer_again()
+
+    def _learn(self, store: BlockStore) -> None:
+        changes = store.changes()
+        if changes.stored or changes.lost:
+            self._index.disk_changed(stored=changes.stored, lost=changes.lost)
+
+    def offer_rest(self) -> None:
+        """RAM is about to go: offer the store what it has refused, until all is taken, or no more, or the time is over. Waits."""
+        if (store := self._store) is None:
+            return
+        ends_at, left = time.perf_counter() + CLOSING_SECONDS, math.inf
+        while store.flush(max(0.0, ends_at - time.perf_counter())):
+            self._learn(store)
+            if not 0 < (unsaved := len(self._index.unsaved())) < left:
+                return
+            left = unsaved
             self._offer_again()
 
     def _offer_again(self) -> None:

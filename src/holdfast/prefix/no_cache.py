@@ -102,5 +102,8 @@ class NoCache:
     def figures(self) -> None:
         """There is nothing to count."""
 
+    def offer_rest(self) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         """Nothing is open."""

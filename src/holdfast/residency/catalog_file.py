@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -63,9 +65,9 @@ def read_catalog_file(file: Path, settings: Settings) -> CatalogFile:
     """
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of models {file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"the file of models {file} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         return CatalogFile(left_out=(_left_out(file.name, file, f"the file is not TOML: {error}"),))
     left_out = [
         _left_out(key, file, f"unknown section [{key}]{did_you_mean(key, [_SECTION])}; models stand in [{_SECTION}.NAME]")
@@ -92,6 +94,8 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     if not name.strip() or not name.isprintable():
         raise ConfigError("a name is a text that can be printed, and not empty")
     for key in table:
+        if key not in _KEYS and isinstance(table[key], dict):
+            raise ConfigError(f'{key} is no key; a name with a dot in it stands in quotes: [{_SECTION}."{name}.{key}"]')
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key}{did_you_mean(key, _KEYS)}; keys: {', '.join(_KEYS)}")
     given = _given(table)
@@ -141,7 +145,7 @@ def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> di
         return {"path": source.name, "revision": source.revision}
     if model.get("revision"):
         raise ConfigError("revision goes with id, not with path")
-    folder = file.absolute().parent / Path(path or "").expanduser()
+    folder = file.absolute().parent / os.path.expanduser(path or "")
     return {"path": str(folder), "revision": ""}
 
 
@@ -161,6 +165,11 @@ def _template(table: dict[str, Any]) -> dict[str, Any]:
     """Arguments for the chat template. Raises ConfigError."""
     if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
         raise ConfigError(f"template.{clash[0]} is what each request brings itself")
+    for key, value in table.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ConfigError(f"template.{key} = {value} is not allowed; allowed: what JSON has (a date as a text)") from None
     return table
 
 

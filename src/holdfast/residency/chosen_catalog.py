@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from holdfast.config import Settings, config_folders
+from holdfast.errors import ModelLoadError
 from holdfast.models.download import model_source, served_id
+from holdfast.nearest import nearest_names
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.catalog_file import FILE_NAME, CatalogFile, check_catalog_file, read_catalog_file
 from holdfast.residency.discovery import found_models, with_found
@@ -25,9 +28,11 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     entries, left_out = read.entries, read.left_out
     if settings.model.path:
         named = Catalog(entries=entries).find(settings.model.path)
-        if named is None and not settings.catalog.file:
-            return _only(_named_by_settings(settings))
-        entries = _in_front(named or _named_by_settings(settings), entries)
+        if named is None:
+            named = _named_beside(read, settings, environ)
+            if not settings.catalog.file:
+                return _only(named)
+        entries = _in_front(named, entries)
     entries = _also_by_hub_id(entries)
     served, passed_over = with_found(entries, found_models(settings, environ), settings)
     entries, left_out = tuple(served), (*left_out, *passed_over)
@@ -51,7 +56,7 @@ def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:
 def catalog_file_of(settings: Settings, environ: Mapping[str, str]) -> Path | None:
     """The file of models: the one that is named, or the user's own if it is there."""
     if settings.catalog.file:
-        return Path(settings.catalog.file).expanduser()
+        return Path(os.path.expanduser(settings.catalog.file))
     return next((file for folder in config_folders(environ) if (file := folder / FILE_NAME).is_file()), None)
 
 
@@ -61,6 +66,26 @@ def _named_by_settings(settings: Settings) -> CatalogEntry:
     return CatalogEntry(
         name=model.name, model=model, store=settings.store, origin="", idle_seconds=settings.residency.idle_seconds
     )
+
+
+def _named_beside(read: CatalogFile, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
+    """The named model, none of the file: of a watched folder, or what the settings describe. Raises ModelLoadError."""
+    name = settings.model.path
+    if wrong := next((each for each in read.left_out if each.name == name), None):
+        raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
+    watched = replace(settings, catalog=replace(settings.catalog, hub_cache=False))
+    found, _ = with_found((), found_models(watched, environ), settings)
+    is_elsewhere = os.path.exists(name) or settings.model.revision
+    if not is_elsewhere and (entry := Catalog(entries=tuple(found)).find(name)) is not None:
+        settings = replace(settings, model=replace(entry.model, name=settings.model.name or name))
+    try:
+        return _named_by_settings(settings)
+    except ModelLoadError as error:
+        near = nearest_names(name, (known for entry in read.entries for known in (entry.name, *entry.aliases)))
+        hints = (
+            [f"did you mean {' or '.join(near)}?"] if near else [f"{each.origin}: {each.reason}" for each in read.left_out[:1]]
+        )
+        raise ModelLoadError("; ".join([str(error), *hints])) from None
 
 
 def _only(entry: CatalogEntry) -> Catalog:

@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.whole_file import whole_file
 
 _NAME = "mlx"  # MLX's own, in the folder for temporary files
-_MOST_KINDS = 4  # of machines and systems; the longest unused go
+MOST_KINDS = 4  # of machines and systems; the longest unused go
 
 logger = logging.getLogger("holdfast.residency")
 
@@ -89,7 +89,7 @@ def _copy_whole(path: Path, place: Path) -> None:
 
 def _bound(kept: Path) -> None:
     kinds = sorted((path for path in kept.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in kinds[_MOST_KINDS:]:
+    for path in kinds[MOST_KINDS:]:
         shutil.rmtree(path, ignore_errors=True)
 
 

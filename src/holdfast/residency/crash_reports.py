@@ -18,6 +18,7 @@ from holdfast.messages.figures import WorkerStatistics
 from holdfast.whole_file import whole_file
 
 MOST_REPORTS = 20  # the oldest go
+MOST_REQUESTS = 20  # that one report tells of
 _LIBRARIES = ("holdfast-mlx", "mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
 _SUFFIX = ".crash.json"
 
@@ -66,7 +67,7 @@ def report_of(
     refused: tuple[str, ...] = (),
 ) -> CrashReport:
     """The report of what has just happened."""
-    shown = requests[:MOST_REPORTS]
+    shown = requests[:MOST_REQUESTS]
     return CrashReport(
         at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         model=model,

@@ -34,7 +34,7 @@ def found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[Fou
         for cached in cached_models(cache):
             yield FoundModel(name=cached.hub_id, folder=cached.folder, origin=str(cache))
     for watched in settings.catalog.folders:
-        parent = Path(watched).expanduser()
+        parent = Path(os.path.expanduser(watched))  # which raises nothing for a user without a home
         for folder in _model_folders(parent):
             yield FoundModel(name=folder.relative_to(parent).as_posix(), folder=folder, origin=str(parent))
 

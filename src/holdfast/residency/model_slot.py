@@ -22,10 +22,8 @@ from holdfast.residency.budget import Candidate, Phase
 from holdfast.residency.catalog import CatalogEntry
 from holdfast.residency.leases import Leases
 from holdfast.residency.own_thread import on_own_thread
-from holdfast.residency.supervisor import WorkerSupervisor
+from holdfast.residency.supervisor import WorkerSupervisor, backoff_seconds
 from holdfast.worker.assignment import WorkerSettings
-
-LONGEST_BACKOFF_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +36,6 @@ class ModelFiles:
 
 Fetch: TypeAlias = Callable[[CatalogEntry], ModelFiles]
 """Finds the files of a model; blocks for as long as a download takes. Any thread. Raises ModelLoadError."""
-
-
-def backoff_seconds(failures_in_a_row: int) -> float:
-    """How long a model that could not be loaded is not tried again: 1, 2, 4 … seconds."""
-    return min(2.0 ** (failures_in_a_row - 1), LONGEST_BACKOFF_SECONDS)
 
 
 class ModelSlot:
@@ -263,16 +256,20 @@ class ModelSlot:
         return WorkerUnavailable(f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later)
 
     def refuse_for_a_while(self, failure: HoldfastError) -> None:
-        """It could not be loaded: requests are told so until it may be tried again."""
+        """It could not be loaded: requests are told so until it may be tried again, in 1, 2, 4 … seconds."""
         self.failure, self.failures_in_a_row = str(failure), self.failures_in_a_row + 1
         self.changes["failed"] += 1
-        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row)
+        self.retry_at = asyncio.get_running_loop().time() + backoff_seconds(self.failures_in_a_row + 1)
         self.leases.turn_away(self.cannot_be_served())
 
     async def stop(self) -> None:
         """End its worker, as the server ends."""
+        end = WorkerUnavailable("the server is shutting down")
         self.leases.close()
-        self.leases.turn_away(WorkerUnavailable("the server is shutting down"))
+        self.leases.turn_away(end)
+        if self._launched is not None and not self._launched.done():
+            self._launched.set_exception(end)
+            self._launched.exception()  # it may be that nobody waits for it
         await self.end_worker()
 
     def _has_files(self) -> bool:

@@ -32,7 +32,7 @@ WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSe
 """What the worker of a model is told."""
 
 AUTO_MEMORY_SHARE = 0.75  # of the machine's memory, or of a GPU's
-_AUTO_PLACES = 2  # among which memory for KV is shared out where their number has no limit: each time half of what is left
+_AUTO_PARTS = 2  # memory for KV is shared out by halves where the number of loaded models has no limit
 
 logger = logging.getLogger("holdfast.residency")
 
@@ -103,6 +103,8 @@ class Residency:
         """
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
+            for name in [name for name, slot in self._slots.items() if slot.phase != "unloaded"]:
+                logger.info("model %s keeps the memory that it was given as the only one until it is loaded again", name)
         change, at_start_before = change_between(self._catalog, catalog), self._catalog.at_start
         self._catalog, before = catalog, self._slots
         self._slots = {entry.name: before.get(entry.name) or self._slot_of(entry) for entry in catalog.entries}
@@ -154,6 +156,7 @@ class Residency:
         if tasks:
             await asyncio.wait(tasks)
         await asyncio.gather(*(slot.stop() for slot in self._slots.values()))
+        self._changed.set()
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[ModelClient]:
@@ -331,10 +334,12 @@ class Residency:
         if self._is_looking or self._has_stopped:
             return
         self._is_looking = True
-        self._part_from_gone()
-        while self._obey(verdict := decide(self._candidates(), self._limits(), now=asyncio.get_running_loop().time())):
-            continue
-        self._is_looking = False
+        try:
+            self._part_from_gone()
+            while self._obey(verdict := decide(self._candidates(), self._limits(), now=asyncio.get_running_loop().time())):
+                continue
+        finally:
+            self._is_looking = False
         if self._timer is not None:
             self._timer.cancel()
         at = verdict.look_again_at
@@ -425,12 +430,18 @@ class Residency:
         )
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """What a worker that begins now may take: an equal part of what is left, with those that load too or may yet come."""
+        """What a worker that begins now may take: an equal part of what is left, with those that load too or may yet come.
+
+        Without a limit it is not known how many may come: then all of them together count as one.
+        """
         others = [other for other in self._slots.values() if other is not slot and other.phase != "unloaded"]
-        places = min(self._settings.max_loaded or _AUTO_PLACES, len(self._slots))
+        most = self._settings.max_loaded or len(self._slots)
+        free_places = min(most, len(self._slots)) - len(others)
+        if self._settings.max_loaded is None:
+            free_places = min(free_places, _AUTO_PARTS)
         beginning = sum(other.phase == "loading" for other in others)
         return MemoryShare(
-            parts=max(places - len(others), 1) + beginning,
+            parts=max(free_places, 1) + beginning,
             promised_bytes=sum(other.promised_bytes for other in others),
             taken_bytes=sum(other.footprint_bytes for other in others),
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -35,7 +35,7 @@ logger = logging.getLogger("holdfast.residency")
 
 def backoff_seconds(failures_in_a_row: int) -> float:
     """How long to wait before the next start, after so many workers without a new token: 0, 0, 1, 2, 4 … seconds."""
-    return 0.0 if failures_in_a_row <= 1 else min(2.0 ** (failures_in_a_row - 2), LONGEST_BACKOFF_SECONDS)
+    return 0.0 if failures_in_a_row <= 1 else min(2.0 ** min(failures_in_a_row - 2, 16), LONGEST_BACKOFF_SECONDS)
 
 
 class WorkerSupervisor:
@@ -43,7 +43,6 @@ class WorkerSupervisor:
 
     def __init__(self, model: str, settings: WorkerSettings, *, on_progress: Callable[[str, LoadProgress], None]) -> None:
         self.model = model
-        self.created = int(time.time())  # Unix time
         self._state: WorkerState = "loading"
         self.info: ModelInfo | None = None
         self.restarts: dict[str, int] = {"died": 0, "hung": 0}  # by cause
@@ -136,6 +135,7 @@ class WorkerSupervisor:
         self._first_start = asyncio.get_running_loop().create_future()
         self._worker = await self._launch()
         self._task = asyncio.create_task(self._supervise(self._first_start), name=f"supervisor-{self.model}")
+        self._task.add_done_callback(functools.partial(self._look_why_it_ended, first_start=self._first_start))
 
     async def wait_ready(self) -> None:
         """Wait for the first start. Raises ModelLoadError when model or settings are at fault, WorkerUnavailable otherwise."""
@@ -149,6 +149,9 @@ class WorkerSupervisor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._first_start is not None and not self._first_start.done():
+            self._first_start.set_exception(WorkerUnavailable("the server is shutting down"))
+            self._first_start.exception()  # it may be that nobody waits for it
         if self._worker is not None:
             await self._worker.stop()
         self._client.close("the server is shutting down")
@@ -209,7 +212,17 @@ class WorkerSupervisor:
             requests=tuple(map(_at_crash, loss.requests, loss.drawn_tokens)),
             refused=loss.refused,
         )
-        await asyncio.to_thread(write_report, self._settings.crash_reports, report)
+        try:
+            await asyncio.to_thread(write_report, self._settings.crash_reports, report)
+        except RuntimeError as error:  # there is no thread to be had
+            logger.warning("the crash report could not be kept: %s", error)
+
+    def _look_why_it_ended(self, task: asyncio.Task[None], *, first_start: asyncio.Future[None]) -> None:
+        """A fault of ours in the supervision is not to leave anybody waiting for a worker that nobody will start."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("the supervision of model %s has ended", self.model, exc_info=error)
+            failure = WorkerFailed(message=f"its worker is not looked after any more ({error!r})", fatal_input=False)
+            self._give_up(failure, first_start)
 
     def _give_up(self, failure: WorkerFailed, first_start: asyncio.Future[None]) -> None:
         self._state = "failed"

@@ -21,6 +21,7 @@ from holdfast.residency.watchdog import Watchdog
 from holdfast.worker.assignment import Assignment, WorkerSettings
 
 GRACE_SECONDS = 10.0  # between the wish to end and SIGKILL
+LOG_SECONDS = 2.0  # that the end of a worker's log is waited for when it has ended
 _LONGEST_LOG_LINE_BYTES = 1 << 20
 _LINES_KEPT = 80  # for a crash report: the stacks of a few threads
 _LONGEST_KEPT_LINE = 500
@@ -146,14 +147,22 @@ class WorkerProcess:
         elif self.is_alive:
             self.link.shut_down_worker()
             self._signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await self.wait_exit()
-        except TimeoutError:
+        await asyncio.wait((self._exit_task,), timeout=LOG_SECONDS)
+        if self.is_alive:
+            await asyncio.wait((self._exit_task,), timeout=GRACE_SECONDS - LOG_SECONDS)
+        if self.is_alive:
             logger.warning("worker %d does not end; killing it", self.pid)
             self._kill()
-            await self.wait_exit()
+        if not self._exit_task.done():
+            self._let_go_of_log()
+        await self.wait_exit()
         await self.link.close()
+
+    def _let_go_of_log(self) -> None:
+        """What the worker has started may hold its log open, and to asyncio no process has ended whose pipes have not."""
+        log = self._process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
+        if log is not None:
+            log.close()
 
     async def _hand_over(self, assignment: bytes) -> None:
         assert self._process.stdin is not None

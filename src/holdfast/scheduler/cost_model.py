@@ -96,11 +96,6 @@ class CostModel:
         self._scores = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
 
     @property
-    def prompt_token_seconds(self) -> float:
-        """A prompt token at the positions seen lately."""
-        return self._prompt.mean
-
-    @property
     def score_seconds(self) -> float:
         """What the log-probability of a prompt token costs beside reading it."""
         return self._scores.mean

@@ -19,6 +19,8 @@ from holdfast.scheduler.sequence import ScheduledSequence
 
 Rank: TypeAlias = tuple[int, int, int]  # priority class (0: interactive), level, order; the highest gives way first
 
+_MOST_TURNS = 4096  # flows, those that are gone among them
+
 
 class FairShare:
     """Keeps count of flows. Time is what steps took: while nothing runs, nobody waits."""
@@ -63,7 +65,7 @@ class FairShare:
         self._batch_known -= sequence.is_batch
         if not self._known[flow]:
             del self._known[flow]
-            if len(self._known) <= 1:  # nobody else is there to take turns with
+            if len(self._known) <= 1 or len(self._turns) > _MOST_TURNS:  # there is nobody to take turns with, or too many were
                 self._turns = {each: self._turns[each] for each in self._known}
 
     def admit(self, sequence: ScheduledSequence) -> None:

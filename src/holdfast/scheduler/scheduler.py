@@ -80,7 +80,7 @@ class Scheduler:
     ) -> None:
         """Put a request into the queue. boundaries: positions within the prompt, ascending, at each of which a span shall end.
 
-        drawn_tokens: of its answer, by another worker; they are read like the prompt and count towards `max_tokens`.
+        drawn_tokens: of its answer, by another worker: read like the prompt, part of `max_tokens`. Then the queue is never full.
         is_ready: if not, it waits in its place until `begin_behind` says from where it is to be read.
         scores_prompt: the log-probabilities of the prompt's tokens are wanted, which makes reading them dearer.
         is_idle_work: nobody waits for it, and it is cancelled when somebody comes; who comes waits for one short step at most.
@@ -99,7 +99,7 @@ class Scheduler:
         self._ledger.check_fits_alone(final_tokens=prompt_tokens + max_tokens)
         # Who will run with the next step does not wait: a burst at rest may fill both.
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
-        if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
+        if not drawn_tokens and not self._fairness.may_wait(service.flow, self._queue, limit=limit):
             raise QueueFull(queued=len(self._queue), limit=limit, retry_after_seconds=self._places.seconds)
         self._submissions += 1
         sequence = ScheduledSequence(

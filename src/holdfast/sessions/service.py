@@ -187,9 +187,10 @@ class SessionService:
     def _close(self, command: SessionCommand) -> SessionAnswer:
         session = self._registry.get(command.session_id, tenant=command.tenant)
         answer = self._answer(command, session)
-        self._end(session)
-        if command.forget:
+        if command.forget:  # first: while there is a record, another worker can go on with it
+            self._pins.drop(session)
             self._forget(session)
+        self._end(session)
         return answer
 
     def _export(self, command: SessionCommand) -> None:
@@ -210,7 +211,8 @@ class SessionService:
 
     def _forget(self, session: Session) -> None:
         """Delete the ends of a session's branches, up to where something else stands on them."""
-        needed = {key for other in self._registry.of(session.tenant) for branch in other.branches for key in branch.keys}
+        others = [other for other in self._registry.of(session.tenant) if other is not session]
+        needed = {key for other in others for branch in other.branches for key in branch.keys}
         for branch in session.branches:
             self._cache.index.forget_branch(branch, needed=needed)
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)

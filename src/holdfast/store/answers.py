@@ -27,6 +27,7 @@ _FORMAT = 1
 _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
 _MOST_WAITING = 1_000
+MOST_BYTES = 32 << 20
 _SPARE = 0.9  # of the bound stays when the oldest go, so that they do not go one by one
 _SCHEMA = """
 CREATE TABLE answers (
@@ -55,7 +56,7 @@ class AnswerFile:
     Opened when it is first needed and the folder is there: the store makes it, nobody else does.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int = 32 << 20) -> None:
+    def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self._path = _path_in(folder)
         self._most_bytes, self._bytes = most_bytes, 0
         self._ids: set[bytes] = set()

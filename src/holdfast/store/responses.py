@@ -220,12 +220,6 @@ class ResponseFile:
             database.execute(f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)", named)
         return found
 
-    def totals(self) -> tuple[int, int]:
-        """How many records there are, and their bytes; without those that run."""
-        with self._database.reading() as database:
-            number, size = database.execute("SELECT count, bytes FROM totals").fetchone()
-            return int(number), int(size)
-
     def close(self) -> None:
         """Close the file. May be called twice; whatever comes later opens it again."""
         self._database.close()

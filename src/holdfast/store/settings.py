@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from holdfast.config import StoreSettings
 from holdfast.store.budget import StoreLimits
@@ -26,7 +26,7 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
         return ""
     if settings.folder == AUTO:
         return str(caches_folder(environ) / "store")
-    return str(Path(settings.folder).expanduser().absolute())
+    return os.path.abspath(os.path.expanduser(settings.folder))
 
 
 def is_folder(settings: StoreSettings) -> bool:

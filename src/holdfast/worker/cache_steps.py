@@ -142,9 +142,9 @@ class CacheSteps:
         self._lookups.release(sequence)
 
     def could_not_begin(self, sequence: LiveSequence) -> None:
-        """The engine could not open a sequence: a state that was to be moved to it is spoilt."""
+        """The engine could not open a sequence: a state that was to be moved to it is spoilt. One that it has leaves with it."""
         lookup = sequence.lookup
-        if lookup is not None and lookup.base is not None and lookup.base.use == "moved":
+        if sequence.live is None and lookup is not None and lookup.base is not None and lookup.base.use == "moved":
             with costing_no_answer("a parked state could not be given up"):
                 self._cache.live.leave(lookup.base.chain)
 
@@ -274,6 +274,11 @@ class CacheSteps:
         if figures is None:
             return None
         return msgspec.structs.replace(figures, waiting=self._lookups.waiting, waits=self._lookups.waits)
+
+    def offer_rest(self) -> None:
+        """Have written down what was not, as the worker ends in order."""
+        with costing_no_answer("what was read is not all written down"):
+            self._cache.offer_rest()
 
     def close(self) -> None:
         """Write what is queued and let the cache go."""

@@ -34,10 +34,9 @@ class IdleWork:
     def accept(self, request: SequenceRequest) -> None:
         """Take a request that nobody waits for. It is dropped at once where what is read is not kept."""
         sequence = self._ledger.accept(request)
-        self._waiting.append(sequence)
-        excess = self._waiting[:-MOST_WAITING] if self._cache.keeps(request) else [sequence]
-        for each in excess:
-            self._drop(each)
+        self._wait(sequence)
+        if not self._cache.keeps(request):
+            self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
         """Somebody comes: leave the device, keep what was read, and give up what a conversation that goes on has no use for.
@@ -46,7 +45,7 @@ class IdleWork:
         """
         if (reading := self._settled()) is not None:
             self._reading = None
-            self._waiting.append(self._lifetimes.set_aside(reading))
+            self._wait(self._lifetimes.set_aside(reading))
             self._runs.add(reading)
         for sequence in tuple(self._waiting):
             if _is_stale(sequence.request, request):
@@ -104,6 +103,11 @@ class IdleWork:
             self._runs.add(self._reading)
             self._reading = None
         return self._reading
+
+    def _wait(self, sequence: LiveSequence) -> None:
+        self._waiting.append(sequence)
+        for each in self._waiting[:-MOST_WAITING]:
+            self._drop(each)
 
     def _drop(self, sequence: LiveSequence) -> None:
         if sequence in self._waiting:

@@ -130,6 +130,7 @@ class WorkerLoop:
         self._send()
         self._cache.flush()
         self._sessions.close()
+        self._cache.offer_rest()
         self._cache.close()
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:

@@ -150,6 +150,9 @@ class Cache(Protocol):
     def figures(self) -> CacheFigures | None:
         """What is kept; None when nothing ever is. Who asked for what is the caller's to count."""
 
+    def offer_rest(self) -> None:
+        """Try once more to have written down what was not, before `close`. Waits, for a while."""
+
     def close(self) -> None:
         """Write what is queued and let go."""
 
