@@ -105,6 +105,13 @@ class ModelPinned(InvalidRequest):
         super().__init__(f"model {model!r} is pinned, and stays loaded; unpin it first", field="model")
 
 
+class ModelInUse(InvalidRequest):
+    """A model is to be removed that something is done with: 409."""
+
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"model {model!r} {why}; try again later", field="model")
+
+
 class ServerStopping(WorkerUnavailable):
     """The server is about to end and takes no new requests: 503 with Retry-After."""
 
@@ -139,3 +146,7 @@ class AddressInUse(ConfigError):
 
 class ModelLoadError(HoldfastError):
     """A model cannot be fetched, or its folder is missing, truncated, unsupported, its tokenizer broken; exit code 2."""
+
+
+class NoSuchModel(ModelLoadError):
+    """There is no such model where it was looked for: on the Hub, or in its cache."""

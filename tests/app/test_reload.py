@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.app.reload import Hangups, ReloadedSettings
-from holdfast.config import load_settings
+from holdfast.config import LogLevel, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,9 @@ def _the_level_and_the_handler_are_put_back() -> Iterator[None]:
     signal.signal(signal.SIGHUP, handler)
 
 
+LEVELS: list[LogLevel] = []  # that workers were told
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "holdfast.toml").write_text('[log]\nlevel = "info"\n')
@@ -29,8 +32,9 @@ def file(tmp_path: Path) -> Path:
 
 def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     """The lines that the log gets when the file has become this."""
-    settings = ReloadedSettings(load_settings(file=file, environ={}, flags={"server.port": "9000"}))
+    settings = ReloadedSettings(load_settings(file=file, environ={}, flags={"server.port": "9000"}), on_level=LEVELS.append)
     file.write_text(text)
+    LEVELS.clear()
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "holdfast.app"):
         settings.reload()
@@ -39,7 +43,7 @@ def reloaded(file: Path, caplog: pytest.LogCaptureFixture, text: str) -> list[st
 
 def test_the_level_of_the_log_changes_in_one_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert reloaded(file, caplog, '[log]\nlevel = "debug"\n') == ["the level of the log is debug; it was info"]
-    assert logging.getLogger().level == logging.DEBUG
+    assert (logging.getLogger().level, LEVELS) == (logging.DEBUG, ["debug"])
 
 
 def test_what_needs_a_restart_is_named_in_the_same_line(file: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from tests.fakes.fake_worker import SETTINGS, fake_settings
 def catalog_over(*names: str, at_start: Sequence[str] = (), **facts: Mapping[str, Any]) -> Catalog:
     """A catalog; `facts`: of entries, by name."""
     entries = tuple(
-        CatalogEntry(name=name, model=ModelSettings(path=name), store=StoreSettings(), origin="", **facts.get(name, {}))
+        CatalogEntry(name=name, store=StoreSettings(), origin="", **{"model": ModelSettings(path=name), **facts.get(name, {})})
         for name in names
     )
     pinned = tuple(entry.name for entry in entries if entry.is_pinned)
@@ -40,7 +40,7 @@ class FakeModels(Residency):
             return fake_settings(self.behaviours.get(entry.name, "good"), residency=settings)
 
         def fetch(entry: CatalogEntry) -> ModelFiles:
-            return ModelFiles(folder=Path("/nowhere"), weight_bytes=bytes_of.get(entry.name, 1))
+            return ModelFiles(folder=Path("/"), weight_bytes=bytes_of.get(entry.name, 1))
 
         super().__init__(catalog, settings, fetch=fetch, worker_of=worker_of)
 
@@ -52,7 +52,7 @@ class OneModel(Residency):
         super().__init__(
             catalog_over("m", at_start=["m"]),
             worker.residency,
-            fetch=lambda entry: ModelFiles(folder=Path(worker.folder)),
+            fetch=lambda entry: ModelFiles(folder=Path("/")),
             worker_of=lambda entry, files, share: unshared(worker, share),
             places=SETTINGS.max_queued + SETTINGS.max_running,
         )

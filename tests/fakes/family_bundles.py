@@ -17,7 +17,6 @@ def bundle(family: FamilyTemplate) -> TokenizerBundle:
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults={},
-        context_tokens=100_000,
         known_answers=KnownAnswers(),
         dialect=found.dialect,
         dialect_report=found.report,

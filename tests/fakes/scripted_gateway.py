@@ -32,9 +32,11 @@ from holdfast.messages.output import (
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.library import Library
 from holdfast.residency.residency import ModelStatus
 from holdfast.telemetry.metrics import Metrics
 from tests.fakes import toy_tokenizers
+from tests.fakes.hub_library import idle_library
 
 MODEL = "demo/tiny"
 PROMPT_TOKENS = 7
@@ -257,6 +259,7 @@ def model_status(**facts: Any) -> ModelStatus:
         "created": 1_700_000_000,
         "restarts": {"died": 0, "hung": 2},
         "resumed": 3,
+        "context_tokens": INFO.context_tokens if facts.get("info", INFO) else None,
     }
     return ModelStatus(**(usual | facts))
 
@@ -367,6 +370,7 @@ def scripted_services(
     server: ServerSettings | None = None,
     limits: LimitsSettings | None = None,
     log: LogSettings | None = None,
+    library: Library | None = None,
 ) -> Services:
     directory = directory or ScriptedDirectory()
     return Services(
@@ -378,6 +382,7 @@ def scripted_services(
         sessions=sessions or ScriptedSessions(),
         catalog=directory.catalog,
         control=control or ScriptedControl(),
+        library=library or idle_library(directory.catalog()),
         statuses=directory.statuses,
         statistics=directory.statistics,
         server=server or ServerSettings(),

@@ -47,7 +47,6 @@ def bundle_of(template: str = TEMPLATE) -> TokenizerBundle:
         template=chat,
         answer_frame=frame_of(chat, tokenizer, dialect),
         generation_defaults={},
-        context_tokens=100_000,
         known_answers=KnownAnswers(),
         dialect=dialect,
     )

@@ -21,7 +21,6 @@ def bundle() -> TokenizerBundle:
         template=template,
         answer_frame=frame_of(template, tokenizer, PLAIN),
         generation_defaults={"temperature": 0.6, "top_k": 20},
-        context_tokens=200,
     )
 
 
@@ -31,4 +30,4 @@ def base_side() -> TokenizerBundle:
     tokenizer = Tokenizer(
         toy_tokenizers.llama3(), config={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}, eos_token_ids=(999,)
     )
-    return TokenizerBundle(tokenizer=tokenizer, template=None, generation_defaults={}, context_tokens=200)
+    return TokenizerBundle(tokenizer=tokenizer, template=None, generation_defaults={})

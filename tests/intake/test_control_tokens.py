@@ -29,7 +29,6 @@ def tokens_of(messages: tuple[dict[str, Any], ...], *tools: dict[str, Any], back
         tokenizer=tokenizer,
         template=ChatTemplate({"default": TEMPLATE}, special_tokens={}),
         generation_defaults={},
-        context_tokens=1000,
     )
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=messages, tools=tools))
     text = prompt_text(request, bundle, info=model_info()).text

@@ -24,9 +24,7 @@ from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
 
 INFO = structs.replace(model_info(context_tokens=8), embedding_dimensions=64)
-BUNDLE = TokenizerBundle(
-    tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={}), template=None, generation_defaults={}, context_tokens=8
-)
+BUNDLE = TokenizerBundle(tokenizer=Tokenizer(toy_tokenizers.byte_level(), config={}), template=None, generation_defaults={})
 
 
 def ending_each_text() -> TokenizerBundle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.config import LimitsSettings
@@ -15,7 +16,15 @@ from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tokenize import Tokenizer
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import ModelInfo
-from holdfast.messages.requests import ChatPrompt, GenerationRequest, Prompt, SamplingParams, Thinking, ThinkingEffort
+from holdfast.messages.requests import (
+    ChatPrompt,
+    GenerationRequest,
+    OutputFormat,
+    Prompt,
+    SamplingParams,
+    Thinking,
+    ThinkingEffort,
+)
 from holdfast.messages.token_ids import TokenIds
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import model_info
@@ -48,6 +57,15 @@ def test_a_bos_in_the_text_is_not_doubled(base_side: TokenizerBundle) -> None:
 
 def test_token_ids_are_used_as_they_are(base_side: TokenizerBundle) -> None:
     assert ready(base_side, (5, 6, 5)).sequences[0].prompt_token_ids == TokenIds.of((5, 6, 5))
+
+
+def test_what_an_answer_is_held_to_is_known_by_its_field(bundle: TokenizerBundle) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    form = OutputFormat(kind="json_object", field="format")
+    offered = msgspec.structs.replace(HELLO, tools=(tool,))
+    assert ready(bundle, HELLO).rules.form_field == ""
+    assert ready(bundle, offered).rules.form_field == "tools"
+    assert ready(bundle, offered, output_format=form).rules.form_field == "format"
 
 
 @pytest.mark.parametrize("prompt", ["", ()])
@@ -165,7 +183,6 @@ def thinker() -> TokenizerBundle:
         tokenizer=tokenizer,
         template=found.template,
         generation_defaults={},
-        context_tokens=200,
         dialect=found.dialect,
         thinking_switch=found.switch,
         dialect_report=found.report,

@@ -22,7 +22,6 @@ BUNDLE = TokenizerBundle(
     tokenizer=Tokenizer(toy_tokenizers.byte_level(shown=("yes", "no")), config={}),
     template=ChatTemplate({"default": toy_tokenizers.CHATML}, special_tokens={}),
     generation_defaults={},
-    context_tokens=400,
 )
 YES, NO = (BUNDLE.tokenizer.backend.token_to_id(word) for word in ("yes", "no"))
 

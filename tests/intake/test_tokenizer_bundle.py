@@ -15,13 +15,10 @@ from tests.fakes.family_templates import FAMILY_TEMPLATES, tokenizer_for
 
 def test_everything_that_the_front_needs_is_read(tmp_path: Path) -> None:
     toy_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text(
-        json.dumps({"max_position_embeddings": 10, "text_config": {"max_position_embeddings": 4096}})
-    )
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}"}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.9}))
     bundle = load_tokenizer_bundle(tmp_path)
-    assert bundle.context_tokens == 4096
     assert bundle.generation_defaults == {"top_p": 0.9}
     assert bundle.template is not None
     assert bundle.tokenizer.eos_token_ids == (bundle.tokenizer.backend.token_to_id("<|im_end|>"),)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from holdfast.errors import GenerationFailed
+from holdfast.errors import GenerationFailed, InvalidRequest
 from holdfast.messages.events import (
     Accepted,
     CacheOutcome,
@@ -159,6 +159,14 @@ def test_a_failed_sequence_raises() -> None:
     with pytest.raises(GenerationFailed, match="NaN"):
         reader.feed(finished(FinishReason.FAILED, error="NaN in the logits"))
     assert reader.done
+
+
+@pytest.mark.parametrize("field", ["response_format", "tools", ""])
+def test_what_only_the_worker_could_refuse_is_the_requests_fault_and_names_its_field(field: str) -> None:
+    reader = choice(form_field=field)
+    with pytest.raises(InvalidRequest, match="allows no token") as refused:
+        reader.feed(finished(FinishReason.REFUSED, error="the grammar allows no token"))
+    assert (reader.done, refused.value.field) == (True, field)
 
 
 def test_logprobs_carry_text_bytes_offset_and_rivals() -> None:

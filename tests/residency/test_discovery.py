@@ -45,6 +45,9 @@ def test_models_of_the_hubs_cache_and_of_watched_folders_are_served_behind_those
     assert [entry.model.path for entry in catalog.entries[1:3]] == [str(snapshot), str(watched)]
     assert [entry.origin for entry in catalog.entries[1:3]] == [str(tmp_path / "hf" / "hub"), str(tmp_path / "watched")]
     assert catalog.at_start == ()
+    assert {entry.own_context_tokens for entry in catalog.entries} == {0}
+    (watched / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
+    assert [entry.own_context_tokens for entry in found(tmp_path).entries] == [0, 4096, 0]
     assert names(found(tmp_path, hub_cache=False)) == ["lmstudio-community/Wrack-4bit", "plain"]
 
 

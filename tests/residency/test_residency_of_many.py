@@ -11,7 +11,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from holdfast.config import ResidencySettings
+from holdfast.config import ModelSettings, ResidencySettings
 from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
 from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import Finished, FinishReason
@@ -66,6 +66,12 @@ async def test_nothing_is_loaded_before_it_is_asked_for_and_then_once_for_all_wh
         assert made.statuses()[1].figures.changes == {"loaded": 1}
         with pytest.raises(UnknownModel, match="available: a, b, c"):
             await answered(made, "other")
+
+
+async def test_the_context_window_is_known_before_a_model_is_loaded_where_somebody_has_said_it() -> None:
+    said = {"model": ModelSettings(path="b", context_tokens=2048), "own_context_tokens": 4096}
+    made = FakeModels(catalog_over("a", "b", "c", b=said, c={"own_context_tokens": 4096}))
+    assert [status.context_tokens for status in made.statuses()] == [None, 2048, 4096]
 
 
 async def test_many_requests_over_three_models_on_two_places_are_all_answered() -> None:

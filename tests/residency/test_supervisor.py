@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+
+import psutil
 import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import InvalidRequest
 from holdfast.messages.commands import SchedulerLimits
 from holdfast.residency.supervisor import LONGEST_BACKOFF_SECONDS, WorkerSupervisor, backoff_seconds
+from holdfast.residency.worker_process import WorkerProcess
 from holdfast.worker.assignment import WorkerSettings
+from tests.fakes.fake_worker import fake_settings
 
 
 def test_the_first_restart_is_at_once_and_the_wait_doubles_up_to_a_limit() -> None:
@@ -23,3 +28,26 @@ async def test_limits_are_kept_for_the_workers_to_come_and_bad_ones_change_nothi
         with pytest.raises(InvalidRequest, match=next(iter(wrong)) if wrong != {"max_running": 65} else "step_tokens"):
             await supervisor.set_limits(**wrong)
     assert await supervisor.set_limits() == SchedulerLimits(max_running=8, step_tokens=64)
+
+
+async def test_a_worker_that_begins_later_has_the_level_of_the_log_of_then() -> None:
+    levels: list[str] = []
+
+    class Noted(WorkerSupervisor):
+        async def _launch(self) -> WorkerProcess:
+            levels.append(self._settings.log.level)
+            return await super()._launch()
+
+    supervisor = Noted("m", fake_settings(), on_progress=lambda model, progress: None)
+    supervisor.set_log_level("error")
+    try:
+        await supervisor.start()
+        supervisor.set_log_level("debug")  # it is still loading
+        await supervisor.wait_ready()
+        assert supervisor.pid is not None
+        psutil.Process(supervisor.pid).kill()
+        while len(levels) == 1 or supervisor.client is None:
+            await asyncio.sleep(0.005)
+    finally:
+        await supervisor.stop()
+    assert levels == ["error", "debug"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +13,12 @@ import ollama
 import openai
 import pytest
 
+from holdfast.models.demo import demo_folder
+from tests.fakes.hub import running_hub
 from tests.fakes.server_process import ServerProcess
 
 MODEL = "demo"
+KELP = "coast/kelp-small"
 HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 60}
 PERSON = {
@@ -144,3 +148,36 @@ def test_a_model_is_loaded_and_let_go_of_in_name(client: ollama.Client) -> None:
     assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
     assert next(iter(client.generate(MODEL, stream=True))).done_reason == "load"
     assert client.ps().models
+
+
+@pytest.mark.slow
+def test_a_model_is_pulled_listed_used_and_deleted_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()}
+    (tmp_path / "models.toml").write_text(f"[models.first]\npath = '{demo_folder()}'\n")
+    with running_hub() as hub:
+        hub.repositories[KELP], hub.lfs_files = files, {"model.safetensors"}
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HOLDFAST_CATALOG_HUB_CACHE", "true")
+        server = ServerProcess("--models", str(tmp_path / "models.toml"))
+        try:
+            server.wait_ready()
+            client = ollama.Client(host=server.url)
+            told = list(client.pull(f"hf.co/{KELP}", stream=True))
+            assert told[-1].status == "success"
+            *_, last = [progress for progress in told if progress.digest]
+            assert last.completed == last.total
+            assert (last.total or 0) > len(files["model.safetensors"])
+            assert [model.model for model in client.list().models] == ["first:latest", f"{KELP}:latest"]
+            assert client.chat(KELP, HELLO, options=GREEDY).message.content
+            with pytest.raises(ollama.ResponseError, match="does not lie in the Hub's cache"):
+                client.delete("first")
+            assert client.delete(KELP).status == "success"  # it was loaded
+            assert [model.model for model in client.list().models] == ["first:latest"]
+            with pytest.raises(ollama.ResponseError, match="not found, try pulling it first"):
+                client.chat(KELP, HELLO)
+            with pytest.raises(ollama.ResponseError, match="no model coast/none on the Hub"):
+                client.pull("coast/none")
+            client._client.close()
+        finally:
+            assert server.stop() == 0, server.log()

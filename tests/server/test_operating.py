@@ -88,6 +88,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
     write_settings(folders, level="debug")
     started.process.send_signal(signal.SIGHUP)
     until(lambda: "the level of the log is debug; it was info" in started.log(), "the settings are read again")
+    until(lambda: "this worker's level of the log is debug" in started.log(), "its worker is told as well")
     stream = streamed(started, session="s", tokens=300)
     next(stream)
     stopping = command("stop", str(started.process.pid))

@@ -147,7 +147,6 @@ def _bundle(name: str, found: FoundDialect) -> TokenizerBundle:
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults={},
-        context_tokens=100_000,
         dialect=found.dialect,
     )
 

@@ -24,17 +24,17 @@ import uvloop
 from holdfast import __version__
 from holdfast.app.addresses import lan_addresses
 from holdfast.app.ready import ReadyModel, ReadyServer, announce
-from holdfast.app.reload import Hangups, Reload, ReloadedCatalog, ReloadedSettings, reload_keys
+from holdfast.app.reload import Hangups, Reload, ReloadedSettings, reload_keys
 from holdfast.app.run_folder import run_folder
 from holdfast.app.running_servers import RunningServer, write_down
-from holdfast.config import EffectiveSettings, Settings
+from holdfast.config import EffectiveSettings, LogLevel, Settings
 from holdfast.errors import WorkerUnavailable
 from holdfast.key_file import key_file_of, read_keys
 from holdfast.models.device_memory import MemoryShare
 from holdfast.models.download import resolve_model
 from holdfast.models.model_folder import checked_tensor_bytes
 from holdfast.residency.catalog import Catalog, CatalogEntry
-from holdfast.residency.chosen_catalog import catalog_again, catalog_of
+from holdfast.residency.chosen_catalog import catalog_of
 from holdfast.residency.model_slot import ModelFiles
 from holdfast.residency.residency import Residency
 from holdfast.store.settings import chosen_folder
@@ -81,7 +81,7 @@ def run(effective: EffectiveSettings, *, progress: Progress = lambda stage, frac
         with run_folder(os.environ) as private, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             front = Front(settings, catalog, progress=progress, started_at=started_at, certificate=certificate)
             front.tells_of_itself(private, log_file=log_file)
-            front.reloads.append(ReloadedSettings(effective).reload)
+            front.reloads.append(ReloadedSettings(effective, on_level=front.set_log_level).reload)
             runner.run(front.serve(lambda: hangups.reload_on(front.reloads)))
     except WorkerUnavailable as error:
         logger.error("%s", error)
@@ -133,6 +133,11 @@ class Front:
             share=share,
         )
 
+    def set_log_level(self, level: LogLevel) -> None:
+        """Have all workers log what is so severe, from now on."""
+        self._settings = replace(self._settings, log=replace(self._settings.log, level=level))
+        self._residency.set_log_level(level)
+
     def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
         """Once it listens, it is to say in this folder who and where it is."""
         self._folder_of_record, self._log_file = folder, log_file
@@ -163,7 +168,7 @@ class Front:
         with http.listen(self._settings.server) as listener:
             app = build_application(self._settings, self._residency)
             self.reloads.append(partial(reload_keys, app.state.services.keys))
-            self.reloads.append(ReloadedCatalog(partial(catalog_again, self._settings, os.environ), self._residency).reload)
+            self.reloads.append(app.state.reloaded_catalog.reload)
             if signals.came:  # while the lines above were busy: nobody listens yet, and there is nothing to be stopped
                 return
             listening = asyncio.Event()
@@ -218,8 +223,7 @@ class Front:
         figures = (await self._residency.statistics()).get(first.id)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections, which delay tokens, need not look at it
-        server = self._settings.server
-        needs_key = bool(server.api_key) or key_file_of(server.keys_file, os.environ) is not None
+        needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
             model=first.id,

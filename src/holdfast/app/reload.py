@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.config import EffectiveSettings, value_of
+from holdfast.config import EffectiveSettings, LogLevel, value_of
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.telemetry.logs import set_level
 
@@ -28,8 +28,10 @@ _log = logging.getLogger("holdfast.app")
 class ReloadedSettings:
     """The settings, read again from where they came from. Of these the level of the log can change; all others need a restart."""
 
-    def __init__(self, effective: EffectiveSettings) -> None:
+    def __init__(self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]) -> None:
+        """on_level: told the level of the log when that has changed."""
         self._at_start = self._current = effective
+        self._on_level = on_level
 
     def reload(self) -> None:
         """Read them again; if they cannot be used, all stays as it is."""
@@ -40,6 +42,8 @@ class ReloadedSettings:
             return
         before, level = self._current.settings.log.level, read.settings.log.level
         set_level(read.settings.log)
+        if level != before:
+            self._on_level(level)
         self._current = read
         said = f"the level of the log is {level}" + (", as before" if before == level else f"; it was {before}")
         changed = [

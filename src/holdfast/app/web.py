@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from holdfast import __version__
 from holdfast.app.awake import Awake
+from holdfast.app.reload import ReloadedCatalog
 from holdfast.config import Settings
 from holdfast.http.application import DIALECTS, create_application
 from holdfast.http.server.active import ActiveRequests
@@ -23,6 +24,9 @@ from holdfast.intake import session_commands
 from holdfast.intake.bundles import Bundles
 from holdfast.intake.gateway import Gateway
 from holdfast.intake.tokenizer_bundle import TokenizerBundle, load_tokenizer_bundle
+from holdfast.models.hub_cache import hub_cache_folder
+from holdfast.residency.chosen_catalog import catalog_again
+from holdfast.residency.library import Library
 from holdfast.residency.residency import Residency
 from holdfast.store.answers import AnswerFile
 from holdfast.store.response_thread import ResponseStore
@@ -51,6 +55,7 @@ def build_application(settings: Settings, residency: Residency, *, dialects: Seq
     residency.on_changed_entry = bundles.forget
     for name in residency.catalog.at_start:
         bundles.begin(name)
+    reloaded = ReloadedCatalog(partial(catalog_again, settings, os.environ), residency)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools)
     services = Services(
         generate=gateway.generate,
@@ -61,6 +66,12 @@ def build_application(settings: Settings, residency: Residency, *, dialects: Seq
         sessions=partial(session_commands.carry_out, residency.lease),
         catalog=lambda: residency.catalog,
         control=residency,
+        library=Library(
+            residency,
+            cache=hub_cache_folder(os.environ),
+            with_code=settings.model.trust_remote_code,
+            read_again=reloaded.take_in,
+        ),
         statuses=residency.statuses,
         statistics=residency.statistics,
         dialects=bundles.dialects,
@@ -77,5 +88,5 @@ def build_application(settings: Settings, residency: Residency, *, dialects: Seq
         seal=Seal(store / "answers" if store else None),
     )
     app = create_application(services, dialects=dialects)
-    app.state.bundles = bundles
+    app.state.bundles, app.state.reloaded_catalog = bundles, reloaded
     return app

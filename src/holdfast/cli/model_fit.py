@@ -13,7 +13,7 @@ from holdfast.cli.output import print_rows
 from holdfast.cli.sizes import size_text
 from holdfast.engine.sequence_size import sequence_size_of
 from holdfast.errors import ModelLoadError
-from holdfast.intake.tokenizer_bundle import context_tokens_of
+from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, known_context_tokens
 from holdfast.models.device_memory import DeviceMemory, memory_report
 from holdfast.models.download import ModelSource
 from holdfast.models.fit import Choice, Need, choice_for
@@ -24,7 +24,6 @@ from holdfast.models.stored_size import StoredSize, size_of_folder, size_on_hub
 _GIB = 1 << 30
 _MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
 _AGENT_TOKENS = (8192, 32768, 131072)
-_UNKNOWN_CONTEXT = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ def fit_of(source: ModelSource) -> ModelFit:
     folder = _whole_folder(source)
     stored = size_on_hub(source) if folder is None else size_of_folder(folder)
     sequence = sequence_size_of(stored.config)
-    context = context_tokens_of(stored.config) or _UNKNOWN_CONTEXT
+    context = known_context_tokens(stored.config) or UNKNOWN_CONTEXT_TOKENS
     memory = memory_report(working_set_bytes=sequence.working_set_bytes)
     usable = sequence.working_set_bytes or memory.available_bytes
     # On a CPU everything becomes float32, if there is room for that (`weight_format`).

@@ -59,27 +59,21 @@ def list_models(models_file: ModelsFile = None, url: Url = None, api_key: ApiKey
 def pull(model: Name, revision: Revision = "", models_file: ModelsFile = None, trust_remote_code: TrustCode = False) -> None:
     """Fetch a model from the Hub into its cache. What is there already is kept and checked; what was cut off goes on."""
     from holdfast.cli.progress import load_progress
-    from holdfast.models.download import resolve_model
-    from holdfast.models.integrity import check_files
+    from holdfast.models.hub_models import pull_model
     from holdfast.models.loadable import check_loadable
 
     with plain_errors():
         source = _hub_source(model, revision, _settings(models_file))
-        wanted = ModelSettings(path=source.name, revision=source.revision, trust_remote_code=trust_remote_code)
         with load_progress(LogSettings()) as progress:
-            folder = resolve_model(wanted, progress=progress)
-            files = [file for file in folder.rglob("*") if file.is_file()]
-            total, done = sum(file.stat().st_size for file in files), 0
-
-            def read(size: int) -> None:
-                nonlocal done
-                done += size
-                progress("checking", done / max(total, 1))
-
-            check_files(files, read=read)
+            pulled = pull_model(
+                source,
+                with_code=trust_remote_code,
+                on_step=lambda stage, done, total: progress(stage, done / max(total, 1)),
+            )
             progress("ready", 1.0)
-        typer.echo(f"{source.name}: {count_text(len(files), 'file')}, {size_text(total)}, as on the Hub, in {folder}")
-        check_loadable(folder)
+        what = f"{count_text(pulled.files, 'file')}, {size_text(pulled.file_bytes)}"
+        typer.echo(f"{source.name}: {what}, as on the Hub, in {pulled.folder}")
+        check_loadable(pulled.folder)
 
 
 @models.command("rm")
@@ -91,25 +85,17 @@ def remove(
     api_key: ApiKey = None,
 ) -> None:
     """Remove a model, with all its revisions, from the Hub's cache. Folders of yours are never touched."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
     from holdfast.models.hub_cache import hub_cache_folder
+    from holdfast.models.hub_models import removal_of
 
     with plain_errors():
         source = _hub_source(model, "", _settings(models_file))
-        try:
-            cache = scan_cache_dir(hub_cache_folder(os.environ))
-        except CacheNotFound as error:
-            raise ConfigError(f"{source.name} is not here: there is no cache of the Hub at {error.cache_dir}") from None
-        found = next((each for each in cache.repos if each.repo_type == "model" and each.repo_id == source.name), None)
-        if found is None:
-            raise ConfigError(f"{source.name} is not in the Hub's cache; `holdfast models ls` shows what is there")
+        cache = hub_cache_folder(os.environ)
+        removal = removal_of(source.name, cache)
         _refuse_loaded(source.name, _running(url, api_key))
-        removal = cache.delete_revisions(*(revision.commit_hash for revision in found.revisions))
         freed = size_text(removal.expected_freed_size)
         if not yes:
-            typer.confirm(f"Remove {source.name} from {found.repo_path}? That frees {freed}.", abort=True)
+            typer.confirm(f"Remove {source.name} from {cache}? That frees {freed}.", abort=True)
         removal.execute()
         typer.echo(f"removed {source.name}; {freed} are free again")
 
@@ -205,13 +191,14 @@ def _any_source(model: str, revision: str, settings: Settings) -> ModelSource:
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """The same for models of the Hub, also of those that are found in its cache. Raises ConfigError for others."""
-    from holdfast.models.download import hub_source, model_source
+    from holdfast.models.download import hub_source
+    from holdfast.models.hub_cache import hub_cache_folder
+    from holdfast.models.hub_models import hub_model_of
 
     entry = _catalog(settings).find(model)
-    source = None if entry is None else model_source(entry.model.path, revision=revision or entry.model.revision)
-    if source is None or source.kind == "folder":  # what is found in the cache has its id for a name
-        source = hub_source(model, revision=revision)
-    if source is None or source.kind != "hub":
+    source = None if entry is None else hub_model_of(entry.model, hub_cache_folder(os.environ))
+    source = hub_source(model, revision=revision) if source is None else replace(source, revision=revision or source.revision)
+    if source is None:
         raise ConfigError(f"{model} is no id of the Hub (owner/name), and no name of one: this is for models of the Hub only")
     return source
 

@@ -72,6 +72,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     services: Services = app.state.services
     yield
+    await services.library.close()
     await services.running.close()
     await services.responses.close()
 

@@ -35,7 +35,7 @@ def answer_rules(
         one_call=not request.tool_choice.parallel,
         in_reasoning=prompt.in_reasoning,
         earlier_call_ids=tuple(_call_ids(chat.messages)) if chat else (),
-        form_field="" if request.output_format is None else request.output_format.field,
+        form_field=request.output_format.field if request.output_format else "tools" if chat and chat.tools else "",
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
         echo=request.echo,

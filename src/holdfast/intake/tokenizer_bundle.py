@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
@@ -35,7 +34,6 @@ class TokenizerBundle:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model has none and cannot chat
     generation_defaults: Mapping[str, float]
-    context_tokens: int  # according to config.json; 0 when it does not say
     answer_frame: AnswerFrame = AnswerFrame()  # where in a rendered conversation answers stand
     known_answers: KnownAnswers = field(default_factory=KnownAnswers)
     read_texts: ReadTexts = field(default_factory=ReadTexts)
@@ -81,7 +79,6 @@ def load_tokenizer_bundle(
         template=found.template,
         answer_frame=frame_of(found.template, tokenizer, found.dialect),
         generation_defaults={**generation_defaults(folder), **(sampling or {})},
-        context_tokens=context_tokens_of(read_json(folder / "config.json")),
         known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
         turn_end_token_ids=() if template is None else turn_ends(template, tokenizer, family=found.dialect.family),
         token_memory=TokenMemory(most_bytes=settings.known_text_bytes),
@@ -140,14 +137,3 @@ def _text_fingerprint(folder: Path) -> bytes:
         if path.is_file():
             digest.update(path.name.encode() + b"\0" + hashlib.blake2b(path.read_bytes()).digest())
     return digest.digest()
-
-
-def context_tokens_of(config: Mapping[str, Any]) -> int:
-    """What a config.json says of the longest context; 0 when it does not say."""
-    text_config = config.get("text_config")
-    for source in (text_config if isinstance(text_config, dict) else {}, config):
-        for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "n_ctx"):
-            value = source.get(name)
-            if isinstance(value, int) and value > 0:
-                return value
-    return 0

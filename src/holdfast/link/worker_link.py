@@ -21,6 +21,7 @@ from holdfast.messages.commands import (
     TELL_STATISTICS,
     ControlAction,
     LinkCommand,
+    LogChange,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -134,6 +135,11 @@ class WorkerLink:
         """Have other limits of running sequences and of a step; returns what counts then, as `statistics` does."""
         self._send(limits)
         return await self.statistics()
+
+    def set_log_level(self, level: str) -> None:
+        """Have it log what is so severe; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(LogChange(level=level))
 
     def send_session(self, command: SessionCommand) -> None:
         """Have a session command carried out; its answer is an event. Raises WorkerUnavailable when the worker is gone."""

@@ -123,7 +123,13 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step_tokens: int
 
 
+class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How severe what is logged has to be, from now on. Command of the link."""
+
+    level: str  # as in `log.level`
+
+
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
-Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SchedulerLimits | SessionCommand
+Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SchedulerLimits | LogChange | SessionCommand
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

@@ -15,15 +15,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from holdfast.config import ModelSettings
-from holdfast.errors import ModelLoadError
+from holdfast.errors import ModelLoadError, NoSuchModel
 from holdfast.models.demo import DEMO_ID, DEMO_IDS, demo_folder, is_demo
 from holdfast.models.integrity import check_files
 from holdfast.models.model_folder import check_is_folder
 
 Progress = Callable[[str, float], None]
+OnBytes: TypeAlias = Callable[[int, int], None]
+"""Told how many bytes have come, of how many that are missing; by several threads. What it raises ends the download."""
 _STAGE = "download"
 # What mlx-lm fetches of a model, without the Python files: they are needed only by models that bring their own code.
 _PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt", "*.jsonl", "*.jinja"]
@@ -95,11 +97,28 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if source.kind == "folder":
         check_is_folder(Path(source.name))
         return Path(source.name)
-    return download(source, with_code=settings.trust_remote_code, progress=progress)
+    fetched = fetch(
+        source,
+        with_code=settings.trust_remote_code,
+        # 1.0 is said once, when everything lies in its place.
+        on_bytes=lambda done, total: progress(_STAGE, min(done / total, 0.999)),
+    )
+    if fetched.new_files:
+        check_files(fetched.new_files)
+        progress(_STAGE, 1.0)
+    return fetched.folder
 
 
-def download(source: ModelSource, *, with_code: bool = False, progress: Progress) -> Path:
-    """Fetch a model of the Hub into its cache and return the snapshot's folder. Whole files that are there already are kept.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedModel:
+    """A snapshot of a model of the Hub in its cache, and which of its files have come just now, unchecked."""
+
+    folder: Path
+    new_files: tuple[Path, ...] = ()
+
+
+def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) -> FetchedModel:
+    """Fetch a model of the Hub into its cache. Whole files that are there already are kept.
 
     Without a network, what the cache holds of the revision is used if it is complete. Raises ModelLoadError.
     """
@@ -112,19 +131,17 @@ def download(source: ModelSource, *, with_code: bool = False, progress: Progress
         try:
             files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
         except DryRunError as error:
-            return _from_cache(source, wanted, error)
-        missing_bytes = sum(file.file_size or 0 for file in files if file.will_download)
+            return FetchedModel(folder=_from_cache(source, wanted, error))
+        missing = [file for file in files if file.will_download]
+        missing_bytes = sum(file.file_size or 0 for file in missing)
         if not files:
             raise ModelLoadError(f"{source.name} on the Hub has no files of an MLX model (config.json, model*.safetensors)")
         if missing_bytes:
             _check_disk(source, missing_bytes)
-            progress(_STAGE, 0.0)
-        count = _counter(total_bytes=missing_bytes, progress=progress) if missing_bytes else None
+            on_bytes(0, missing_bytes)
+        count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes) if missing_bytes else None
         folder = Path(snapshot_download(**wanted, tqdm_class=_bar_class(count)))
-        if missing_bytes:
-            check_files([folder / file.filename for file in files if file.will_download])
-            progress(_STAGE, 1.0)
-        return folder
+        return FetchedModel(folder=folder, new_files=tuple(folder / file.filename for file in missing))
 
 
 @contextlib.contextmanager
@@ -142,16 +159,15 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
         raise _explained(source, error) from error
 
 
-def _counter(*, total_bytes: int, progress: Progress) -> Callable[[float], None]:
-    """Adds up the bytes that several threads fetch, and tells the fraction."""
+def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
+    """Adds up the bytes that several threads fetch, and tells the sum."""
     done_bytes, lock = 0, threading.Lock()
 
     def add(count: float) -> None:
         nonlocal done_bytes
         with lock:
             done_bytes += int(count)
-            # 1.0 is said once, when everything lies in its place.
-            progress(_STAGE, min(max(done_bytes / total_bytes, 0.0), 0.999))
+            on_bytes(min(max(done_bytes, 0), total_bytes), total_bytes)
 
     return add
 
@@ -223,6 +239,8 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     if isinstance(error, ModelLoadError):
         return error
     name = source.name
+    is_unknown = isinstance(error, (RepositoryNotFoundError, RevisionNotFoundError)) and not isinstance(error, GatedRepoError)
+    kind = NoSuchModel if is_unknown else ModelLoadError
     match error:
         case GatedRepoError():
             text = f"{name} is gated: accept its terms on the Hub and set HF_TOKEN"
@@ -250,7 +268,7 @@ def _explained(source: ModelSource, error: BaseException) -> ModelLoadError:
             )
         case _:
             text = f"{name} could not be fetched: {_one_line(error)}"
-    return ModelLoadError(text)
+    return kind(text)
 
 
 def _network_error() -> type[Exception]:

@@ -58,8 +58,17 @@ def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None
     return None if cached is None else cached.folder
 
 
+def hub_id_of(cache: Path, folder: Path) -> str | None:
+    """The id of the model to which a folder of the cache belongs; None for folders elsewhere."""
+    name = next(iter(folder.relative_to(cache).parts), "") if folder.is_relative_to(cache) else ""
+    return _hub_id(name) if name.startswith(_PREFIX) else None
+
+
+def _hub_id(name: str) -> str:
+    return name.removeprefix(_PREFIX).replace("--", "/")
+
+
 def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
-    hub_id = repository.name.removeprefix(_PREFIX).replace("--", "/")
     try:
         commits = {path.name: path.stat().st_mtime for path in (repository / "snapshots").iterdir()}
     except OSError:
@@ -77,7 +86,7 @@ def _cached(repository: Path, *, wanted: str = "") -> CachedModel | None:
         revision = max(commits, key=lambda commit: commits[commit])
     else:
         return None
-    return CachedModel(hub_id=hub_id, folder=repository / "snapshots" / refs.get(revision, revision))
+    return CachedModel(hub_id=_hub_id(repository.name), folder=repository / "snapshots" / refs.get(revision, revision))
 
 
 def _refs(folder: Path) -> dict[str, str]:

@@ -17,8 +17,9 @@ from mlx.nn.layers.base import Module
 from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.models import device_memory, mlx_lm_import, platform, weight_format
-from holdfast.models.dimensions import context_tokens, vocabulary_size
+from holdfast.models.context_window import context_tokens
 from holdfast.models.model_folder import checked_config, checked_tensor_bytes, read_json
+from holdfast.models.vocabulary import vocabulary_size
 
 Progress = Callable[[str, float], None]
 _LONGEST_REASON = 300

@@ -6,9 +6,11 @@ import ast
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from holdfast.errors import ModelLoadError
 from holdfast.models.model_folder import WEIGHT_FILES, check_is_folder, checked_config
@@ -17,18 +19,18 @@ _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
 
 
-def check_loadable(folder: Path) -> None:
-    """Raise ModelLoadError, with the reason in words, for a folder whose model cannot be loaded.
+def check_loadable(folder: Path) -> Mapping[str, Any]:
+    """The configuration of a model that can be loaded; what only the loading shows, such as a file cut short, is not looked for.
 
-    What only the loading shows, such as a file that is cut short, is not looked for.
+    Raises ModelLoadError, with the reason in words, for a folder whose model cannot be.
     """
     try:
-        _check(folder)
+        return _checked(folder)
     except OSError as error:  # no permission, a name that is too long
         raise ModelLoadError(f"{folder} cannot be looked into: {error.strerror or error}") from None
 
 
-def _check(folder: Path) -> None:
+def _checked(folder: Path) -> Mapping[str, Any]:
     check_is_folder(folder)
     config = checked_config(folder)
     model_type = str(config["model_type"])
@@ -43,6 +45,7 @@ def _check(folder: Path) -> None:
     shards = [match for name in weights if (match := _SHARD.fullmatch(name))]
     if shards and len(shards) < (wanted := int(shards[0][2])):
         raise ModelLoadError(f"only {len(shards)} of its {wanted} weight files are in {folder}")
+    return config
 
 
 def is_supported(model_type: str) -> bool:

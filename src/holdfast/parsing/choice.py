@@ -56,7 +56,7 @@ class ChoiceRules:
     stops: tuple[str, ...] = ()
     dialect: ModelDialect = PLAIN  # of the model, where it answers a conversation; what completes a text is text throughout
     tools: DeclaredTools = field(default_factory=DeclaredTools)
-    form_field: str = ""  # the request's field with the form that the answer is to have; empty: none was asked for
+    form_field: str = ""  # the request's field that the answer is held to, its form or its tools; empty: there is none
     reads_calls: bool = False  # tools were offered and may be called; without, what would be a call is text
     one_call: bool = False  # the answer ends behind its first call
     in_reasoning: bool = False  # the prompt has opened a thought
@@ -157,9 +157,7 @@ class ChoiceText:
             raise GenerationFailed(event.error or "the generation failed")
         if event.reason is FinishReason.REFUSED:
             self.done = True
-            if self._rules.form_field:
-                raise InvalidRequest(event.error, field=self._rules.form_field)
-            raise GenerationFailed(event.error)  # a grammar of our own making
+            raise InvalidRequest(event.error, field=self._rules.form_field)
         echo = self._echo(()) if self._owes_echo else ()
         deltas = self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
         self.done = True

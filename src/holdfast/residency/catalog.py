@@ -24,6 +24,7 @@ class CatalogEntry:
     idle_seconds: float | None = None  # without a request, until it is unloaded; 0: at once; None: never
     sampling: Mapping[str, float] = field(default_factory=dict)  # where a request says nothing, before the makers' own
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template, where a request says nothing
+    own_context_tokens: int = 0  # the context window that its config.json names; 0: not looked at, or it names none
     draft: str | None = None  # the model that is to draft for it; not used yet
 
 
@@ -44,6 +45,7 @@ class Catalog:
     entries: tuple[CatalogEntry, ...]  # the first one is that of requests that name none
     left_out: tuple[LeftOut, ...] = ()
     at_start: tuple[str, ...] = ()  # names of those that are loaded at the start: the pinned ones, the one named, the only one
+    takes_found: bool = False  # a model that comes into the Hub's cache is served when the catalog is read again
 
     @cached_property
     def _by_name(self) -> dict[str, CatalogEntry]:

@@ -16,6 +16,7 @@ from holdfast.config import Settings, all_specs
 from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, SAMPLING_RANGES
+from holdfast.models.context_window import known_context_tokens
 from holdfast.models.download import model_source
 from holdfast.models.loadable import check_loadable
 from holdfast.residency.catalog import CatalogEntry, LeftOut
@@ -102,9 +103,11 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     idle_seconds = given.pop("idle", settings.residency.idle_seconds)
     store = replace(settings.store, codec=given.pop("codec", settings.store.codec))
     model = {_LIKE_SETTING[key].partition(".")[2]: value for key, value in given.items()}
+    place = _place(table, model, file)
+    config = check_loadable(Path(place["path"])) if "path" in table else {}
     return CatalogEntry(
         name=name,
-        model=replace(settings.model, **{**model, **_place(table, model, file), "name": name}),
+        model=replace(settings.model, **{**model, **place, "name": name}),
         store=store,
         origin=str(file),
         aliases=aliases,
@@ -112,6 +115,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         idle_seconds=idle_seconds,
         sampling=_sampling(_of_type(table, "sampling", dict, "a table such as { temperature = 0.2 }") or {}),
         template_arguments=_template(_of_type(table, "template", dict, "a table such as { enable_thinking = false }") or {}),
+        own_context_tokens=known_context_tokens(config),
         draft=_of_type(table, "draft", str, "a text"),
     )
 
@@ -130,7 +134,7 @@ def _specs() -> dict[str, SettingSpec]:
 
 
 def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> dict[str, str]:
-    """Folder, or Hub id and revision. Raises ConfigError, and ModelLoadError for a folder that holds no model."""
+    """Folder, or Hub id and revision. Raises ConfigError, and ModelLoadError for what cannot be an id."""
     path, hub_id = (_of_type(table, key, str, "a text") for key in ("path", "id"))
     if bool(path) == bool(hub_id):
         raise ConfigError("it needs either path (a folder) or id (owner/name on the Hub), and not both")
@@ -142,7 +146,6 @@ def _place(table: Mapping[str, Any], model: Mapping[str, Any], file: Path) -> di
     if model.get("revision"):
         raise ConfigError("revision goes with id, not with path")
     folder = file.absolute().parent / os.path.expanduser(path or "")
-    check_loadable(folder)
     return {"path": str(folder), "revision": ""}
 
 

@@ -37,10 +37,10 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     served, passed_over = with_found(entries, found_models(settings, environ), settings)
     entries, left_out = tuple(served), (*left_out, *passed_over)
     if not entries:
-        return replace(_only(_named_by_settings(settings)), left_out=left_out)
+        return replace(_only(_named_by_settings(settings)), left_out=left_out, takes_found=settings.catalog.hub_cache)
     first = entries[:1] if settings.model.path or len(entries) == 1 else ()
     at_start = dict.fromkeys(entry.name for entry in (*first, *(entry for entry in entries if entry.is_pinned)))
-    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start))
+    return Catalog(entries=entries, left_out=left_out, at_start=tuple(at_start), takes_found=settings.catalog.hub_cache)
 
 
 def catalog_again(settings: Settings, environ: Mapping[str, str]) -> Catalog:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.config import Settings
 from holdfast.errors import ModelLoadError
+from holdfast.models.context_window import known_context_tokens
 from holdfast.models.download import model_source
 from holdfast.models.hub_cache import cached_models, hub_cache_folder
 from holdfast.models.loadable import check_loadable
@@ -48,9 +49,12 @@ def with_found(
     for model in found:
         if {model.name, str(model.folder.resolve())} & known:  # served as one of the file says
             continue
-        reason = _why_not(model, taken.get(model.name))
-        if reason:
-            left_out.append(LeftOut(name=model.name, origin=model.origin, reason=reason, is_asked_for=False))
+        try:
+            config = check_loadable(model.folder)
+            if (other := taken.get(model.name)) is not None:
+                raise ModelLoadError(f"{other.name} of {other.origin} has that name already")
+        except ModelLoadError as error:
+            left_out.append(LeftOut(name=model.name, origin=model.origin, reason=str(error), is_asked_for=False))
             continue
         own = replace(settings.model, path=str(model.folder), name=model.name, revision="")
         taken[model.name] = CatalogEntry(
@@ -59,18 +63,10 @@ def with_found(
             store=settings.store,
             origin=model.origin,
             idle_seconds=settings.residency.idle_seconds,
+            own_context_tokens=known_context_tokens(config),
         )
         served.append(taken[model.name])
     return served, left_out
-
-
-def _why_not(model: FoundModel, other: CatalogEntry | None) -> str:
-    """Why a model is not served; empty where it is."""
-    try:
-        check_loadable(model.folder)
-    except ModelLoadError as error:
-        return str(error)
-    return "" if other is None else f"{other.name} of {other.origin} has that name already"
 
 
 def _places(entry: CatalogEntry) -> tuple[str, ...]:

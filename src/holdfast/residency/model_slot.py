@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,6 +21,7 @@ from holdfast.messages.figures import ResidencyFigures, WorkerStatistics
 from holdfast.residency.budget import Candidate, Phase
 from holdfast.residency.catalog import CatalogEntry
 from holdfast.residency.leases import Leases
+from holdfast.residency.own_thread import on_own_thread
 from holdfast.residency.supervisor import WorkerSupervisor, backoff_seconds
 from holdfast.worker.assignment import WorkerSettings
 
@@ -65,6 +65,7 @@ class ModelSlot:
         self.loads = 0  # that were begun
         self.is_launched = asyncio.Event()  # a worker's process is there, or one could not be had
         self._files: asyncio.Future[ModelFiles] | None = None
+        self._are_files_old = False
         self._launched: asyncio.Future[WorkerSupervisor] | None = None
 
     @property
@@ -102,6 +103,13 @@ class ModelSlot:
         return max(self.info.kv_budget_bytes + (0 if kept is None else kept.ram_budget_bytes) - used, 0)
 
     @property
+    def context_tokens(self) -> int | None:
+        """Its context window: of the last worker, or as its entry or its config.json says; None where nobody has looked yet."""
+        if self.info is not None:
+            return self.info.context_tokens
+        return self.entry.model.context_tokens or self.entry.own_context_tokens or None
+
+    @property
     def is_fetching(self) -> bool:
         """Whether its files are on their way."""
         return self._files is not None and not self._files.done()
@@ -134,13 +142,17 @@ class ModelSlot:
 
     async def files(self) -> ModelFiles:
         """Where its files are; the first to ask has them fetched. Raises ModelLoadError."""
-        if not self._has_files() and not self.is_fetching:
-            answer: asyncio.Future[ModelFiles] = asyncio.get_running_loop().create_future()
-            # Not the loop's own threads: when the server ends, it would wait for a download.
-            threading.Thread(target=self._find, args=(answer, self.entry), name="model-files", daemon=True).start()
-            self._files = answer  # a system that has no thread left has been asked for nothing
-        assert self._files is not None
-        return await asyncio.shield(self._files)
+        files = self._files
+        is_known = files is not None and (not files.done() or (self._has_files() and files.result().folder.is_dir()))
+        if files is None or not is_known:  # `holdfast models rm` may have removed them
+            files = self._files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
+            files.add_done_callback(self._note_files)
+        return await asyncio.shield(files)
+
+    def forget_files(self) -> bool:
+        """They were fetched anew or removed: the next load looks for them again. Returns whether that counts at once."""
+        self._are_files_old = True
+        return self.phase == "unloaded" and self.take_entry()
 
     def change(self, entry: CatalogEntry) -> bool:
         """Have it loaded by another entry the next time; what a worker need not know counts at once.
@@ -155,14 +167,16 @@ class ModelSlot:
         return self.phase == "unloaded" and self.take_entry()
 
     def take_entry(self) -> bool:
-        """Now that it is not loaded, go by the entry of now; returns whether that is another one."""
+        """Now that it is not loaded, go by the entry and the files of now; returns whether those are others."""
         assert self.phase == "unloaded", "a worker has been told the entry"
         before, self.entry = self.entry, self._next_entry
-        if before.model != self.entry.model:
+        are_files_old, self._are_files_old = self._are_files_old, False
+        is_other = before != self.entry or are_files_old
+        if before.model != self.entry.model or are_files_old:
             self._files = self.info = None
-        if before != self.entry:
+        if is_other:
             self.retry_at, self.failure, self.failures_in_a_row = 0.0, "", 0
-        return before != self.entry
+        return is_other
 
     def begin_load(self) -> None:
         """From now on it has a place, and requests get leases."""
@@ -261,23 +275,7 @@ class ModelSlot:
     def _has_files(self) -> bool:
         return self._files is not None and self._files.done() and self._files.exception() is None
 
-    def _find(self, answer: asyncio.Future[ModelFiles], entry: CatalogEntry) -> None:
-        """Fetch the files and tell, on a thread of its own."""
-        found: ModelFiles | None = None
-        failure: HoldfastError = ModelLoadError("its files could not be looked at; the server's log has the details")
-        try:
-            found = self._fetch(entry)
-        except (HoldfastError, OSError) as error:
-            failure = error if isinstance(error, HoldfastError) else ModelLoadError(str(error))
-        finally:
-            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
-                answer.get_loop().call_soon_threadsafe(self._found, answer, found, failure)
-
-    def _found(self, answer: asyncio.Future[ModelFiles], found: ModelFiles | None, failure: HoldfastError) -> None:
-        if found is not None:
-            answer.set_result(found)
-            return
-        if answer is self._files:
+    def _note_files(self, files: asyncio.Future[ModelFiles]) -> None:
+        failure = None if files.cancelled() else files.exception()
+        if isinstance(failure, HoldfastError) and files is self._files:
             self.refuse_for_a_while(failure)
-        answer.set_exception(failure)
-        answer.exception()  # it may be that nobody waits for it any more

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from holdfast.config import ResidencySettings
+from holdfast.config import LogLevel, ResidencySettings
 from holdfast.errors import HoldfastError, InvalidRequest, ModelLoadError, ModelPinned, WorkerUnavailable
 from holdfast.link.model_client import ModelClient
 from holdfast.messages.commands import SchedulerLimits
@@ -52,6 +52,7 @@ class ModelStatus:
     restarts: Mapping[str, int]  # by cause: died or hung
     resumed: int = 0  # streams that have gone on with another worker
     aliases: tuple[str, ...] = ()  # further names of the model
+    context_tokens: int | None = None  # known before it is loaded where its entry or config.json names it
     is_pinned: bool = False
     is_awaited: bool = True  # the server is not ready without it: it is pinned, was named at the start, or is the only one
     idle_seconds_left: float | None = None  # until it is unloaded if nobody uses it; None: it is not going to be
@@ -244,6 +245,12 @@ class Residency:
         finally:
             slot.scheduler = supervisor.scheduler
 
+    def set_log_level(self, level: LogLevel) -> None:
+        """Have the workers that are there log what is so severe."""
+        for slot in self._slots.values():
+            if slot.supervisor is not None:
+                slot.supervisor.set_log_level(level)
+
     def statuses(self) -> list[ModelStatus]:
         """All models and how they are doing, in their order."""
         return [self._status(slot) for slot in self._slots.values()]
@@ -254,6 +261,12 @@ class Residency:
         clients = {name: client for name, supervisor in supervisors.items() if (client := supervisor.client) is not None}
         answers = await asyncio.gather(*(client.statistics() for client in clients.values()), return_exceptions=True)
         return {model: answer for model, answer in zip(clients, answers, strict=True) if isinstance(answer, WorkerStatistics)}
+
+    def forget_files(self, model: str) -> None:
+        """The files of a model were fetched anew, or removed: its next load looks for them again. Raises UnknownModel."""
+        slot = self._slot(model)
+        if slot.forget_files():
+            self.on_changed_entry(slot.entry.name)
 
     async def files(self, model: str) -> ModelFiles:
         """Where the files of a model are; fetches them if need be. Raises UnknownModel and ModelLoadError."""
@@ -449,6 +462,7 @@ class Residency:
             created=slot.created,
             restarts=slot.restarts,
             resumed=slot.resumed,
+            context_tokens=slot.context_tokens,
             aliases=entry.aliases if (entry := self._catalog.find(slot.entry.name)) is not None else (),
             is_pinned=slot.is_pinned,
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.config import SchedulerSettings
+from holdfast.config import LogLevel, SchedulerSettings
 from holdfast.errors import ModelLoadError, WorkerUnavailable
 from holdfast.link.model_client import Loss, ModelClient
 from holdfast.messages.commands import SchedulerLimits, SequenceRequest
@@ -118,6 +118,12 @@ class WorkerSupervisor:
         if known and (client := self.client) is not None:
             await client.worker.set_limits(limits)
         return limits
+
+    def set_log_level(self, level: LogLevel) -> None:
+        """Have this worker and all that follow it log what is so severe."""
+        self._settings = msgspec.structs.replace(self._settings, log=replace(self._settings.log, level=level))
+        if (client := self.client) is not None:
+            client.worker.set_log_level(level)
 
     @property
     def resumed(self) -> int:
@@ -253,7 +259,8 @@ class WorkerSupervisor:
         resumed = self._client.begin_with(self._worker.link)  # before anybody who comes now
         self._room.admit_all()
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
-        if self._settings != self._launched_with:  # limits were changed while it was loading
+        if self._settings != self._launched_with:  # changed while it was loading
+            self._worker.link.set_log_level(self._settings.log.level)
             with contextlib.suppress(WorkerUnavailable):  # it has died again; the next one is told them
                 await self._worker.link.statistics()
                 await self.set_limits()

@@ -16,6 +16,7 @@ from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
     SHUT_DOWN,
     Command,
+    LogChange,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -180,6 +181,9 @@ class WorkerLoop:
                 self._is_closing = True
             elif isinstance(command, SchedulerLimits):
                 self._set_limits(command)
+            elif isinstance(command, LogChange):
+                logging.getLogger().setLevel(command.level.upper())
+                logger.debug("this worker's level of the log is %s", command.level)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:

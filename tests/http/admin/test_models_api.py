@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
-from holdfast.errors import InvalidRequest, WorkerUnavailable
+from holdfast.errors import InvalidRequest, ModelLoadError, ModelPinned, WorkerUnavailable
 from tests.fakes.http_clients import client_of
 from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway
 
@@ -60,7 +60,15 @@ async def test_bad_input_names_the_field_and_does_nothing(method: str, path: str
     assert control.done == []
 
 
-@pytest.mark.parametrize(("refusal", "status"), [(WorkerUnavailable("no room"), 503), (InvalidRequest("too few"), 400)])
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (WorkerUnavailable("no room"), 503),
+        (ModelLoadError("broken"), 503),
+        (ModelPinned("a"), 409),
+        (InvalidRequest("too few"), 400),
+    ],
+)
 async def test_what_cannot_be_done_is_said(refusal: Exception, status: int) -> None:
     async with client_of(ScriptedGateway(), control=ScriptedControl(refusal=refusal)) as client:
         refused = await client.post(f"{PLACE}/load")

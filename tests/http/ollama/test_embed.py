@@ -6,8 +6,9 @@ from typing import Any
 import ollama
 import pytest
 
+from tests.fakes.http_clients import client_of
 from tests.fakes.ollama_bodies import asked
-from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+from tests.fakes.scripted_gateway import MODEL, ScriptedControl, ScriptedGateway
 
 EMBED, OLDER = "/api/embed", "/api/embeddings"
 
@@ -73,3 +74,14 @@ async def test_what_is_wrong_is_named(path: str, fields: dict[str, Any], status:
     response = await asked(gateway, path, **fields)
     assert (response.status_code, named in response.json()["error"]) == (status, True), response.text
     assert gateway.embedded == []
+
+
+@pytest.mark.parametrize(("address", "done"), [("127.0.0.1", [("let go", MODEL)]), ("192.0.2.1", [])])
+@pytest.mark.parametrize(("path", "field"), [(EMBED, "input"), (OLDER, "prompt")])
+async def test_an_administrator_may_have_the_model_let_go_of_behind_the_vectors(
+    path: str, field: str, address: str, done: list[tuple[str, str]]
+) -> None:
+    control = ScriptedControl()
+    async with client_of(ScriptedGateway(), control=control, address=address) as client:
+        answered = await client.post(path, json={"model": MODEL, field: "x", "keep_alive": 0})
+    assert (answered.status_code, control.done) == (200, done)

@@ -53,9 +53,29 @@ async def test_without_any_key_the_server_is_administered_from_its_own_machine_o
     assert await answer(address="192.168.1.7") == 403
 
 
-@pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip", "via"])
+@pytest.mark.parametrize("header", ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded", "x-real-ip", "via"])
 async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> None:
     assert await answer(header=header) == 403
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "key", "expected"),
+    [
+        (("*",), "https://evil.example", "", 403),
+        (("*",), "null", "", 403),
+        (("*",), "http://127.0.0.1:8321", "", 200),
+        (("https://ui.example", "*"), "https://ui.example", "", 200),
+        (("*",), "https://evil.example", "single", 200),  # the page knows the key
+        ((), "https://evil.example", "single", 403),
+    ],
+)
+async def test_a_web_page_that_everybody_may_have_written_does_not_administer(
+    origins: tuple[str, ...], origin: str, key: str, expected: int
+) -> None:
+    server = ServerSettings(cors_origins=origins, api_key=key)
+    async with client_of(ScriptedGateway(), server=server, dialects=(*DIALECTS, ADMIN)) as client:
+        answered = await client.post("/admin/ping", headers={"origin": origin, "x-api-key": key or "none"})
+    assert answered.status_code == expected
 
 
 async def test_as_soon_as_a_key_is_set_it_takes_an_admins(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect, Request
@@ -57,19 +61,13 @@ async def change_limits(request: Request, services: Services) -> Response:
 @operation("POST", "/admin/models/{id:path}/load", answers_of(ModelHealth), needs_admin=True)
 async def load_model(request: Request, services: Services) -> Response:
     """Load a model, and answer when it serves. Others are unloaded for it as for a request."""
-    model = named_model(services, request.path_params["id"]).id
-    if not await unless_disconnected(request.receive, services.control.load(model)):
-        raise ClientDisconnect
-    return json_response(health_of(model, services))
+    return await _done(request, services, services.control.load)
 
 
 @operation("POST", "/admin/models/{id:path}/unload", answers_of(ModelHealth), needs_admin=True)
 async def unload_model(request: Request, services: Services) -> Response:
     """Unload a model when those who use it are served, and answer when it is gone. What it has read stays."""
-    model = named_model(services, request.path_params["id"]).id
-    if not await unless_disconnected(request.receive, services.control.unload(model)):
-        raise ClientDisconnect
-    return json_response(health_of(model, services))
+    return await _done(request, services, services.control.unload)
 
 
 @operation(
@@ -78,7 +76,12 @@ async def unload_model(request: Request, services: Services) -> Response:
 async def pin_model(request: Request, services: Services) -> Response:
     """Load a model and keep it loaded, or no longer keep it."""
     asked = parse(PinChange, await read_body(request, limit_bytes=services.limits.max_body_bytes) or b"{}")
+    return await _done(request, services, partial(services.control.pin, pinned=asked.pinned))
+
+
+async def _done(request: Request, services: Services, work: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
+    """How the model is doing when that is done. Raises ClientDisconnect when nobody waits any more."""
     model = named_model(services, request.path_params["id"]).id
-    if not await unless_disconnected(request.receive, services.control.pin(model, pinned=asked.pinned)):
+    if not await unless_disconnected(request.receive, work(model)):
         raise ClientDisconnect
     return json_response(health_of(model, services))

@@ -96,7 +96,7 @@ def _address(request: Request) -> str:
 
 
 def _state(model: ModelStatus) -> str:
-    context = "" if model.info is None else f", {model.info.context_tokens:,} tokens of context"
+    context = "" if model.context_tokens is None else f", {model.context_tokens:,} tokens of context"
     return f"{model.state}{context}"
 
 

@@ -16,20 +16,8 @@ from holdfast.http.server.openapi import answers_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
 from holdfast.store.block import StoreRefused
-from holdfast.store.inspect import list_store, summarize_store
+from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.settings import is_folder, store_limits
-
-
-class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one model. `model` is its short name in the store; `last_used` is in seconds since the epoch."""
-
-    model: str
-    served_as: str
-    blocks: int
-    states: int
-    tokens: int
-    file_bytes: int
-    last_used: float
 
 
 class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +34,7 @@ class StoreOverview(msgspec.Struct, frozen=True, kw_only=True):
     quarantined_bytes: int = 0
     volume_bytes: int = 0
     volume_free_bytes: int = 0
-    models: list[StoredModel] = []
+    models: tuple[ModelHoldings, ...] = ()
 
 
 @operation("GET", "/admin/store", answers_of(StoreOverview), summary="what is kept on disk", needs_admin=True)
@@ -65,5 +53,4 @@ def _figures(settings: StoreSettings) -> StoreOverview:
     folder = Path(settings.folder)
     summary, models = summarize_store(folder, limits=store_limits(settings)), list_store(folder)
     shown = {name: getattr(summary, name) for name in StoreOverview.__struct_fields__ if name not in ("folder", "models")}
-    listed = [msgspec.convert(model, StoredModel, from_attributes=True) for model in models]
-    return StoreOverview(folder=str(folder), models=listed, **shown)
+    return StoreOverview(folder=str(folder), models=models, **shown)

@@ -20,7 +20,7 @@ class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    max_input_tokens: int | None  # not known before it is loaded
+    max_input_tokens: int | None  # null where it is not known before it is loaded
     max_tokens: int | None
     state: str  # that of /health
 
@@ -40,13 +40,12 @@ def _list(models: Sequence[ModelStatus]) -> AnthropicModelList:
 
 
 def _model(model: ModelStatus) -> AnthropicModel:
-    context_tokens = model.info.context_tokens if model.info else None
     return AnthropicModel(
         id=model.id,
         display_name=model.id,
         created_at=datetime.fromtimestamp(model.created, UTC),
-        max_input_tokens=context_tokens,
-        max_tokens=context_tokens,
+        max_input_tokens=model.context_tokens,
+        max_tokens=model.context_tokens,
         state=model.state,
     )
 

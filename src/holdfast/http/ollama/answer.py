@@ -52,19 +52,19 @@ class OllamaAnswer(AnswerFormat):
 
     def keep_alive(self) -> bytes:
         """A line that says nothing: clients read each as JSON, so there is no comment or empty line to send."""
-        return _written(self.line(done=False))
+        return written(self.line(done=False))
 
     def delta(self, event: OutputDelta) -> bytes:
         """News as a line; parts of calls are kept until the call is complete."""
         fields: dict[str, Any] = {"logprobs": logprobs_of(event.logprobs)} if event.logprobs else {}
         if isinstance(event, TextDelta):
             fields |= {"text" if event.kind == "text" else "thinking": event.text} if event.text else {}
-            return _written(self.line(done=False, **fields)) if fields else b""
+            return written(self.line(done=False, **fields)) if fields else b""
         self._calls.append(event)
         if isinstance(event, ToolCallFinished):
             fields["calls"] = calls_of(self._calls, first=event.call)
             self._calls.clear()
-        return _written(self.line(done=False, **fields)) if fields else b""
+        return written(self.line(done=False, **fields)) if fields else b""
 
     def finish(self, event: ChoiceFinished) -> bytes:
         """Nothing yet: the last line has the counts as well."""
@@ -74,11 +74,11 @@ class OllamaAnswer(AnswerFormat):
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The last line."""
         assert self._end is not None, "a stream ends behind its choice"
-        return _written(self.line(**self._ending(self._end, counts, explanation)))
+        return written(self.line(**self._ending(self._end, counts, explanation)))
 
     def broken(self, problem: Problem) -> bytes:
         """The error as the last line."""
-        return _written(OllamaError(error=problem.message_with_field))
+        return written(OllamaError(error=problem.message_with_field))
 
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The whole as one line."""
@@ -88,7 +88,7 @@ class OllamaAnswer(AnswerFormat):
         if self._shows_logprobs:
             fields["logprobs"] = logprobs_of(choice.logprobs)
         calls = calls_of(choice.deltas) or None
-        return _written(self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields))
+        return written(self.line(text=choice.text(), thinking=choice.text("reasoning"), calls=calls, **fields))
 
     def _head(self) -> dict[str, Any]:
         return {"model": self._model, "created_at": timestamp()}
@@ -173,12 +173,13 @@ def logprobs_of(tokens: Iterable[TokenText]) -> list[LogprobLine]:
     return [LogprobLine(**_token(token), top_logprobs=[BareLogprob(**_token(rival)) for rival in token.top]) for token in tokens]
 
 
-def _written(line: msgspec.Struct) -> bytes:
-    written = msgspec.json.encode(line)
+def written(line: msgspec.Struct) -> bytes:
+    """A line of a stream."""
+    text = msgspec.json.encode(line)
     for found, escape in _OTHER_BREAKS.items():
-        if found in written:
-            written = written.replace(found, escape)
-    return written + b"\n"
+        if found in text:
+            text = text.replace(found, escape)
+    return text + b"\n"
 
 
 def _token(token: TokenText) -> dict[str, Any]:

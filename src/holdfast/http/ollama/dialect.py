@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.http.ollama.chat import ollama_chat
 from holdfast.http.ollama.embed import ollama_embed, ollama_embeddings
 from holdfast.http.ollama.generate import ollama_generate
-from holdfast.http.ollama.library import REFUSED, ollama_pull
+from holdfast.http.ollama.library import REFUSED, ollama_delete, ollama_pull
 from holdfast.http.ollama.models import ollama_ps, ollama_show, ollama_tags, ollama_version
 from holdfast.http.ollama.shapes import OllamaError
 from holdfast.http.server.dialect import Dialect
@@ -33,6 +33,7 @@ OLLAMA = Dialect(
         ollama_ps,
         ollama_version,
         ollama_pull,
+        ollama_delete,
         *REFUSED,
     ),
 )

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from holdfast.http.ollama.answer import nanoseconds
 from holdfast.http.ollama.fields import OllamaRequest
+from holdfast.http.ollama.load import with_unload
 from holdfast.http.ollama.names import served_model
 from holdfast.http.ollama.options import OllamaOptions
 from holdfast.http.server.body import parse
@@ -130,13 +131,25 @@ class OllamaEmbeddings(OllamaEmbedding):
 @operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="vectors of texts, as Ollama's")
 async def ollama_embed(request: Request, services: Services) -> Response:
     """Make a vector of each text."""
-    return await embed(request, services, lambda body: parse(OllamaEmbed, body).plan(services))
+    return await _embedded(request, services, OllamaEmbed)
 
 
 @operation("POST", "/api/embeddings", request_of(OllamaEmbeddings), answers_of(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
     """Make a vector of one text: the older form of /api/embed."""
-    return await embed(request, services, lambda body: parse(OllamaEmbeddings, body).plan(services))
+    return await _embedded(request, services, OllamaEmbeddings)
+
+
+async def _embedded(request: Request, services: Services, kind: type[OllamaEmbed] | type[OllamaEmbeddings]) -> Response:
+    asked: list[OllamaRequest] = []
+
+    def plan_of(body: bytes) -> EmbeddingPlan:
+        wanted = parse(kind, body)
+        asked.append(wanted)
+        return wanted.plan(services)
+
+    answer = await embed(request, services, plan_of)
+    return with_unload(answer, asked[0], request, services)
 
 
 def _numbers(embedding: Embedding) -> list[float]:

@@ -1,38 +1,51 @@
-"""POST /api/pull, and the operations that change what is served: a served model is there, all else is refused."""
+"""POST /api/pull and DELETE /api/delete: models of the Hub come and go. What else changes models is refused."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import msgspec
-from pydantic import BaseModel, Field
-from starlette.requests import Request
+from pydantic import Field
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from holdfast.http.ollama.answer import OllamaAnswer
-from holdfast.http.ollama.names import served_model
-from holdfast.http.server.body import parse, read_body
+from holdfast.errors import ModelLoadError, NoSuchModel
+from holdfast.http.ollama.answer import OllamaAnswer, written
+from holdfast.http.ollama.names import NamedModel, digest_of, hub_name, named_entry, not_found, served_model
+from holdfast.http.ollama.shapes import OllamaError
+from holdfast.http.server.answers import StreamFormat
+from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import Operation, operation
-from holdfast.http.server.fields import STRICT
+from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.errors import RECORD
 from holdfast.http.server.openapi import answers_of, request_of
-from holdfast.http.server.problem import RequestRefused
+from holdfast.http.server.problem import Problem, RequestRefused, problem_of, record_problem
 from holdfast.http.server.services import Services
+from holdfast.http.server.sse import EventWriter
+from holdfast.models.download import ModelSource, hub_source
+from holdfast.residency.library import Library, Pull, PullStep
+from holdfast.telemetry.request_log import RequestRecord
 
-_CODE = "unsupported_operation"
-_WHAT_IT_HAS = "This server serves the model that it was started with (holdfast serve MODEL)"
+_WHY_NOT = "models come from the Hub (/api/pull), or from folders that the server's settings name"
+_SHOWN_OF_DIGEST = 12
 
 
 class PullProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far it is; a line of a stream, or the end of it."""
+    """How far it is; a line of a stream, or the end of it. `total` and `completed` are bytes; `digest` tells names apart."""
 
     status: str
+    digest: str | msgspec.UnsetType = msgspec.UNSET
+    total: int | msgspec.UnsetType = msgspec.UNSET
+    completed: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class PullRequest(BaseModel):
+_BEGUN, _DONE = PullProgress(status="pulling manifest"), PullProgress(status="success")
+
+
+class PullRequest(NamedModel):
     """Which model is wanted."""
 
-    model_config = STRICT
-
-    model: str | None = Field(None, description="Its name, with or without :latest.")
-    name: str | None = Field(None, description="Older name of model.")
     insecure: bool | None = Field(None, description="Accepted, without effect.")
     stream: bool | None = Field(None, description="False: the end in one piece. Otherwise as lines of JSON.")
 
@@ -42,29 +55,132 @@ class PullRequest(BaseModel):
     "/api/pull",
     request_of(PullRequest),
     answers_of(PullProgress, chunk=PullProgress, chunk_type=OllamaAnswer.stream_type),
+    needs_admin=True,
 )
 async def ollama_pull(request: Request, services: Services) -> Response:
-    """Get a model: one that is served is there. Others cannot be got by this version yet."""
+    """Fetch a model of the Hub into its cache, check it and serve it. One that comes from elsewhere is there."""
     asked = parse(PullRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    name = asked.model or asked.name
-    if not name:
-        raise RequestRefused("`model` is required", code="missing_required_parameter", field="model")
+    streams, source = asked.stream is not False, _wanted(asked.required(), services)
+    if source is not None:
+        return PullResponse(services.library, source, streams=streams)
+    if not streams:
+        return json_response(_DONE)
+    return Response(written(_BEGUN) + written(_DONE), media_type=OllamaAnswer.stream_type)
+
+
+@operation(
+    "DELETE", "/api/delete", request_of(NamedModel), {"responses": {"200": {"description": "It is removed"}}}, needs_admin=True
+)
+async def ollama_delete(request: Request, services: Services) -> Response:
+    """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it."""
+    asked = parse(NamedModel, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    name = asked.required()
+    if (entry := named_entry(name, services)) is None:
+        source = hub_source(hub_name(name))
+        if source is None or source.revision:
+            raise not_found(name)
+    elif (source := services.library.source_of(entry)) is None:
+        message = f"model {entry.name!r} does not lie in the Hub's cache, and only what lies there is removed over HTTP"
+        raise RequestRefused(message, code="not_removable", field="model")
     try:
-        served_model(name, services)
-    except RequestRefused:
-        raise RequestRefused(f"{_WHAT_IT_HAS}; it cannot pull another one yet", code=_CODE, field="model") from None
-    done = msgspec.json.encode(PullProgress(status="success"))
-    if asked.stream is False:
-        return Response(done, media_type="application/json")
-    begun = msgspec.json.encode(PullProgress(status="pulling manifest"))
-    return Response(b"%b\n%b\n" % (begun, done), media_type=OllamaAnswer.stream_type)
+        await services.library.remove(source)
+    except NoSuchModel:
+        raise not_found(name) from None
+    return Response(status_code=200)
+
+
+def _wanted(name: str, services: Services) -> ModelSource | None:
+    """The model of the Hub that is to be pulled; None for one that is here in another way. Raises RequestRefused."""
+    if (entry := named_entry(name, services)) is not None:
+        return services.library.source_of(entry)
+    wanted = hub_name(name)
+    if (source := hub_source(wanted)) is None:
+        if "/" not in wanted:
+            served_model(name, services)
+            return None
+        message = (
+            "`model`: a model of the Hub is written owner/name, or hf.co/owner/name; its files are chosen here, so it has no tag"
+        )
+        raise RequestRefused(message, field="model")
+    if source.revision:
+        message = "`model`: a revision is named in models.toml, or to `holdfast models pull`, not over HTTP"
+        raise RequestRefused(message, field="model")
+    return source
+
+
+class PullResponse(Response):
+    """The answer to a pull, which is stopped when the last client that waits for it has left."""
+
+    def __init__(self, library: Library, source: ModelSource, *, streams: bool) -> None:
+        super().__init__()
+        self._library, self._source, self._streams = library, source, streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pull, and tell how far it is."""
+        record: RequestRecord = scope[RECORD]
+        with self._library.pulled(self._source) as pull:
+            form = _PullLines(self._source)
+            lines = self._lines(pull, form, record)
+            writer = EventWriter(send, form, lines, request_id=record.request_id)
+            if not await unless_disconnected(receive, writer.run() if self._streams else _read(lines)):
+                raise ClientDisconnect
+        if not self._streams:
+            await json_response(_DONE)(scope, receive, send)
+
+    async def _lines(self, pull: Pull, form: _PullLines, record: RequestRecord) -> AsyncIterator[bytes]:
+        yield form.line(_BEGUN)
+        try:
+            async for step in pull.steps():
+                yield form.line(form.progress(step))
+        except ModelLoadError as error:  # it is the Hub, the network or the disk that does not do what it should
+            refused = error if isinstance(error, NoSuchModel) else RequestRefused(str(error), status=502, code="pull_failed")
+            record_problem(record, problem_of(refused), refused)
+            raise refused from None
+        yield form.line(PullProgress(status="writing manifest"))
+        yield form.line(_DONE)
+
+
+async def _read(lines: AsyncIterator[bytes]) -> None:
+    async for _ in lines:
+        continue
+
+
+class _PullLines(StreamFormat):
+    """How the stream of a pull looks."""
+
+    stream_type = OllamaAnswer.stream_type
+
+    def __init__(self, source: ModelSource) -> None:
+        self._digest = digest_of(source.name)
+        self._last = _BEGUN
+
+    def line(self, progress: PullProgress) -> bytes:
+        """News as a line."""
+        self._last = progress
+        return written(progress)
+
+    def progress(self, step: PullStep) -> PullProgress:
+        """How far it is, in Ollama's words."""
+        so_far = PullProgress(status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes)
+        if step.stage == "checking":
+            return so_far
+        status = f"pulling {self._digest[:_SHOWN_OF_DIGEST]}"
+        return msgspec.structs.replace(so_far, status=status, digest=f"sha256:{self._digest}")
+
+    def keep_alive(self) -> bytes:
+        """The last line once more."""
+        return written(self._last)
+
+    def broken(self, problem: Problem) -> bytes:
+        """The error as the last line."""
+        return written(OllamaError(error=problem.message_with_field))
 
 
 def _refused(method: str, path: str) -> Operation:
     @operation(method, path, {"responses": {}})
     async def refuse(request: Request, services: Services) -> Response:
-        """Not supported: what a server serves is set when it is started."""
-        raise RequestRefused(f"{_WHAT_IT_HAS}; {path} is not supported, for what it has is not changed over HTTP", code=_CODE)
+        """Not supported: models are not made here."""
+        raise RequestRefused(f"{path} is not supported: {_WHY_NOT}", code="unsupported_operation")
 
     return refuse
 
@@ -75,7 +191,6 @@ REFUSED = tuple(
         ("POST", "/api/create"),
         ("POST", "/api/copy"),
         ("POST", "/api/push"),
-        ("DELETE", "/api/delete"),
         ("HEAD", "/api/blobs/{digest}"),
         ("POST", "/api/blobs/{digest}"),
     )

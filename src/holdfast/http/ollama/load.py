@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import UnknownModel
-from holdfast.http.ollama.fields import OllamaGeneration
+from holdfast.http.ollama.fields import OllamaGeneration, OllamaRequest
 from holdfast.http.ollama.names import capabilities, learn_capabilities, served_model
 from holdfast.http.server.body import parse, read_body
 from holdfast.http.server.caller import caller_of, check_admin
@@ -34,8 +34,15 @@ async def answered(request: Request, services: Services, kind: type[OllamaGenera
     if asked.asks_nothing:
         return await _loaded(request, asked, services, model_id=model_id)
     answer = await generate(request, services, lambda _: asked.plan(services), body=body)
-    may_unload = asked.asks_to_unload and caller_of(request).is_admin  # of others it is a hint like any that is not followed
-    return _Last(answer, lambda: services.control.let_go(model_id)) if may_unload else answer
+    return with_unload(answer, asked, request, services)
+
+
+def with_unload(answer: Response, asked: OllamaRequest, request: Request, services: Services) -> Response:
+    """An answer behind which its model is let go of, if an administrator asks for that: of others it is a hint like any."""
+    if not (asked.asks_to_unload and caller_of(request).is_admin):
+        return answer
+    model_id = served_model(asked.model, services).id
+    return _Last(answer, lambda: services.control.let_go(model_id))
 
 
 class _Last(Response):

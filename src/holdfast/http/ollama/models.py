@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.ollama.answer import timestamp
-from holdfast.http.ollama.names import capabilities, learn_capabilities, served_model, shown_name
+from holdfast.http.ollama.names import NamedModel, capabilities, digest_of, learn_capabilities, served_model, shown_name
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import STRICT
 from holdfast.http.server.openapi import answers_of, request_of
-from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, served_models
 from holdfast.residency.residency import ModelStatus
 
@@ -95,13 +92,9 @@ class SpokenVersion(msgspec.Struct, frozen=True, kw_only=True):
     holdfast: str
 
 
-class ShowRequest(BaseModel):
+class ShowRequest(NamedModel):
     """Which model is meant."""
 
-    model_config = STRICT
-
-    model: str | None = Field(None, description="A served model, with or without :latest.")
-    name: str | None = Field(None, description="Older name of model.")
     verbose: bool | None = Field(None, description="Accepted, without effect.")
 
 
@@ -119,7 +112,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
             name=shown_name(model.id),
             model=shown_name(model.id),
             size=model.info.weight_bytes,
-            digest=_digest(model),
+            digest=digest_of(model.id),
             details=_details(model),
             expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
@@ -135,13 +128,11 @@ async def ollama_ps(request: Request, services: Services) -> Response:
 async def ollama_show(request: Request, services: Services) -> Response:
     """All that is told of one model."""
     asked = parse(ShowRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
-    if not (asked.model or asked.name):
-        raise RequestRefused("`model` is required", code="missing_required_parameter", field="model")
-    model = served_model(asked.model or asked.name, services)
+    model = served_model(asked.required(), services)
     await learn_capabilities(model.id, services)
     shown = ShownModel(
         modelfile=f"FROM {model.id}\n",
-        parameters="" if model.info is None else f"num_ctx {model.info.context_tokens}",
+        parameters="" if model.context_tokens is None else f"num_ctx {model.context_tokens}",
         details=_details(model),
         model_info=_model_info(model),
         capabilities=[*capabilities(model.id, services)],
@@ -162,7 +153,7 @@ def _listed(model: ModelStatus) -> ListedModel:
         model=shown_name(model.id),
         modified_at=timestamp(model.created),
         size=0 if model.info is None else model.info.weight_bytes,
-        digest=_digest(model),
+        digest=digest_of(model.id),
         details=_details(model),
     )
 
@@ -173,10 +164,6 @@ def _expires_at(model: ModelStatus, services: Services) -> str:
     if seconds_left is None and entry is not None and not model.is_pinned:
         seconds_left = entry.idle_seconds
     return _NEVER if seconds_left is None else timestamp(time.time() + seconds_left)
-
-
-def _digest(model: ModelStatus) -> str:
-    return hashlib.sha256(model.id.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _details(model: ModelStatus) -> ModelDetails:

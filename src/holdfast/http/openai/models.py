@@ -35,7 +35,7 @@ def model_card(model: ModelStatus) -> ModelCard:
     return ModelCard(
         id=model.id,
         created=model.created,
-        max_model_len=model.info.context_tokens if model.info else None,
+        max_model_len=model.context_tokens,
         state=model.state,
         aliases=model.aliases,
     )

@@ -105,7 +105,7 @@ def _list(models: Sequence[ModelStatus]) -> CodexModelList:
             slug=model.id,
             display_name=model.id,
             priority=place,
-            context_window=model.info.context_tokens if model.info else None,
+            context_window=model.context_tokens,
         )
         for place, model in enumerate(models)
     ]

@@ -52,14 +52,22 @@ class WholeChoice:
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # what every reader of server-sent events passes over
 
 
-class AnswerFormat(abc.ABC):
-    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
+class StreamFormat(abc.ABC):
+    """What the writer of a stream must know of it, whatever its events are."""
 
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
 
     def keep_alive(self) -> bytes:
         """What keeps the line open while nothing comes, before the opening too; empty where there is no such thing."""
         return KEEP_ALIVE_COMMENT
+
+    @abc.abstractmethod
+    def broken(self, problem: Problem) -> bytes:
+        """The end of a stream that was begun and then failed."""
+
+
+class AnswerFormat(StreamFormat):
+    """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """What comes before the first text; may be empty."""
@@ -76,10 +84,6 @@ class AnswerFormat(abc.ABC):
     @abc.abstractmethod
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """The end of a stream: token counts and explanation as far as the client asked for them, and the end mark."""
-
-    @abc.abstractmethod
-    def broken(self, problem: Problem) -> bytes:
-        """The end of a stream that was begun and then failed."""
 
     @abc.abstractmethod
     def whole(self, choices: Sequence[WholeChoice], counts: TokenCounts, explanation: Explanation | None) -> bytes:

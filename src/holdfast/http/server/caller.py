@@ -17,7 +17,7 @@ from holdfast.key_file import ApiKey
 
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
 # Of what proxies say of themselves: such a request is nobody's on this machine, wherever its connection comes from.
-_SIGNS_OF_PROXIES = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via")
+_SIGNS_OF_PROXIES = (b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"forwarded", b"x-real-ip", b"via")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,11 @@ class Caller:
     server_key: str = ""  # `server.api_key`, where that let it in
     is_admin: bool = False
     is_let_in: bool = True  # else it may see what is open to all, and nothing more
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a key has let it in."""
+        return self.key is not None or bool(self.server_key)
 
     @property
     def key_name(self) -> str:
@@ -62,12 +67,13 @@ def check_admin(request: Request) -> None:
     """Raise RequestRefused for a request that may not administer the server.
 
     As soon as any key is set, it takes an admin's: a named one that `holdfast keys add --admin` made, or `server.api_key` as
-    long as no named one is an admin's. Without any key, it takes a connection from this machine that came through no proxy.
+    long as no named one is an admin's. Without any key, it takes a connection from this machine that came through no proxy, and
+    from no web page that only `server.cors_origins = *` lets in.
     """
     caller = caller_of(request)
     if caller.is_admin:
         return
-    if caller.key is not None or caller.server_key:
+    if caller.has_key:
         message = "this takes an admin's key: `holdfast keys add NAME --admin` on the server's machine makes one"
     else:
         message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -63,7 +64,10 @@ class Guard:
         caller = caller_in(scope, headers, server_key=self._api_key, keys=self._keys)
         if caller is None and path not in self._dialects.open_paths:
             return _locked_out(headers)
-        scope[CALLER] = caller = caller or Caller(is_let_in=False)
+        caller = caller or Caller(is_let_in=False)
+        if caller.is_admin and not caller.has_key and not self._is_own_page(headers):
+            caller = replace(caller, is_admin=False)  # whoever may ask from any page (`*`) is not whoever sits before the machine
+        scope[CALLER] = caller
         scope[RECORD].key = caller.key_name
         return None
 
@@ -75,11 +79,11 @@ class Guard:
                 "and the name (server.allowed_hosts)"
             )
             return RequestRefused(message, status=421, code="host_not_allowed")
-        origin = headers.get(b"origin")
-        if origin is not None and not self._knows_origin(origin.decode("latin-1"), host):
+        # Browsers send simple cross-origin POSTs without asking first, so not answering the preflight is not enough.
+        if "*" not in self._origins and not self._is_own_page(headers):
             message = (
-                f"web pages of {origin.decode('latin-1')[:100]!r} may not call this server; if they should, start it with "
-                "--cors and the origin (server.cors_origins)"
+                f"web pages of {headers[b'origin'].decode('latin-1')[:100]!r} may not call this server; if they should, "
+                "start it with --cors and the origin (server.cors_origins)"
             )
             return RequestRefused(message, status=403, code="origin_not_allowed")
         return None
@@ -91,10 +95,11 @@ class Guard:
             return self._any_host and header == ""  # HTTP/1.0 has no Host
         return self._any_host or name in self._hosts or (self._any_address and is_address(name))
 
-    def _knows_origin(self, origin: str, host: str) -> bool:
-        # Browsers send simple cross-origin POSTs without asking first, so not answering the preflight is not enough.
-        origin = origin.rstrip("/").lower()
-        return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host.lower()
+    def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a request comes from no web page, from one of this server, or of an origin that the settings name."""
+        origin, host = (headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host"))
+        origin = origin.rstrip("/")
+        return b"origin" not in headers or origin in self._origins or origin.partition("://")[2] == host
 
 
 def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:

@@ -11,7 +11,10 @@ from holdfast.errors import (
     GenerationFailed,
     HoldfastError,
     InvalidRequest,
+    ModelInUse,
+    ModelLoadError,
     ModelPinned,
+    NoSuchModel,
     PromptTooLong,
     QueueFull,
     ResponsesUnavailable,
@@ -87,6 +90,10 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(status=503, code=code, message=str(error), headers=_later(error.retry_after_seconds))
         case WorkerUnavailable():
             return Problem(status=503, code="model_unavailable", message=str(error), headers=_later(error.retry_after_seconds))
+        case NoSuchModel():
+            return Problem(status=404, code="model_not_found", message=str(error))
+        case ModelLoadError():
+            return Problem(status=503, code="model_unavailable", message=str(error), headers=_headers(503))
         case ResponsesUnavailable():
             return Problem(status=503, code="responses_unavailable", message=str(error), headers=_headers(503))
         case TimeLimitExceeded():
@@ -117,6 +124,8 @@ def _client_problem(error: InvalidRequest) -> Problem:
             status, code = 404, "model_not_found"
         case ModelPinned():
             status, code = 409, "model_pinned"
+        case ModelInUse():
+            status, code = 409, "model_in_use"
         case PromptTooLong():
             code = "context_length_exceeded"
         case TooLargeForMemory():

@@ -17,13 +17,14 @@ from holdfast.http.server.sealing import Seal
 from holdfast.intake.dialects import DialectReport
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.tokenize import Tokenizer
-from holdfast.messages.commands import PinnedPrefix, SchedulerLimits
+from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
 from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.catalog import Catalog
-from holdfast.residency.residency import ModelStatus
+from holdfast.residency.library import Library
+from holdfast.residency.residency import ModelStatus, Residency
 from holdfast.store.response_thread import ResponseStore
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.traces import Traces
@@ -61,33 +62,6 @@ EmbedCall: TypeAlias = Callable[[EmbeddingRequest], Awaitable[tuple[Embedding, .
 RankCall: TypeAlias = Callable[[RankRequest], Awaitable[tuple[Relevance, ...]]]
 
 
-class ModelControl(Protocol):
-    """What an administrator can do with models. All of it raises UnknownModel."""
-
-    async def load(self, model: str) -> None:
-        """Load it and wait until it serves. Raises WorkerUnavailable and ModelLoadError."""
-        ...
-
-    async def unload(self, model: str) -> None:
-        """Unload it when those who use it are served, and wait until it is gone. Raises ModelPinned."""
-        ...
-
-    def let_go(self, model: str) -> None:
-        """Unload it as soon as nobody uses it; does nothing for one that is pinned, or not loaded."""
-        ...
-
-    async def pin(self, model: str, *, pinned: bool) -> None:
-        """Have it loaded and kept so, or no longer kept. Raises as `load` does."""
-        ...
-
-    async def set_limits(self, model: str, *, max_running: int | None = None, step_tokens: int | None = None) -> SchedulerLimits:
-        """Change how many sequences run at once and how much a step reads; None: as it is. Returns what counts from now on.
-
-        Raises InvalidRequest for what they may not be, and when it is not loaded.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that the HTTP front works with."""
@@ -99,7 +73,8 @@ class Services:
     tokenizer_of: Callable[[str], Awaitable[Tokenizer]]  # of a model; raises UnknownModel, and WorkerUnavailable if it is broken
     sessions: SessionsCall
     catalog: Callable[[], Catalog]  # names of all models; it changes when it is read anew
-    control: ModelControl
+    control: Residency  # what an administrator can do with models
+    library: Library
     statuses: Callable[[], Sequence[ModelStatus]]  # of all models, in the order in which they are listed
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]  # of the workers that answer, by model id
     server: ServerSettings

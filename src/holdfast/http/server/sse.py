@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from starlette.types import Send
 
-from holdfast.http.server.answers import AnswerFormat
+from holdfast.http.server.answers import StreamFormat
 from holdfast.http.server.problem import problem_of
 
 KEEP_ALIVE_SECONDS = 5.0  # checked this often: after 5 to 10 silent seconds the line is kept open
@@ -23,7 +23,7 @@ class EventWriter:
     def __init__(
         self,
         send: Send,
-        form: AnswerFormat,
+        form: StreamFormat,
         events: AsyncIterator[bytes],
         *,
         request_id: str = "",

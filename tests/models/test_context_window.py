@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.dimensions import UNKNOWN_CONTEXT_TOKENS, context_tokens, vocabulary_size
-from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
+from holdfast.models.context_window import UNKNOWN_CONTEXT_TOKENS, context_tokens
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,3 @@ def test_a_smaller_window_may_be_asked_for_and_a_larger_one_may_not() -> None:
     with pytest.raises(ModelLoadError, match="more than the model's own 8,192"):
         context_tokens({"max_position_embeddings": 8192}, requested=9000)
     assert context_tokens({}, requested=1 << 20) == 1 << 20
-
-
-@pytest.mark.parametrize("name", ["llama", "llama4_text", "mamba", "qwen3_5"])
-def test_the_vocabulary_is_as_wide_as_the_logits(name: str) -> None:
-    assert vocabulary_size(kept_tiny(name), {}) == VOCAB_SIZE
-    assert vocabulary_size(kept_tiny(name), {"vocab_size": 5}) == VOCAB_SIZE

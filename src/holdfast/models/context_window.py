@@ -1,15 +1,12 @@
-"""What a model's configuration and weights say about its sizes: context window and vocabulary."""
+"""What a model's configuration says about its context window. No MLX."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
-
-from mlx.nn.layers.base import Module
+from typing import Any
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.head_seam import HEAD_NAMES
 
 # Names that families use for the longest context, the common one first.
 _CONTEXT_KEYS = (
@@ -33,30 +30,19 @@ def context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None,
 
     Raises ModelLoadError when more is requested than the model was made for.
     """
-    known = next((value for part in _parts(config) if (value := _own_context(part))), 0) or _sane(tokenizer_limit)
+    known = known_context_tokens(config) or _sane(tokenizer_limit)
     if known and requested is not None and requested > known:
         raise ModelLoadError(f"model.context_tokens = {requested:,} is more than the model's own {known:,}")
     return requested or known or UNKNOWN_CONTEXT_TOKENS
 
 
-def vocabulary_size(model: Module, config: Mapping[str, Any]) -> int:
-    """Number of logits: rows of the head, else of the embedding, else what the configuration says."""
-    heads, embeddings = [], []
-    modules: list[tuple[str, Any]] = cast("Any", model).named_modules()
-    for path, module in modules:
-        if "weight" not in module:
-            continue
-        if path.rsplit(".", 1)[-1] in HEAD_NAMES and module.weight.ndim == 2:
-            heads.append(module.weight.shape[0])
-        elif hasattr(module, "as_linear"):
-            embeddings.append(module.weight.shape[0])
-    said = next((value for part in _parts(config) if isinstance(value := part.get("vocab_size"), int)), 0)
-    rows = heads or embeddings
-    # Several (auxiliary heads, embeddings per layer): the one that the configuration knows, else the largest.
-    return said if said in rows else max(rows, default=said)
+def known_context_tokens(config: Mapping[str, Any]) -> int:
+    """What a config.json says of the longest sequence, in tokens; 0 when it does not say."""
+    return next((value for part in parts_of(config) if (value := _own_context(part))), 0)
 
 
-def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration, and what is nested in it of a model that reads text."""
     yield config
     for key in _NESTED_KEYS:
         if isinstance(inner := config.get(key), Mapping):

@@ -1,0 +1,73 @@
+"""A library over a Hub's cache, as a server has it, without workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.config import CatalogSettings, ResidencySettings, Settings
+from holdfast.errors import ModelLoadError
+from holdfast.models.demo import demo_folder
+from holdfast.models.device_memory import MemoryShare
+from holdfast.residency.catalog import Catalog, CatalogEntry
+from holdfast.residency.chosen_catalog import catalog_of
+from holdfast.residency.library import Library
+from holdfast.residency.model_slot import ModelFiles
+from holdfast.residency.residency import Residency
+from holdfast.worker.assignment import WorkerSettings
+
+TWO = f"[models.first]\npath = '{demo_folder()}'\n[models.second]\npath = '{demo_folder()}'\n"
+
+
+def idle_residency(catalog: Catalog) -> Residency:
+    """Models none of which is ever loaded."""
+
+    def fetch(entry: CatalogEntry) -> ModelFiles:
+        return ModelFiles(folder=Path(entry.model.path))
+
+    def worker_of(entry: CatalogEntry, files: ModelFiles, share: MemoryShare) -> WorkerSettings:
+        raise ModelLoadError("nothing is loaded here")
+
+    return Residency(catalog, ResidencySettings(), fetch=fetch, worker_of=worker_of)
+
+
+def idle_library(catalog: Catalog) -> Library:
+    """One that serves only what it has."""
+
+    async def read_again() -> None:
+        pass
+
+    return Library(idle_residency(catalog), cache=Path("/no-such-cache"), read_again=read_again)
+
+
+@dataclass
+class HubLibrary:
+    """A library, with a file of models in `folder`, whose catalog is read as a server reads it. cache: of the Hub."""
+
+    folder: Path
+    cache: Path
+    models: str = TWO
+    hub_cache: bool = True
+
+    def __post_init__(self) -> None:
+        file = self.folder / "models.toml"
+        file.write_text(self.models)
+        self._settings = Settings(catalog=CatalogSettings(file=str(file), folders=(), hub_cache=self.hub_cache))
+        self._environ = {"HF_HUB_CACHE": str(self.cache)}
+        self.residency = idle_residency(self._read())
+        self.library = Library(
+            self.residency,
+            cache=self.cache,
+            read_again=self.read_again,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What is served."""
+        return [entry.name for entry in self.residency.catalog.entries]
+
+    async def read_again(self) -> None:
+        await self.residency.take_catalog(self._read())
+
+    def _read(self) -> Catalog:
+        return catalog_of(self._settings, self._environ)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from holdfast.config import ModelSettings
+from holdfast.errors import ModelLoadError, NoSuchModel
+from holdfast.models.demo import DEMO_ID
+from holdfast.models.download import ModelSource
+from holdfast.models.hub_models import PullStage, hub_model_of, pull_model, removal_of
+from tests.fakes.hub import HubState, hub_in_place
+
+MODEL = "coast/kelp-small"
+SOURCE = ModelSource(kind="hub", name=MODEL)
+WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
+
+
+class Enough(Exception):
+    """Nobody wants any more."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)
+    with hub_in_place(monkeypatch, tmp_path / "cache") as state:
+        state.repositories[MODEL] = {"config.json": b'{"model_type": "llama"}', "model.safetensors": WEIGHTS}
+        state.lfs_files = {"model.safetensors"}
+        yield state
+
+
+def test_each_stage_is_told_in_bytes_to_its_end(hub: HubState) -> None:
+    told: list[tuple[PullStage, int, int]] = []
+    pulled = pull_model(SOURCE, on_step=lambda *step: told.append(step))
+    total = len(WEIGHTS) + len(hub.repositories[MODEL]["config.json"])
+    assert (pulled.files, pulled.file_bytes) == (2, total)
+    assert told[0] == ("download", 0, total)
+    assert ("download", total, total) in told
+    assert told[-1] == ("checking", total, total)
+    told.clear()
+    assert pull_model(SOURCE, on_step=lambda *step: told.append(step)) == pulled
+    assert {stage for stage, _, _ in told} == {"checking"}
+
+
+def test_a_pull_that_is_stopped_leaves_no_half_file_and_the_next_one_goes_on_with_the_others(
+    hub: HubState, tmp_path: Path
+) -> None:
+    def stop_in_the_weights(stage: PullStage, done: int, total: int) -> None:
+        if done > 300_000:
+            raise Enough
+
+    with pytest.raises(Enough):
+        pull_model(SOURCE, on_step=stop_in_the_weights)
+    assert [file.name for file in (tmp_path / "cache").rglob("*") if file.is_file() and file.stat().st_size > 100_000] == []
+    assert list((tmp_path / "cache").rglob("*.incomplete")) == []
+    whole = [file.name for file in (tmp_path / "cache").rglob("config.json")]
+    hub.requests.clear()
+    assert pull_model(SOURCE, on_step=lambda *step: None).files == 2
+    fetched = [request for request in hub.requests if request.startswith("GET") and "/resolve/" in request]
+    assert any("config.json" in request for request in fetched) == (not whole)
+    assert any("model.safetensors" in request for request in fetched)
+
+
+def test_what_the_hub_does_not_have_is_told_apart_from_what_it_does_not_give(hub: HubState) -> None:
+    with pytest.raises(NoSuchModel):
+        pull_model(ModelSource(kind="hub", name="coast/none"), on_step=lambda *step: None)
+    hub.gated.add(MODEL)
+    with pytest.raises(ModelLoadError, match="gated") as refused:
+        pull_model(SOURCE, on_step=lambda *step: None)
+    assert not isinstance(refused.value, NoSuchModel)
+
+
+def test_a_model_is_removed_with_all_that_the_cache_has_of_it(hub: HubState, tmp_path: Path) -> None:
+    pulled = pull_model(SOURCE, on_step=lambda *step: None)
+    removal = removal_of(MODEL, tmp_path / "cache")
+    assert removal.expected_freed_size == pulled.file_bytes
+    removal.execute()
+    assert not pulled.folder.exists()
+    with pytest.raises(NoSuchModel, match="is not in the Hub's cache"):
+        removal_of(MODEL, tmp_path / "cache")
+    with pytest.raises(NoSuchModel, match="there is no cache"):
+        removal_of(MODEL, tmp_path / "other")
+
+
+def test_settings_mean_a_model_of_the_hub_by_its_id_or_by_its_folder_in_the_cache(tmp_path: Path) -> None:
+    def meant(path: str) -> str | None:
+        source = hub_model_of(ModelSettings(path=path), tmp_path)
+        return None if source is None else source.name
+
+    snapshot = tmp_path / "models--coast--kelp-small" / "snapshots" / "c1"
+    assert meant(str(snapshot)) == meant(MODEL) == MODEL  # whether it is there or not
+    assert [meant(path) for path in ("", DEMO_ID, str(tmp_path), str(tmp_path / "spaces--a--b"), "/gone")] == [None] * 5
