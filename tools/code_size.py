@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "holdfast"
-MOST_CODE_LINES = 39_600
+MOST_CODE_LINES = 39_900
 MOST_CLASSES = 790
 
 _NO_CODE = {
