@@ -43,7 +43,7 @@ _PROPERTIES: Mapping[str, Any] = {
 
 
 def _cases(scale: Scale) -> Sequence[Case]:
-    requests = {"quick": 10, "normal": 30, "full": 30}[scale]  # a turn adds 190 tokens: the context has room for no more
+    requests = {"quick": 10, "normal": 20, "full": 20}[scale]  # a turn adds 190 tokens: the context has room for few more
     tokens = 2000 if scale == "quick" else 24_000
     return (
         Case(name="50 KB, 13 tools", settings={"requests": requests, "kilobytes": 50}, rounds=3),
