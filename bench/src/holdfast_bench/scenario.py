@@ -119,6 +119,7 @@ class Scenario:
     against_itself: Literal["first", "everybody", "nobody"] = "first"  # whose noise is measured before
     as_installed_too: bool = False  # short enough to be run on mlx_lm.server with the BLAS of its wheel as well
     uses_store: bool = False  # what is kept on disk is a part of the subject
+    options: tuple[str, ...] = ()  # of Holdfast's command, where it is to be measured with settings that are not usual
     needs_start: bool = False  # of no use against a server that cannot be started from here
 
 

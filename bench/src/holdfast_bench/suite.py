@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from holdfast_bench.contenders import Contender, is_installed, peers_of
 from holdfast_bench.run import Item
@@ -27,6 +28,8 @@ def item_for(
     """
     usual = [*filter(is_installed, scenario.peers), *([AS_INSTALLED] if scenario.as_installed_too else [])]
     names = list(peers) if peers is not None else usual
+    if subject.is_ours_to_start:
+        subject = replace(subject, command=(*subject.command, *scenario.options))
     contenders = {each.label: each for each in (subject, *peers_of(names), *others)}
     if scenario.uses_store:
         contenders = {label: each.storing() for label, each in contenders.items()}

@@ -7,7 +7,6 @@ parsed, rendered, tokenized, sent to the worker, admitted and answered. The firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from holdfast_bench.answers import Answer
 from holdfast_bench.load import Ask, Message
@@ -30,8 +29,7 @@ def _cases(scale: Scale) -> Sequence[Case]:
 
 
 async def _measure(trial: Trial) -> Sample:
-    exact = replace(trial.contender, command=(*trial.contender.command, "--set", f"server.loop_tick_seconds={_TICK_SECONDS}"))
-    server = await trial.stage.server(exact)
+    server = await trial.stage.server(trial.contender)
     if _PREFIX + _LAG not in await metric_values(server):
         return Sample(errors=[f"the server does not tell {_PREFIX}{_LAG}"])
     count = trial.settings["context_tokens"] // _MESSAGE_TOKENS | 1  # odd: the last one is the user's
@@ -81,5 +79,6 @@ SCENARIO = Scenario(
     peers=(),
     rounds=1,
     against_itself="nobody",
+    options=("--set", f"server.loop_tick_seconds={_TICK_SECONDS}"),
     needs_start=True,
 )
