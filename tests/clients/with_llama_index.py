@@ -46,7 +46,9 @@ def model_of(server: Server, protocol: str, *, max_tokens: int = 1000, thinks: b
         if thinks:  # in Messages a thought has to be asked for
             shared |= {"thinking_dict": {"type": "enabled", "budget_tokens": 1024}}
             max_tokens = 2000
-        return NamedModel(base_url=server.root, max_tokens=max_tokens, **shared)
+        made = NamedModel(base_url=server.root, max_tokens=max_tokens, **shared)
+        made.temperature = 0  # with thoughts it takes 1 whatever is asked for, and then the bundled model may draw a wrong sum
+        return made
     shared |= {"api_base": server.base_url, "is_chat_model": True, "is_function_calling_model": True, "context_window": 32768}
     if protocol == "responses":
         if thinks:  # it shows thoughts as summaries only
