@@ -225,6 +225,7 @@ PROTOCOLS = (
         bound=("options", "num_predict"),
         answered=_ollama_answer,
         refused=_ollama_refusal,
+        statuses=(400, 404, 409, 413),  # a pinned model is not unloaded
     ),
     FuzzedProtocol(
         name="embeddings",

@@ -23,6 +23,9 @@ BOUNDED = ("--context", "2048")  # a body without `max_tokens` whose text is 300
 def server() -> Iterator[ServerProcess]:
     server = ServerProcess("--store", "off", "--name", "demo", "--log-level", "error", *BOUNDED)
     server.wait_ready()
+    httpx.post(
+        f"{server.url}/admin/models/demo/pin"
+    ).raise_for_status()  # Ollama's `keep_alive` would have it unloaded, and waited for
     yield server
     assert server.stop() == 0, server.log()
 
