@@ -126,7 +126,7 @@ def agents_first_tokens(client: httpx.Client, model: str, *, turn: int) -> list[
         return list(threads.map(lambda prompt: first_token_seconds(client, model, prompt), prompts))
 
 
-def try_swap(folder: Path, *, rounds: int = 3) -> None:
+def try_swap(folder: Path, *, rounds: int = 5) -> None:
     """First tokens of A's agents when A was swapped for B and back, against a load and the same without a swap."""
     for model in NAMES[:2]:
         other = NAMES[1] if model == NAMES[0] else NAMES[0]
@@ -143,7 +143,8 @@ def try_swap(folder: Path, *, rounds: int = 3) -> None:
         load, never, swap = map(statistics.median, (loads, kept, swapped))
         say(
             f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s, load {load:.2f} s, never swapped "
-            f"{never:.3f} s: ratio {swap / (load + never):.2f}; cached at least {min(cached):.1%}"
+            f"{never:.3f} s: ratio {swap / (load + never):.2f}; swapped {min(swapped):.2f} to {max(swapped):.2f} s, load {min(loads):.2f} "
+            f"to {max(loads):.2f} s; cached at least {min(cached):.1%}"
         )
 
 

@@ -63,7 +63,7 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
     if setting == AUTO:
         own = own_key_file(environ)
         return own if own is not None and own.exists() else None
-    return Path(setting).expanduser().absolute()
+    return Path(os.path.expanduser(setting)).absolute()
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:

@@ -108,6 +108,11 @@ def test_when_the_hub_fails_the_cache_is_used(hub: HubState) -> None:
     assert fetch()[0] == online
 
 
+def test_a_folder_of_a_user_that_there_is_not_is_told(hub: HubState) -> None:
+    with pytest.raises(ModelLoadError, match="nobody-at-all"):
+        fetch("~nobody-at-all/models/x")
+
+
 def test_an_unknown_model_is_told(hub: HubState) -> None:
     with pytest.raises(ModelLoadError, match="there is no folder coast/nowhere here and no model coast/nowhere on the Hub"):
         fetch("coast/nowhere")

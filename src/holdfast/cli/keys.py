@@ -97,7 +97,7 @@ def remove(name: Name, file: File = None) -> None:
 def _path(file: Path | None) -> Path:
     """Where the keys are or will be. Raises ConfigError."""
     if file is not None:
-        return file.expanduser().absolute()
+        return Path(os.path.expanduser(file)).absolute()
     setting = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server.keys_file
     path = key_file_of(setting, os.environ) or (None if setting in ("", OFF) else own_key_file(os.environ))
     if path is None:

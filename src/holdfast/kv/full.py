@@ -14,7 +14,7 @@ from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
-_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what is held
+_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what nobody else holds
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
 
@@ -65,9 +65,10 @@ class FullKV(LayerKV):
             return
         self._freeze_tail()
         self._merge()
+        own_tokens = sum(tokens for part, tokens in self._frozen if len(part.holders) == 1)
         unused = {part: part.unused for part, _ in self._frozen}
         for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
-            if sum(unused.values()) * _UNUSED_SHARE <= self.tokens:
+            if sum(unused.values()) * _UNUSED_SHARE <= own_tokens:
                 break
             part.give_back()
             unused[part] = 0

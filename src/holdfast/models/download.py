@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import os
 import re
 import shutil
 import threading
@@ -50,7 +51,7 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
     """
     if is_demo(model):
         return ModelSource(kind="bundled", name=model or DEMO_ID)
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if folder.exists():
         return ModelSource(kind="folder", name=str(folder))
     hub = hub_source(model, revision=revision)
@@ -215,7 +216,7 @@ def _from_cache(source: ModelSource, wanted: dict[str, Any], reason: Exception) 
 def _check_disk(source: ModelSource, missing_bytes: int) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(HF_HUB_CACHE).expanduser()
+    place = Path(os.path.expanduser(HF_HUB_CACHE))
     while not place.exists() and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free

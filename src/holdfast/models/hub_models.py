@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ def hub_model_of(settings: ModelSettings, cache: Path) -> ModelSource | None:
     """The model of the Hub that settings mean, by its id or by its folder in the cache; None for all other models."""
     if (hub_id := hub_id_of(cache, Path(settings.path))) is not None:
         return ModelSource(kind="hub", name=hub_id)
-    is_here = is_demo(settings.path) or Path(settings.path).expanduser().exists()
+    is_here = is_demo(settings.path) or os.path.exists(os.path.expanduser(settings.path))
     return None if is_here else hub_source(settings.path, revision=settings.revision)
 
 

@@ -7,8 +7,8 @@ prompt never waits for a long one to be read, a long one is slowed down by short
 read one after the other, which lets the first answer begin early.
 
 That holds within one flow. Where several have prompts to be read, each has an equal share of the step, with what its answers take
-of it, and what one leaves the others take. Prompts of a batch get what interactive ones leave, until they were passed over
-for a while.
+of it, and what one leaves the others take; but the short prompt of one that comes anew is read first (`newcomers`). Prompts of a
+batch get what interactive ones leave, until they were passed over for a while.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from holdfast.scheduler.cost_model import CostModel
+from holdfast.scheduler.newcomers import Newcomers
 from holdfast.scheduler.sequence import ScheduledSequence
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
@@ -82,6 +83,7 @@ class ChunkSharing:
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
         self._first_flow = 0  # counts up: whose turn it is to be dealt to first
+        self._newcomers = Newcomers(costs)
 
     def share(
         self,
@@ -97,20 +99,30 @@ class ChunkSharing:
         prompts: oldest first, none of them read to its end. seconds: infinite when nobody decodes in this step.
         rows: answers that are written in this step, by flow; may be left out when all prompts are of one flow.
         """
+        groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
             if len(prompts) == 1:
+                self._newcomers.note(groups, None, tokens=0)
                 return [(prompts[0], min(tokens, prompts[0].longest_span))]
         elif self._should_only_decode(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         taken: dict[ScheduledSequence, int] = {}
-        groups, batch = self._groups(prompts, step)
-        if len(groups) == 1:
+        favoured = self._newcomers.favoured(groups)
+        if favoured is not None:
+            self._deal(allowance, [favoured], taken, must_move=True)
+            batch = []
+        elif len(groups) == 1:
             self._share_within(groups[0], allowance, taken, step)
         elif groups:
             self._share_between(groups, allowance, taken, step=step, rows=rows)
         self._deal(allowance, batch, taken, must_move=not groups)
+        self._newcomers.note(groups, favoured, tokens=0 if favoured is None else taken[favoured])
         return list(taken.items())
+
+    def pass_time(self, seconds: float) -> None:
+        """A step took so long."""
+        self._newcomers.pass_time(seconds)
 
     def _groups(
         self, prompts: list[ScheduledSequence], step: int

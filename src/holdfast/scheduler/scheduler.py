@@ -291,6 +291,7 @@ class Scheduler:
         self._ledger.step_is_over(step.number)
         self._costs.learn(step.load, outcome.seconds)
         self._fairness.pass_time(outcome.seconds)
+        self._sharing.pass_time(outcome.seconds)
         self._places.observe(seconds=outcome.seconds, ends=len(ends) + len(outcome.ended))
         return ends
 

@@ -65,7 +65,7 @@ class StoreFolder:
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
         """`names`: what models are served as, by fingerprint."""
-        self.path = path.expanduser().absolute()
+        self.path = Path(os.path.expanduser(path)).absolute()
         self._names = names or {}
         self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
         self._incoming: Path | None = None

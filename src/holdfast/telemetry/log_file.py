@@ -56,7 +56,7 @@ def open_log_file(settings: LogSettings, *, folder: Callable[[], Path], name: st
     if settings.file in ("", OFF):
         return None
     if settings.file != AUTO:
-        return _opened(Path(settings.file).expanduser().absolute(), settings)
+        return _opened(Path(os.path.expanduser(settings.file)).absolute(), settings)
     try:
         for number in range(1, _MOST_AT_ONCE):
             with contextlib.suppress(BlockingIOError):
