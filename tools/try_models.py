@@ -141,10 +141,10 @@ def try_swap(folder: Path, *, rounds: int = 5) -> None:
                 swapped.append(max(first for first, _, _ in again))
                 cached.append(min(known / prompt for _, prompt, known in again))
         load, never, swap = map(statistics.median, (loads, kept, swapped))
+        ranges = ", ".join(f"{min(each):.2f} to {max(each):.2f} s" for each in (swapped, loads))
         say(
-            f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s, load {load:.2f} s, never swapped "
-            f"{never:.3f} s: ratio {swap / (load + never):.2f}; swapped {min(swapped):.2f} to {max(swapped):.2f} s, load {min(loads):.2f} "
-            f"to {max(loads):.2f} s; cached at least {min(cached):.1%}"
+            f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s, load {load:.2f} s ({ranges}), "
+            f"never swapped {never:.3f} s: ratio {swap / (load + never):.2f}; cached at least {min(cached):.1%}"
         )
 
 
