@@ -141,10 +141,10 @@ def try_swap(folder: Path, *, rounds: int = 5) -> None:
                 swapped.append(max(first for first, _, _ in again))
                 cached.append(min(known / prompt for _, prompt, known in again))
         load, never, swap = map(statistics.median, (loads, kept, swapped))
-        ranges = ", ".join(f"{min(each):.2f} to {max(each):.2f} s" for each in (swapped, loads))
+        swap_range, load_range = (f"{min(each):.2f} to {max(each):.2f}" for each in (swapped, loads))
         say(
-            f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s, load {load:.2f} s ({ranges}), "
-            f"never swapped {never:.3f} s: ratio {swap / (load + never):.2f}; cached at least {min(cached):.1%}"
+            f"swap {model}-{other}-{model}: last first token of {AGENTS} agents {swap:.2f} s ({swap_range}), load {load:.2f} s "
+            f"({load_range}), never swapped {never:.3f} s: ratio {swap / (load + never):.2f}; cached at least {min(cached):.1%}"
         )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import ConfigError
 from holdfast.messages.requests import Priority
-from holdfast.user_folders import configuration_folder
+from holdfast.user_folders import configuration_folder, expanded
 from holdfast.whole_file import whole_file
 
 AUTO, OFF = "auto", "off"
@@ -63,7 +63,7 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
     if setting == AUTO:
         own = own_key_file(environ)
         return own if own is not None and own.exists() else None
-    return Path(os.path.expanduser(setting)).absolute()
+    return expanded(setting)
 
 
 def own_key_file(environ: Mapping[str, str]) -> Path | None:

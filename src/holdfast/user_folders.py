@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from holdfast.errors import ConfigError
+
 CLAIM_PREFIX = "holdfast."  # of folders that belong to a running process (`claims`); short, for the paths of sockets
+
+
+def expanded(path: str | Path) -> Path:
+    """An absolute path, with `~` and `~user` replaced by their homes. Raises ConfigError where there is no such home."""
+    found = os.path.expanduser(path)
+    if str(found).startswith("~"):
+        raise ConfigError(f"{path}: there is no home folder of {Path(found).parts[0]}; a folder of that name is ./{found}")
+    return Path(found).absolute()
 
 
 def caches_folder(environ: Mapping[str, str]) -> Path:

@@ -75,8 +75,9 @@ class SequencesInParts(RuleBasedStateMachine):
         layer.freeze()
         mx.eval(list(layer.arrays()))
         assert layer.frozen_tokens == layer.tokens
-        own_tokens = sum(tokens for part, tokens in layer._frozen if len(part.holders) == 1)
-        assert sum(part.unused for part, _ in layer._frozen) * 16 <= own_tokens
+        own = [(part.unused, tokens) for part, tokens in layer._frozen if len(part.holders) == 1]
+        assert sum(unused for unused, _ in own) * 16 <= sum(tokens for _, tokens in own)
+        assert all(part.unused * 16 <= part.capacity for part, _ in layer._frozen if len(part.holders) > 1)
         for (part, tokens), (later, fewer) in itertools.pairwise(layer._frozen):
             assert (fewer * 2 < tokens and tokens > 512) or len(part.holders) > 1 or len(later.holders) > 1
 
@@ -170,14 +171,17 @@ def test_a_tail_that_is_frozen_is_copied_only_where_much_of_its_room_is_unused()
 
 def test_short_tails_behind_a_long_beginning_that_others_hold_too_give_their_unused_room_back() -> None:
     first = FullKV()
+    first.reserve(4200)
     first.append(*of(list(range(4000))))
     first.freeze()
+    shared = next(first.arrays())
     agents = [first.fork(4000) for _ in range(8)]
     for agent in agents:
         agent.reserve(4400)
         agent.append(*of(list(range(4000, 4260))))
         agent.freeze()
     assert capacity_of([first, *agents]) <= (4000 + 8 * 260) * 17 / 16
+    assert next(agents[-1].arrays()) is shared, "a long beginning was copied for the sake of short tails"
 
 
 def test_room_in_the_tail_is_what_was_reserved_less_what_is_frozen() -> None:

@@ -101,47 +101,6 @@ def test_32_greedy_agents_double_the_first_token_of_a_single_one_at_most(
     assert p95(together) <= 2 * max(alone) + (1 + depth) * chunk, (max(alone), together, chunk)
 
 
-def read_tokens(run: StepWorker, *, since: int, flow: str) -> int:
-    """Prompt tokens of one flow, named as its requests are, in the plans since that one."""
-    spans = (span for plan in run.plans[since:] for span in plan.spans)
-    return sum(span.tokens for span in spans if span.tokens > 1 and span.request_id.startswith(flow))
-
-
-def beside_a_crowd(*, crowd_prompt: int, crowd_answer: int) -> tuple[StepWorker, Crowd]:
-    run = worker()
-    crowd = Crowd(run, 32, crowd_prompt, crowd_answer, of("crowd"))
-    for _ in range(100):
-        crowd.ask()
-        run.step()
-    return run, crowd
-
-
-@pytest.mark.parametrize(("prompt_tokens", "is_read_alone"), [(400, True), (3000, False)])
-def test_a_short_prompt_of_one_that_comes_anew_is_read_before_all_others(prompt_tokens: int, is_read_alone: bool) -> None:
-    run, crowd = beside_a_crowd(crowd_prompt=2000, crowd_answer=5)
-    for _ in range(3):  # and so it is the next time
-        before = len(run.plans)
-        served = run.submit("single", prompt_tokens=prompt_tokens, max_tokens=1, service=of("single"))
-        while not served.ends:
-            crowd.ask()
-            run.step()
-        assert (read_tokens(run, since=before, flow="crowd") == 0) == is_read_alone
-        for _ in range(20):
-            crowd.ask()
-            run.step()
-
-
-def test_who_comes_anew_again_and_again_has_half_of_the_time_at_most() -> None:
-    run, crowd = beside_a_crowd(crowd_prompt=2000, crowd_answer=2)
-    before, keen = len(run.plans), Crowd(run, 1, 400, 1, of("keen"))
-    for _ in range(600):
-        crowd.ask()
-        keen.ask()
-        run.step()
-    tokens = {flow: read_tokens(run, since=before, flow=flow) for flow in ("crowd", "keen")}
-    assert tokens["crowd"] >= 0.8 * tokens["keen"] > 0, tokens  # positions behind others cost more
-
-
 @pytest.mark.parametrize("budget_tokens", [10**6, 4000])
 def test_places_and_memory_that_one_has_taken_are_given_up_for_anothers_first(budget_tokens: int) -> None:
     run = worker(max_running=4, budget_tokens=budget_tokens)

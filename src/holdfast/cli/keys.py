@@ -13,6 +13,7 @@ from holdfast.config import default_file, load_settings
 from holdfast.errors import ConfigError
 from holdfast.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, own_key_file, read_keys, write_keys
 from holdfast.messages.requests import Priority
+from holdfast.user_folders import expanded
 
 keys = typer.Typer(help="Make, list and remove named API keys.", no_args_is_help=True)
 
@@ -97,7 +98,7 @@ def remove(name: Name, file: File = None) -> None:
 def _path(file: Path | None) -> Path:
     """Where the keys are or will be. Raises ConfigError."""
     if file is not None:
-        return Path(os.path.expanduser(file)).absolute()
+        return expanded(file)
     setting = load_settings(file=default_file(os.environ), environ=os.environ, flags={}).settings.server.keys_file
     path = key_file_of(setting, os.environ) or (None if setting in ("", OFF) else own_key_file(os.environ))
     if path is None:

@@ -14,7 +14,7 @@ from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
-_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what nobody else holds
+_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many: of a shared part, of all one's own
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
 
@@ -65,13 +65,16 @@ class FullKV(LayerKV):
             return
         self._freeze_tail()
         self._merge()
-        own_tokens = sum(tokens for part, tokens in self._frozen if len(part.holders) == 1)
-        unused = {part: part.unused for part, _ in self._frozen}
-        for part in sorted(unused, key=lambda each: unused[each] / each.capacity, reverse=True):
-            if sum(unused.values()) * _UNUSED_SHARE <= own_tokens:
+        own = {part: part.unused for part, _ in self._frozen if len(part.holders) == 1}
+        own_tokens = sum(tokens for part, tokens in self._frozen if part in own)
+        for part in sorted(own, key=lambda each: own[each] / each.capacity, reverse=True):
+            if sum(own.values()) * _UNUSED_SHARE <= own_tokens:
                 break
             part.give_back()
-            unused[part] = 0
+            own[part] = 0
+        for part, _ in self._frozen:
+            if part not in own and part.unused * _UNUSED_SHARE > part.capacity:
+                part.give_back()
 
     def fork(self, tokens: int) -> Self:
         """Another one that holds the first `tokens` frozen tokens in the same buffers."""

@@ -7,8 +7,8 @@ prompt never waits for a long one to be read, a long one is slowed down by short
 read one after the other, which lets the first answer begin early.
 
 That holds within one flow. Where several have prompts to be read, each has an equal share of the step, with what its answers take
-of it, and what one leaves the others take; but the short prompt of one that comes anew is read first (`newcomers`). Prompts of a
-batch get what interactive ones leave, until they were passed over for a while.
+of it, and what one leaves the others take; but short prompts of flows that had none until now are read first (`sparse_flows`).
+Prompts of a batch get what interactive ones leave, until they were passed over for a while.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from holdfast.scheduler.cost_model import CostModel
-from holdfast.scheduler.newcomers import Newcomers
 from holdfast.scheduler.sequence import ScheduledSequence
+from holdfast.scheduler.sparse_flows import SparseFlows
 
 NO_ROWS: Mapping[str, int] = MappingProxyType({})
 PATIENCE_STEPS = 8  # a prompt that was passed over so often goes ahead of shorter ones
@@ -83,7 +83,7 @@ class ChunkSharing:
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
         self._first_flow = 0  # counts up: whose turn it is to be dealt to first
-        self._newcomers = Newcomers(costs)
+        self._sparse = SparseFlows(costs)
 
     def share(
         self,
@@ -102,27 +102,27 @@ class ChunkSharing:
         groups, batch = self._groups(prompts, step)
         if math.isinf(seconds):
             if len(prompts) == 1:
-                self._newcomers.note(groups, None, tokens=0)
+                self._sparse.note(groups, read_first={}, step=step)
                 return [(prompts[0], min(tokens, prompts[0].longest_span))]
         elif self._should_only_decode(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         taken: dict[ScheduledSequence, int] = {}
-        favoured = self._newcomers.favoured(groups)
-        if favoured is not None:
-            self._deal(allowance, [favoured], taken, must_move=True)
+        first = self._sparse.first(groups, step=step)
+        if first:
+            self._deal(allowance, first, taken, must_move=True)
             batch = []
         elif len(groups) == 1:
             self._share_within(groups[0], allowance, taken, step)
         elif groups:
             self._share_between(groups, allowance, taken, step=step, rows=rows)
         self._deal(allowance, batch, taken, must_move=not groups)
-        self._newcomers.note(groups, favoured, tokens=0 if favoured is None else taken[favoured])
+        self._sparse.note(groups, read_first=taken if first else {}, step=step)
         return list(taken.items())
 
     def pass_time(self, seconds: float) -> None:
         """A step took so long."""
-        self._newcomers.pass_time(seconds)
+        self._sparse.pass_time(seconds)
 
     def _groups(
         self, prompts: list[ScheduledSequence], step: int

@@ -30,6 +30,7 @@ from pathlib import Path
 
 from holdfast.claims import LOCK, abandoned, claim, try_lock
 from holdfast.store.block import KEY_BYTES, BlockKey, StoreRefused
+from holdfast.user_folders import expanded
 
 MARKER_STEM = "HOLDFAST-STORE-"
 MARKER = MARKER_STEM + "1"
@@ -65,7 +66,7 @@ class StoreFolder:
 
     def __init__(self, path: Path, *, names: Mapping[str, str] | None = None) -> None:
         """`names`: what models are served as, by fingerprint."""
-        self.path = Path(os.path.expanduser(path)).absolute()
+        self.path = expanded(path)
         self._names = names or {}
         self._claim: int | None = None  # open, locked file: says that our incoming folder is alive
         self._incoming: Path | None = None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from holdfast.config import StoreSettings
 from holdfast.store.budget import StoreLimits
-from holdfast.user_folders import caches_folder
+from holdfast.user_folders import caches_folder, expanded
 
 AUTO, OFF = "auto", "off"
 # A drive of 1 TB is usually good for 600 TB of writing: 16 years of this.
@@ -26,7 +25,7 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
         return ""
     if settings.folder == AUTO:
         return str(caches_folder(environ) / "store")
-    return os.path.abspath(os.path.expanduser(settings.folder))
+    return str(expanded(settings.folder))
 
 
 def is_folder(settings: StoreSettings) -> bool:

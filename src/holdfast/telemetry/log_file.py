@@ -14,6 +14,7 @@ from types import TracebackType
 
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
+from holdfast.user_folders import expanded
 
 LOG_SUFFIX = ".log"  # those that were set aside end with a number more: server-8321.log.1
 AUTO, OFF = "auto", "off"
@@ -56,7 +57,7 @@ def open_log_file(settings: LogSettings, *, folder: Callable[[], Path], name: st
     if settings.file in ("", OFF):
         return None
     if settings.file != AUTO:
-        return _opened(Path(os.path.expanduser(settings.file)).absolute(), settings)
+        return _opened(expanded(settings.file), settings)
     try:
         for number in range(1, _MOST_AT_ONCE):
             with contextlib.suppress(BlockingIOError):

@@ -1,0 +1,24 @@
+"""Paths that people write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.key_file import key_file_of
+from holdfast.user_folders import expanded
+
+
+def test_homes_are_filled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert expanded("~/keys.json") == expanded(Path("~/keys.json")) == tmp_path / "keys.json"
+    assert expanded("./~nobody-at-all/x") == tmp_path / "~nobody-at-all/x"
+
+
+def test_of_a_user_that_there_is_not_no_folder_is_made() -> None:
+    for path in ("~nobody-at-all", "~nobody-at-all/keys.json"):
+        with pytest.raises(ConfigError, match="no home folder of ~nobody-at-all"):
+            key_file_of(path, {})
