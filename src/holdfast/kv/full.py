@@ -14,7 +14,8 @@ from holdfast.kv.layer import LayerKV, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
-_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many: of a shared part, of all one's own
+_UNUSED_SHARE = 16  # unused room is given back where it is more than one part in so many of what nobody else holds
+_UNUSED_SHARE_OF_MANY = 64  # the same of a part that several hold, so that others' short tails count beside it
 _UNUSED_SHARE_WHOLE = 8  # the same where all is in one buffer, which the next token then copies
 
 
@@ -73,7 +74,7 @@ class FullKV(LayerKV):
             part.give_back()
             own[part] = 0
         for part, _ in self._frozen:
-            if part not in own and part.unused * _UNUSED_SHARE > part.capacity:
+            if part not in own and part.unused * _UNUSED_SHARE_OF_MANY > part.capacity:
                 part.give_back()
 
     def fork(self, tokens: int) -> Self:
