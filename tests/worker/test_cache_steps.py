@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from holdfast.messages.commands import TELL_STATISTICS, Command
 from holdfast.messages.events import CacheOutcome, CacheReport, Divergence, Started, TokensGenerated
 from holdfast.messages.figures import CacheFigures, WorkerStatistics
-from tests.fakes.caching_worker import CachingWorker, greedy, random_prompt, tiny_worker
+from holdfast.worker.cache_steps import CacheSteps
+from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other, random_prompt, tiny_worker
 from tests.fakes.script_inbox import ScriptInbox, cancel
 from tests.fakes.tiny_models import VOCAB_SIZE
 
@@ -29,6 +31,27 @@ def figures(inbox: ScriptInbox) -> CacheFigures:
     answers = [event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer]
     assert answers[-1].memory is not None
     return answers[-1].memory
+
+
+def test_behind_what_is_committed_at_rest_the_loop_looks_again_who_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | float] = []
+    flush, receive = CacheSteps.flush, ScriptInbox.receive
+
+    def flushing(steps: CacheSteps) -> None:
+        if steps.has_uncommitted:
+            seen.append("committed")
+        flush(steps)
+
+    def receiving(inbox: ScriptInbox, *, timeout_seconds: float) -> list[Command]:
+        seen.append(timeout_seconds)
+        return receive(inbox, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(CacheSteps, "flush", flushing)
+    monkeypatch.setattr(ScriptInbox, "receive", receiving)
+    tiny_worker().serve(one_after_the_other(greedy("a", random_prompt(90)), greedy("b", random_prompt(90, "b"))))
+    behind = [later for earlier, later in itertools.pairwise(seen) if earlier == "committed"]
+    assert behind
+    assert set(behind) == {0.0}, "a request that waited for room would have waited on"
 
 
 def test_a_request_is_told_right_before_its_first_token_what_it_began_from() -> None:

@@ -108,8 +108,6 @@ class WorkerLoop:
             self._emit_statistics(is_busy=False)
             self._send()
             while not self._is_closing:
-                if not is_busy:
-                    self._flush_if_idle()
                 commands = self._receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
@@ -120,6 +118,7 @@ class WorkerLoop:
                 if self._flight is None or self._engine.runs_ahead:  # else its results are there already, and go first
                     self._emit_statistics(is_busy=is_busy)
                 self._send()
+                is_busy = is_busy or self._flush_if_idle()
         except Exception:
             self._send()
             self._sessions.abandon()
@@ -152,11 +151,13 @@ class WorkerLoop:
     def _send(self) -> None:
         self._inbox.send(self._ledger.take_outbox())
 
-    def _flush_if_idle(self) -> None:
-        """With nothing else to do, commit what sequences have computed."""
-        if self._cache.has_uncommitted:
-            self._pulse.work()
-            self._cache.flush()
+    def _flush_if_idle(self) -> bool:
+        """With nothing else to do, commit what sequences have computed. True: states are parked now, there may be room."""
+        if not self._cache.has_uncommitted:
+            return False
+        self._pulse.work()
+        self._cache.flush()
+        return not self._cache.has_uncommitted
 
     def _patience(self, *, is_busy: bool) -> float:
         """How long to wait for commands."""
