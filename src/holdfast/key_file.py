@@ -57,7 +57,10 @@ def hash_of(key: bytes) -> str:
 
 
 def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
-    """The file that `server.keys_file` means; None where there is none. `auto`: the user's own, if it is there."""
+    """The file that `server.keys_file` means; None where there is none. `auto`: the user's own, if it is there.
+
+    Raises ConfigError for a home that there is not.
+    """
     if setting in ("", OFF):
         return None
     if setting == AUTO:

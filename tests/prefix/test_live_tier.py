@@ -94,6 +94,8 @@ def test_a_parked_state_that_is_spoilt_is_dropped_and_the_request_is_answered_fr
     (chain,) = parked(subject)
     spoil(chain)
     serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
+    rest(subject)
+    assert chain not in parked(subject)
 
 
 def test_a_spoilt_state_that_is_shared_holds_nobody_up() -> None:
@@ -156,6 +158,8 @@ def test_a_failed_step_costs_no_answer_though_what_it_leaves_cannot_be_copied(mo
     subject = SteppedWorker("llama", engine=FailsOnce)
     monkeypatch.setattr(subject.worker.cache.live, "_copied", broken)
     serve(subject, greedy("short", random_prompt(20), max_tokens=1), greedy("long", random_prompt(40, "b"), max_tokens=9))
+    assert isinstance(subject.worker.engine, FailsOnce)
+    assert subject.worker.engine.collected > subject.worker.engine.fails_at, "no step has failed"
 
 
 def test_a_session_that_is_forgotten_takes_its_parked_state_with_it_and_who_was_to_begin_from_it_does_not() -> None:

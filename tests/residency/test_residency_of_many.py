@@ -322,6 +322,7 @@ async def test_who_waits_for_an_unload_is_not_left_waiting_when_the_server_stops
         await until(made, a="stopping")
         await made.stop()
         await unloading
+    assert states(made)["a"] == "unloaded"
 
 
 async def test_a_pinned_model_that_fails_does_not_stop_the_server_but_a_named_one_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from holdfast.config import StoreSettings
@@ -20,12 +21,15 @@ def store_limits(settings: StoreSettings) -> StoreLimits:
 
 
 def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
-    """The folder that a server is to use, as an absolute path; empty when what was read is to be kept in RAM only."""
+    """The folder that a server is to use, as an absolute path; empty when what was read is to be kept in RAM only.
+
+    Raises ConfigError for a home that there is not.
+    """
     if settings.folder in ("", OFF):
         return ""
     if settings.folder == AUTO:
         return str(caches_folder(environ) / "store")
-    return str(expanded(settings.folder))
+    return os.path.abspath(expanded(settings.folder))
 
 
 def is_folder(settings: StoreSettings) -> bool:
