@@ -1,6 +1,6 @@
 # make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
 # make test           the fast tests (ARGS="tests/cli -x" for some of them, "-n 0 --pdb" for one process and its debugger)
-# make check          formatting, lint, types, import walls, sizes
+# make check        formatting, lint, types, import walls, rules of the project
 # make format         rewrite the sources as the formatter wants them
 # make slow           the slow tests
 # make bench          the benchmarks beside mlx_lm.server, within ten minutes (ARGS="--out FOLDER")
@@ -67,7 +67,6 @@ check: $(TOOLS)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy --strict
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m tools.code_size
 	@$(COMPILED) $(BIN)/python -m pytest -q tests/project
 
 format: $(TOOLS)

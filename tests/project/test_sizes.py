@@ -1,17 +1,11 @@
-"""Files and functions stay small enough to be read at once."""
+"""Functions fit on a screen, and the repository holds no large results."""
 
 from __future__ import annotations
 
 from tests.project.sources import ROOT, sources
 
-MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 60
 MOST_RESULT_BYTES = 100_000
-
-
-def test_no_file_is_longer_than_a_reader_can_hold() -> None:
-    lengths = {source.name: source.text.count("\n") for source in sources()}
-    assert {name: lines for name, lines in lengths.items() if lines > MOST_FILE_LINES} == {}
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
