@@ -37,6 +37,7 @@ class FamilyTemplate:
     results_in: str = "user"  # the role of the turn that they stand in
     assistant: str = "assistant"
     thought: tuple[str, str] = ("", "")
+    thought_written: tuple[str, str] = ("", "")  # Jinja that writes its markers, where the source does not name them
     opening: str = ""  # behind the header of an answer
     before: str = ""  # in front of all of it; may refuse the conversation
     tools: str = "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
@@ -55,7 +56,8 @@ class FamilyTemplate:
 
         before, call, behind = (_newline_kept(each) for each in (self.calls[0], self.call, self.calls[1]))
         calls = f"{{% if m.tool_calls %}}{before}{{% for call in m.tool_calls %}}{{% set c = call.function %}}{call}{{% endfor %}}{behind}{{% endif %}}"
-        thought = f"{{% if m.reasoning_content %}}{self.thought[0]}{{{{ m.reasoning_content }}}}{self.thought[1]}{{% endif %}}"
+        start, end = self.thought_written if self.thought_written[0] else self.thought
+        thought = f"{{% if m.reasoning_content %}}{start}{{{{ m.reasoning_content }}}}{end}{{% endif %}}"
         answer = turn(self.assistant, (thought if self.thought[0] else "") + "{{ m.content }}" + (calls if self.kept else ""))
         named = f"{{# {self.calls[0]}{self.call}{self.thought[0]}{self.thought[1]} #}}".replace("{%", "").replace("%}", "")
         return (
@@ -277,7 +279,10 @@ FAMILY_TEMPLATES = {
             '<|open|>argument key="{{ k }}" type="{{ "string" if v is string else "object" }}"<|sep|>VALUE<|close|>argument<|sep|>'
         )
         + "<|close|>call<|sep|>",
+        before="{% macro tag(mark, name) %}{{ '<|' + mark + '|>' + name + '<|sep|>' }}{% endmacro %}",
         thought=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        thought_written=("{{ tag('open', 'think') }}", "{{ tag('close', 'think') }}"),
+        opening="{{ tag('open', 'response' if thinking is false else 'think') }}",
     ),
     "gemma4": FamilyTemplate(
         family="gemma4",

@@ -13,9 +13,9 @@ from holdfast.intake.dialects import FoundDialect, find_dialect, prompt_opens_th
 from holdfast.intake.template import ChatTemplate
 from holdfast.messages.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
 from holdfast.messages.requests import ChatPrompt
-from holdfast.parsing.dialect import PLAIN, Call
+from holdfast.parsing.dialect import PLAIN, Call, ReasoningFormat
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
-from tests.fakes.told_answers import by_tokens
+from tests.fakes.told_answers import by_tokens, told
 
 FAMILIES = pytest.mark.parametrize("name", sorted(FAMILY_TEMPLATES))
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -59,6 +59,24 @@ def test_thoughts_of_each_family_are_known_with_the_state_in_which_an_answer_beg
         prompt = ChatPrompt(messages=({"role": "user", "content": "u"},), template_options=options)
         opens = prompt_opens_thought(template, dialect, prompt, template.render(prompt))
         assert opens <= (effort not in ("off", "minimal") or family.family in ("hy3",)), effort
+
+
+def test_a_thought_is_known_whose_markers_the_template_builds_from_parts() -> None:
+    family = FAMILY_TEMPLATES["kimi_k3"]
+    assert family.thought[0] not in family.source
+    model = found(family)
+    assert model.report.thinking is not None
+    assert model.report.thinking.opened_by_prompt
+    answer = "Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello!<|close|>response<|sep|><|close|>message<|sep|>"
+    assert told(model.dialect, [], answer, in_reasoning=True) == [("thought", "Hm."), "Hello!"]
+
+
+@pytest.mark.parametrize("opening", ["{{ think('') }}", "{% if thinking is not false %}{{ think('') }}{% endif %}", ""])
+def test_a_thought_is_known_by_what_the_template_writes_of_it(opening: str) -> None:
+    parts = "{% macro think(end) %}{{ '<' + end + 'think>' }}{% endmacro %}"
+    said = "{% if m.reasoning_content %}{{ think('') }}{{ m.reasoning_content }}{{ think('/') }}{% endif %}{{ m.content }}"
+    source = parts + "{% for m in messages %}[{{ m.role }}]" + said + "{% endfor %}[assistant]" + opening
+    assert source_of(source).dialect.reasoning == ReasoningFormat(start="<think>", end="</think>")
 
 
 @FAMILIES

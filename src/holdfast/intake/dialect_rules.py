@@ -178,13 +178,24 @@ def _all_families(source: str, tokens: Collection[str], parser_type: str, model_
     yield BY_MODEL_TYPE.get(model_type, "")
 
 
-def reasoning_for(source: str, tokens: Collection[str]) -> ReasoningFormat | None:
-    """The markers of thoughts that a template names, or that are a pair of tokens though it names none."""
+def reasoning_for(source: str, tokens: Collection[str], *, shown: str = "") -> ReasoningFormat | None:
+    """The markers of thoughts: named by a template, written by it, or a pair of tokens though it names none.
+
+    shown: a conversation as the template renders it, up to where an answer begins. Some build their markers from parts, so
+    that the source holds none of them.
+    """
     formats = [in_vocabulary(each, (each.start,), tokens) for each in REASONING_FORMATS]
     named = (each for each in formats if each.end in source and each.start.strip() in source)
+    written = (each for each in formats if _is_written(each, shown))
     paired = (each for each in formats if each.end in tokens and _first_token(each.start, tokens))
     half = (each for each in formats if each.start == "<think>" and each.end in source)  # R1's template only cuts thoughts out
-    return next(named, None) or next(paired, None) or next(half, None)
+    return next(named, None) or next(written, None) or next(paired, None) or next(half, None)
+
+
+def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
+    """Whether a rendered conversation holds a whole thought, or ends with the beginning of one."""
+    start = reasoning.start.strip()
+    return shown.rstrip().endswith(start) or (start in shown and reasoning.end in shown)
 
 
 def _first_token(marker: str, tokens: Collection[str]) -> bool:

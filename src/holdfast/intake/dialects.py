@@ -37,6 +37,7 @@ _BRIDGES: Final = ("", "OK.")  # an answer's text between a result and the user,
 _LONGEST_OPENING = 2000  # characters that a template writes for an answer to begin
 _LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
+_WITH_THOUGHT = (_QUESTION, {"role": "assistant", "content": "Hi.", "reasoning_content": "A greeting."}, _QUESTION)
 
 
 class ThinkingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,9 @@ def find_dialect(
     config: tokenizer_config.json. A model whose template shows no tools, or of which nothing is proven, gets them in text.
     """
     tokens = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
-    reasoning = reasoning_for("" if template is None else template.with_tools, tokens)
+    reasoning = reasoning_for("", tokens)
+    if template is not None:
+        reasoning = reasoning_for(template.with_tools, tokens, shown=_rendered(template, {}, _WITH_THOUGHT))
     says = read_response_template(config.get("response_template"))
     if reasoning is None and says.reasoning is not None:
         reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
@@ -211,9 +214,9 @@ def _is_in_marks(token: AddedToken, marks: Iterable[str]) -> bool:
     return any(content in mark if token.special else mark.startswith(content) for mark in marks)
 
 
-def _rendered(template: ChatTemplate, options: Options) -> str:
+def _rendered(template: ChatTemplate, options: Options, messages: tuple[dict[str, Any], ...] = (_QUESTION,)) -> str:
     try:
-        return template.render(ChatPrompt(messages=(_QUESTION,), template_options=options))
+        return template.render(ChatPrompt(messages=messages, template_options=options))
     except InvalidRequest:
         return ""
 
