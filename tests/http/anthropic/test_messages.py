@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -55,15 +56,22 @@ async def test_sampling_and_stop_sequences() -> None:
     assert not {"temperature", "top_p", "top_k"} & {*request.unset_sampling}
 
 
-async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only() -> None:
+@pytest.mark.parametrize("says", [
+    lambda name: ({"x-holdfast-tenant": name}, {}),
+    lambda name: ({}, {"cache_salt": name}),
+])  # fmt: skip
+async def test_a_thought_is_given_back_to_the_tenant_that_had_it_only(
+    says: Callable[[str], tuple[dict[str, str], dict[str, str]]],
+) -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
-    ann, bob = ({"x-holdfast-tenant": name} for name in ("ann", "bob"))
+    ann, bob = says("ann"), says("bob")
+    nobody: tuple[dict[str, str], dict[str, str]] = ({}, {})
     thinking = {"type": "enabled", "display": "omitted"}
     async with client_of(gateway) as client:
-        first = await client.post(MESSAGES, json=message_body(thinking=thinking), headers=ann)
+        first = await client.post(MESSAGES, json=message_body(thinking=thinking, **ann[1]), headers=ann[0])
         turns = [USER, {"role": "assistant", "content": first.json()["content"]}, USER]
-        for headers in (ann, bob, None):
-            await client.post(MESSAGES, json=message_body(messages=turns), headers=headers)
+        for headers, fields in (ann, bob, nobody):
+            await client.post(MESSAGES, json=message_body(messages=turns, **fields), headers=headers)
     prompts = [request.prompt for request in gateway.requests[1:]]
     assert [prompt.messages[1].get("reasoning_content") for prompt in prompts if isinstance(prompt, ChatPrompt)] == [
         "hm",
@@ -186,6 +194,12 @@ async def test_breakpoints_of_the_cache_are_passed_on() -> None:
 )
 async def test_claude_codes_session_is_ours(headers: dict[str, str], session: str) -> None:
     assert (await asked(headers=headers)).session_id == session
+
+
+async def test_the_body_names_a_session_before_claude_codes_header_does() -> None:
+    headers = {"X-Claude-Code-Session-Id": "5c6a-1"}
+    assert (await asked(headers=headers, prompt_cache_key="key")).session_id == "key"
+    assert (await asked(headers=headers, prompt_cache_key="key", session_id="mine")).session_id == "mine"
 
 
 async def test_a_name_of_anthropics_is_answered_by_the_first_model() -> None:

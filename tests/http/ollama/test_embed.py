@@ -42,6 +42,17 @@ async def test_the_older_form_has_one_vector() -> None:
     assert gateway.embedded[0].input_field == "prompt"
 
 
+async def test_a_salt_makes_a_tenant() -> None:
+    gateway = ScriptedGateway()
+    salts: list[dict[str, str]] = [{}, {"cache_salt": "pepper"}]
+    for path in (EMBED, OLDER):
+        for salt in salts:
+            await asked(gateway, path, input="one", prompt="one", **salt)
+    plain, salted = (request.tenant for request in gateway.embedded[:2])
+    assert plain != salted
+    assert [request.tenant for request in gateway.embedded[2:]] == [plain, salted]
+
+
 @pytest.mark.parametrize("given", [{}, {"input": None}, {"input": ""}, {"input": []}])
 async def test_without_a_text_the_model_is_loaded_and_no_vector_comes_as_from_ollama(given: dict[str, Any]) -> None:
     gateway = ScriptedGateway()

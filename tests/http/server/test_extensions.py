@@ -60,6 +60,7 @@ async def test_the_tenant_is_made_of_header_salt_and_the_key_that_is_needed(path
         ("/v1/messages/count_tokens", {"model": MODEL, "messages": HELLO}),
         ("/v1/responses/input_tokens", {"model": MODEL, "input": "hello"}),
         ("/tokenize", {"model": MODEL, "messages": HELLO}),
+        ("/apply-template", {"model": MODEL, "messages": HELLO}),
     ],
 )
 async def test_what_is_only_counted_is_its_tenant_s_own(path: str, body: dict[str, Any]) -> None:
@@ -67,7 +68,8 @@ async def test_what_is_only_counted_is_its_tenant_s_own(path: str, body: dict[st
     async with client_of(gateway) as client:
         for tenant in ("t", "u"):
             assert (await client.post(path, json=body, headers={"X-Holdfast-Tenant": tenant})).status_code == 200
-    assert len({"", *(request.tenant for request in gateway.requests)}) == 3
+        assert (await client.post(path, json={**body, "cache_salt": "s"})).status_code == 200
+    assert len({"", *(request.tenant for request in gateway.requests)}) == 4
 
 
 @pytest.mark.parametrize("salt", ["", 3])

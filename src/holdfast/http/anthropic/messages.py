@@ -17,12 +17,12 @@ from holdfast.http.anthropic.tools import MessagesTool, MessagesToolChoice, choi
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.extensions import tenant_in
+from holdfast.http.server.extensions import SharedFields, tenant_in
 from holdfast.http.server.fields import INT32_MAX, STRICT, MaxTokens, within
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services, model_of
+from holdfast.http.server.services import Services, model_of, salted
 from holdfast.http.server.thinking import ReasoningOptions, thinking_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.intake.limits import MAX_STOP_CHARACTERS
@@ -67,10 +67,8 @@ class OutputConfig(BaseModel):
     format: JsonOutput | None = Field(None, description="The form of the answer.")
 
 
-class PromptFields(BaseModel):
+class PromptFields(SharedFields):
     """What the model is to read."""
-
-    model_config = STRICT
 
     model: Annotated[str, Field(min_length=1)] = Field(description="Id of a model that /v1/models lists.")
     messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True)] = Field(description="The conversation, oldest first.")
@@ -176,6 +174,7 @@ class MessagesRequest(PromptFields):
     def plan(self, services: Services, *, session_key: str = "") -> AnswerPlan:
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self._refuse_too_many_stops(services.limits)
+        services = salted(services, self.cache_salt)
         form = MessagesAnswer(
             model=model_of(services, self.model),
             seal=services.seal,
@@ -191,7 +190,12 @@ class MessagesRequest(PromptFields):
             unset_sampling=tuple(name for name in SamplingParams.__struct_fields__ if name not in given),
             stop=tuple(dict.fromkeys(self.stop_sequences or ())),
         )
-        return AnswerPlan(requests=[request], form=form, streams=bool(self.stream), session_key=session_key)
+        return AnswerPlan(
+            requests=[request],
+            form=form,
+            streams=bool(self.stream),
+            **self.plan_options(session_key=session_key),
+        )
 
     def _refuse_too_many_stops(self, limits: LimitsSettings) -> None:
         if len(self.stop_sequences or ()) > limits.max_stop_strings:
@@ -219,6 +223,8 @@ async def create_message(request: Request, services: Services) -> Response:
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Tell how many tokens the model would read."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    tenant = tenant_in(request, cache_salt="")
-    asked = msgspec.structs.replace(parse(CountTokensRequest, body).request(services, request_id="count"), tenant=tenant)
-    return json_response(TokenCount(input_tokens=len((await services.encode(asked)).token_ids)))
+    asked = parse(CountTokensRequest, body)
+    counted = asked.request(salted(services, asked.cache_salt), request_id="count")
+    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
+    encoded = await services.encode(msgspec.structs.replace(counted, tenant=tenant))
+    return json_response(TokenCount(input_tokens=len(encoded.token_ids)))

@@ -23,11 +23,13 @@ from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import INT32_MAX, MANY, ONE, one_or_many
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.reading import EmbeddingPlan, embed
+from holdfast.http.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.http.server.services import Services
+from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.output import Embedding
 from holdfast.messages.requests import EmbeddingRequest
 
+_UNSUPPORTED = UnsupportedFields(neutral=SESSION_FIELDS)
 Inputs = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Field(fail_fast=True), Tag(MANY)], Discriminator(one_or_many)]
 
 
@@ -65,6 +67,7 @@ class OllamaEmbedding(OllamaRequest):
         is_list: bool = False,
     ) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused."""
+        _UNSUPPORTED.refuse(self.model_extra)
         if len(inputs) > (most := services.limits.max_inputs):
             raise RequestRefused(f"`{input_field}`: at most {most} inputs, got {len(inputs)}", field=input_field)
         request = EmbeddingRequest(
@@ -76,7 +79,11 @@ class OllamaEmbedding(OllamaRequest):
             input_field=input_field,
             is_list=is_list,
         )
-        return EmbeddingPlan(request=request, form=lambda vectors: msgspec.json.encode(form(vectors)))
+        return EmbeddingPlan(
+            request=request,
+            form=lambda vectors: msgspec.json.encode(form(vectors)),
+            cache_salt=self.cache_salt or "",
+        )
 
 
 class OllamaEmbed(OllamaEmbedding):

@@ -8,15 +8,15 @@ import re
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from holdfast.http.ollama.answer import OllamaAnswer
 from holdfast.http.ollama.names import Capability, capabilities, served_model, shown_name
 from holdfast.http.ollama.options import OllamaOptions
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import TAG_MARK
-from holdfast.http.server.extensions import HoldfastOptions
-from holdfast.http.server.fields import STRICT, refuse_above
+from holdfast.http.server.extensions import SaltField, SharedFields
+from holdfast.http.server.fields import refuse_above
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services
 from holdfast.http.server.thinking import Switch, thinking_of
@@ -61,10 +61,8 @@ FormatField = Annotated[
 KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
 
-class OllamaRequest(BaseModel):
+class OllamaRequest(SaltField):
     """Fields of every request that names a model."""
-
-    model_config = STRICT
 
     model: str | None = Field(None, description="A served model, with or without :latest; the first one if not given.")
     keep_alive: KeepAlive | None = Field(
@@ -83,7 +81,7 @@ class OllamaRequest(BaseModel):
         return self.keep_alive is not None and re.search("[1-9]", str(self.keep_alive)) is None
 
 
-class OllamaGeneration(OllamaRequest, abc.ABC):
+class OllamaGeneration(SharedFields, OllamaRequest, abc.ABC):
     """Fields of both generating endpoints."""
 
     stream: bool | None = Field(None, description="False: the answer in one piece. Otherwise as lines of JSON.")
@@ -94,7 +92,6 @@ class OllamaGeneration(OllamaRequest, abc.ABC):
     top_logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="And of so many of the likeliest at its place.")
     truncate: bool | None = Field(None, description="Without effect: a prompt that is too long is refused, never cut.")
     shift: bool | None = Field(None, description="Without effect: an answer ends where the context is full.")
-    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
 
     @property
     @abc.abstractmethod
@@ -111,8 +108,7 @@ class OllamaGeneration(OllamaRequest, abc.ABC):
 
     def plan_of(self, request: GenerationRequest, form: OllamaAnswer) -> AnswerPlan:
         """The plan for this request and this form."""
-        explains = bool(self.holdfast and self.holdfast.explain)
-        return AnswerPlan(requests=[request], form=form, streams=self.stream is not False, explains=explains)
+        return AnswerPlan(requests=[request], form=form, streams=self.stream is not False, **self.plan_options())
 
     def request(self, services: Services, **prompt: Any) -> GenerationRequest:
         """What to generate. `prompt`: fields of it that say what the model reads. Raises RequestRefused."""

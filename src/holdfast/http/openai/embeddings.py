@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,10 +17,11 @@ from holdfast.http.openai.prompts import PromptField, prompts_of
 from holdfast.http.openai.shapes import PromptTokensDetails
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import INT32_MAX, STRICT, CacheSalt, Model
+from holdfast.http.server.extensions import SaltField
+from holdfast.http.server.fields import INT32_MAX, Model
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.reading import EmbeddingPlan, embed
+from holdfast.http.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.output import Embedding, TextRead
@@ -28,6 +29,7 @@ from holdfast.messages.requests import EmbeddingRequest, Pooling
 
 _UNSUPPORTED = UnsupportedFields(
     neutral={
+        **SESSION_FIELDS,
         "messages": ([],),
         "normalize": (True,),
         **dict.fromkeys(("input_type", "task", "prompt_name", "instruction"), ()),
@@ -70,10 +72,8 @@ class VectorList(msgspec.Struct, frozen=True, kw_only=True):
     usage: ReadUsage
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(SaltField):
     """Texts, or token ids, of each of which a vector is wanted."""
-
-    model_config = STRICT
 
     input: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
     model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
@@ -86,7 +86,6 @@ class EmbeddingsRequest(BaseModel):
         description="Which hidden states make the vector: the mean of all, or the last; if not given, as the model was trained.",
     )
     user: str | None = Field(None, description="Accepted, without effect.")
-    cache_salt: CacheSalt | None = Field(None, description="Nothing is found that was read under another salt.")
 
     def plan(self, services: Services) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused naming the field that cannot be served."""

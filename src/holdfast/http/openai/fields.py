@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.unsupported import UNSUPPORTED
 from holdfast.http.server.answers import AnswerFormat, AnswerPlan
-from holdfast.http.server.extensions import HoldfastOptions
-from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, CacheSalt, MaxTokens, Model, one_or_many, within
+from holdfast.http.server.extensions import SharedFields
+from holdfast.http.server.fields import INT64_MAX, MANY, ONE, STRICT, MaxTokens, Model, one_or_many, within
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, model_of
 from holdfast.messages.requests import SAMPLING_RANGES, GenerationRequest, SamplingParams
@@ -56,10 +56,8 @@ class StreamOptions(BaseModel):
     )
 
 
-class SamplingFields(BaseModel):
-    """How to draw, and whose request it is: the same for chat, for completions and for Responses."""
-
-    model_config = STRICT
+class SamplingFields(SharedFields):
+    """How to sample, and whose request it is: the same for chat, completions and Responses."""
 
     model: Model | None = Field(None, description="Id of a model that /v1/models lists; the first of them if not given.")
     stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
@@ -89,12 +87,6 @@ class SamplingFields(BaseModel):
         None, description="As vLLM's: above 0, others go first."
     )
     safety_identifier: str | None = Field(None, description="Accepted, without effect.")
-    prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
-    session_id: str | None = Field(None, description="The session that the request belongs to; one that is not there is opened.")
-    cache_salt: CacheSalt | None = Field(
-        None, description="What is read under a salt is remembered for requests with the same salt only."
-    )
-    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters: what is given, on top of the plain defaults."""
@@ -122,11 +114,8 @@ class SamplingFields(BaseModel):
             form=form,
             streams=bool(self.stream),
             choices_per_prompt=choices,
-            explains=bool(self.holdfast and self.holdfast.explain),
-            cache_salt=self.cache_salt or "",
-            session_id=self.session_id,
-            session_key=self.prompt_cache_key or session_key,
             can_wait=self.service_tier in _PATIENT_TIERS or (self.priority or 0) > 0,
+            **self.plan_options(session_key=session_key),
         )
 
 

@@ -14,10 +14,11 @@ from starlette.responses import Response
 from holdfast.http.openai.embeddings import ReadUsage, usage_of
 from holdfast.http.server.body import TAG_MARK, parse
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import INT32_MAX, STRICT, CacheSalt, Model
+from holdfast.http.server.extensions import SaltField
+from holdfast.http.server.fields import INT32_MAX, STRICT, Model
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.reading import RankPlan, rank
+from holdfast.http.server.reading import SESSION_FIELDS, RankPlan, rank
 from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.messages.output import Relevance
@@ -25,7 +26,13 @@ from holdfast.messages.requests import RankMethod, RankRequest
 
 _CUTS = ("max_tokens_per_doc", "max_chunks_per_doc", "max_query_tokens", "truncate_prompt_tokens", "chunk_size", "overlap_tokens")
 _UNSUPPORTED = UnsupportedFields(
-    neutral={**dict.fromkeys(_CUTS, ()), "rank_fields": ([], ["text"]), "return_embeddings": (False,), "raw_scores": (False,)},
+    neutral={
+        **SESSION_FIELDS,
+        **dict.fromkeys(_CUTS, ()),
+        "rank_fields": ([], ["text"]),
+        "return_embeddings": (False,),
+        "raw_scores": (False,),
+    },
     reasons={
         **dict.fromkeys(_CUTS, "nothing is cut here: send documents that fit the model's window"),
         "rank_fields": "write into `text` what is to count",
@@ -51,10 +58,8 @@ TextOrObject = Annotated[
 ]
 
 
-class RerankBody(BaseModel):
+class RerankBody(SaltField):
     """A query, and the documents to be ordered by it."""
-
-    model_config = STRICT
 
     query: TextOrObject = Field(description="What is looked for: a text, or an object with `text`.")
     documents: Annotated[list[TextOrObject], Field(min_length=1, fail_fast=True)] = Field(
@@ -69,9 +74,6 @@ class RerankBody(BaseModel):
         description="The model's yes or no, or how likely the query is behind the document; if not given, as it was trained.",
     )
     user: str | None = Field(None, description="Accepted, without effect.")
-    cache_salt: CacheSalt | None = Field(
-        None, description="What is read under a salt is remembered for requests with the same only."
-    )
 
     def plan(self, services: Services) -> RankPlan:
         """What to rank and how to answer. Raises RequestRefused naming the field that cannot be served."""

@@ -15,15 +15,17 @@ from holdfast.http.responses.fields import ResponseMetadata
 from holdfast.http.responses.items import InputItem, conversation
 from holdfast.http.responses.kept_items import kept_input, shown_item
 from holdfast.http.responses.pages import PAGE, ItemList, described_query, item_list, not_found, page_of, tenant_asking
-from holdfast.http.server.body import json_response, parse, read_body
+from holdfast.http.server.body import M, json_response, parse, read_body
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.fields import STRICT
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.services import Services
+from holdfast.http.server.unsupported import UnsupportedFields
 from holdfast.store.responses import Item, RecordMissing, ResponseFile, StoredRecord
 
 _MOST_ITEMS = 20
 _PATH = "/v1/conversations/{conversation_id}"
+_ELSEWHERE = UnsupportedFields(neutral={"cache_salt": ()}, reasons={"cache_salt": "here it belongs in the query: ?cache_salt=…"})
 Items = Annotated[list[InputItem], Field(max_length=_MOST_ITEMS, fail_fast=True)]
 
 
@@ -85,7 +87,7 @@ class ConversationItem(msgspec.Struct, frozen=True, kw_only=True):
 )
 async def create_conversation(request: Request, services: Services) -> Response:
     """Open a conversation."""
-    asked = parse(ConversationOpening, await _body(request, services) or b"{}")
+    asked = await _parsed(ConversationOpening, request, services, empty=b"{}")
     opened = ConversationObject(id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {})
     record = StoredRecord(id=opened.id, body=msgspec.to_builtins(opened))
     items = _checked(asked.items or [])
@@ -102,7 +104,7 @@ async def get_conversation(request: Request, services: Services) -> Response:
 @operation("POST", _PATH, described_query(), request_of(ConversationChange), answers_of(ConversationObject))
 async def update_conversation(request: Request, services: Services) -> Response:
     """Give a conversation other metadata."""
-    asked = parse(ConversationChange, await _body(request, services))
+    asked = await _parsed(ConversationChange, request, services)
     changed = msgspec.structs.replace(await _found(request, services), metadata=asked.metadata or {})
     record = StoredRecord(id=changed.id, body=msgspec.to_builtins(changed))
     await _call(request, services, ResponseFile.change, record, kind="conversation")
@@ -120,7 +122,7 @@ async def delete_conversation(request: Request, services: Services) -> Response:
 @operation("POST", _PATH + "/items", described_query("include[]"), request_of(ConversationAddition), answers_of(ItemList))
 async def create_conversation_items(request: Request, services: Services) -> Response:
     """Add items to a conversation."""
-    items = _checked(parse(ConversationAddition, await _body(request, services)).items)
+    items = _checked((await _parsed(ConversationAddition, request, services)).items)
     await _call(request, services, ResponseFile.append, request.path_params["conversation_id"], items)
     return item_list(items)
 
@@ -149,8 +151,11 @@ async def delete_conversation_item(request: Request, services: Services) -> Resp
     return json_response(await _found(request, services))
 
 
-async def _body(request: Request, services: Services) -> bytes:
-    return await read_body(request, limit_bytes=services.limits.max_body_bytes)
+async def _parsed(model: type[M], request: Request, services: Services, *, empty: bytes = b"") -> M:
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    asked = parse(model, body or empty)
+    _ELSEWHERE.refuse(asked.model_extra)
+    return asked
 
 
 def _checked(items: list[InputItem]) -> list[Item]:

@@ -21,7 +21,7 @@ from holdfast.http.server.dialect import operation
 from holdfast.http.server.extensions import extended, tenant_in
 from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.openapi import answers_of, request_of
-from holdfast.http.server.services import Services
+from holdfast.http.server.services import Services, salted
 from holdfast.telemetry.requests import AnswerRecord
 
 _SESSION_HEADERS = ("session-id", "session_id")  # of Codex, today's and earlier
@@ -38,6 +38,7 @@ async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
     answer = AnswerRecord(services.metrics)
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    services = salted(services, asked.cache_salt)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     keeping = continued.keeping
@@ -57,6 +58,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, tools and all."""
     asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    services = salted(services, asked.cache_salt)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
     offered = offered_tools(asked.tools or (), limits=services.limits)

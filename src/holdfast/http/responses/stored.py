@@ -28,7 +28,7 @@ from holdfast.http.server.body import json_response
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.openapi import answers_of
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.services import Services
+from holdfast.http.server.services import Services, salted
 from holdfast.store.responses import RecordMissing, ResponseFile, StoredRecord
 
 _NUMBER = re.compile(rb'"sequence_number":(\d+)')
@@ -61,7 +61,8 @@ async def get_response(request: Request, services: Services) -> Response:
     if not streams:
         included = (*query.getlist("include[]"), *query.getlist("include"))
         seals = "reasoning.encrypted_content" in included
-        return _json(_shown(record, seal=services.seal.close if seals else None))
+        seal = salted(services, request.query_params.get("cache_salt")).seal
+        return _json(_shown(record, seal=seal.close if seals else None))
     _refuse_elsewhere(record)
     events = await services.responses.call(ResponseFile.events, tenant_asking(request, services), response_id)
     if not events:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from holdfast.config import LimitsSettings
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.caller import caller_of
+from holdfast.http.server.fields import STRICT, CacheSalt
 from holdfast.http.server.problem import RequestRefused
 from holdfast.intake.tenant import tenant_of, tenant_of_key
 from holdfast.messages.requests import Priority, ServiceClass
@@ -35,6 +36,33 @@ class HoldfastOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     explain: bool | None = Field(None, description="Tell in the answer what of the prompt was remembered, and why not more.")
+
+
+class SaltField(BaseModel):
+    """The salt, which every body may carry whose prompt is looked up in the prefix cache."""
+
+    model_config = STRICT
+
+    cache_salt: CacheSalt | None = Field(
+        None, description="What is read under a salt is reused by requests with the same salt only."
+    )
+
+
+class SharedFields(SaltField):
+    """The fields that the generating requests of all protocols share: salt, session and Holdfast's own options."""
+
+    session_id: str | None = Field(None, description="The session that the request belongs to; a new one is opened.")
+    prompt_cache_key: str | None = Field(None, description="Names the session, if neither X-Session-ID nor session_id does.")
+    holdfast: HoldfastOptions | None = Field(None, description="Options that only Holdfast has.")
+
+    def plan_options(self, *, session_key: str = "") -> dict[str, Any]:
+        """Fields of an AnswerPlan. session_key: names the session where the body and X-Session-ID do not."""
+        return {
+            "cache_salt": self.cache_salt or "",
+            "session_id": self.session_id,
+            "session_key": self.prompt_cache_key or session_key,
+            "explains": bool(self.holdfast and self.holdfast.explain),
+        }
 
 
 def extended(plan: AnswerPlan, request: Request, *, limits: LimitsSettings) -> AnswerPlan:

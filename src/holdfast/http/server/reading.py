@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -24,6 +24,8 @@ from holdfast.messages.requests import EmbeddingRequest, RankRequest
 from holdfast.telemetry.request_log import RequestRecord
 from holdfast.telemetry.requests import AnswerRecord
 
+SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
+"""Refused where nothing is generated, as an UnsupportedFields has them: vectors and scores belong to no session."""
 Asked = TypeVar("Asked", EmbeddingRequest, RankRequest)
 Read = TypeVar("Read", bound=TextRead)
 

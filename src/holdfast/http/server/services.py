@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, TypeAlias
 
@@ -97,6 +97,11 @@ class Services:
     def needs_key(self) -> bool:
         """Whether clients must send an API key."""
         return bool(self.server.api_key) or self.keys.is_needed
+
+
+def salted(services: Services, cache_salt: str | None) -> Services:
+    """The services with a seal that is the salt's own: what was sealed under another salt cannot be opened."""
+    return replace(services, seal=services.seal.of(cache_salt)) if cache_salt else services
 
 
 def is_waited_for(services: Services, model_id: str) -> bool:

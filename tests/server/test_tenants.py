@@ -1,0 +1,243 @@
+"""Everything that shapes a tenant or names a session, over every route that reads the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.http.application import DIALECTS
+from holdfast.key_file import named_key, write_keys
+from tests.fakes.server_process import ServerProcess
+
+STORY = "The harbour master counted the boats twice before the storm, and wrote the number on the wall. " * 4
+KEYS = {"alice": "the key of alice", "bob": "the key of bob"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What an answer says of its prompt."""
+
+    cached: int
+    prompt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Who asks, and what of the request says so."""
+
+    key_header: str = "authorization"
+    key: str = "alice"
+    tenant: str = "one"
+    headers: dict[str, str] = field(default_factory=dict)
+    body: dict[str, Any] = field(default_factory=dict)
+
+    def all_headers(self) -> dict[str, str]:
+        secret = KEYS[self.key]
+        shown = f"Bearer {secret}" if self.key_header == "authorization" else secret
+        return {self.key_header: shown, **self.headers}
+
+
+def openai_counts(answer: Any) -> Counts:
+    usage = answer["usage"]
+    return Counts(cached=usage["prompt_tokens_details"]["cached_tokens"], prompt=usage["prompt_tokens"])
+
+
+def responses_counts(answer: Any) -> Counts:
+    usage = answer["usage"]
+    return Counts(cached=usage["input_tokens_details"]["cached_tokens"], prompt=usage["input_tokens"])
+
+
+def messages_counts(answer: Any) -> Counts:
+    usage = answer["usage"]
+    cached = usage["cache_read_input_tokens"]
+    return Counts(cached=cached, prompt=cached + usage["input_tokens"] + usage["cache_creation_input_tokens"])
+
+
+def ollama_counts(answer: Any) -> Counts:
+    return Counts(cached=answer["cached_tokens"], prompt=answer["prompt_eval_count"])
+
+
+def conversation(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """A route that reads the prefix cache: a request of a text, and what its answer says of the prompt."""
+
+    body: Callable[[str], dict[str, Any]]
+    counts: Callable[[Any], Counts]
+    has_sessions: bool = True
+    session_headers: tuple[str, ...] = ()
+    writer: str = ""  # the route that reads the text first, where this one keeps nothing
+
+
+ROUTES = {
+    "/v1/chat/completions": Route(
+        body=lambda text: {"messages": conversation(text), "max_tokens": 1},
+        counts=openai_counts,
+    ),
+    "/v1/completions": Route(
+        body=lambda text: {"prompt": text, "max_tokens": 1},
+        counts=openai_counts,
+    ),
+    "/v1/responses": Route(
+        body=lambda text: {"input": text, "max_output_tokens": 1},
+        counts=responses_counts,
+        session_headers=("session-id", "session_id"),
+    ),
+    "/v1/messages": Route(
+        body=lambda text: {"model": "demo", "messages": conversation(text), "max_tokens": 1},
+        counts=messages_counts,
+        session_headers=("x-claude-code-session-id",),
+    ),
+    "/api/chat": Route(
+        body=lambda text: {"messages": conversation(text), "stream": False, "options": {"num_predict": 1}},
+        counts=ollama_counts,
+    ),
+    "/api/generate": Route(
+        body=lambda text: {"prompt": text, "stream": False, "options": {"num_predict": 1}},
+        counts=ollama_counts,
+    ),
+    "/v1/embeddings": Route(
+        body=lambda text: {"input": text, "pooling": "last"},
+        counts=openai_counts,
+        has_sessions=False,
+        writer="/v1/completions",
+    ),
+    "/v1/rerank": Route(
+        body=lambda text: {"query": "storm", "documents": [text]},
+        counts=openai_counts,
+        has_sessions=False,
+    ),
+    "/v2/rerank": Route(
+        body=lambda text: {"query": "storm", "documents": [text]},
+        counts=openai_counts,
+        has_sessions=False,
+    ),
+}
+MEANS = ("/api/embed", "/api/embeddings")  # with the mean of all tokens, as here, every token is read each time
+READ_NOTHING = {  # POST, but nothing of the prefix cache is read
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses/compact", "/v1/responses/{response_id}/cancel"),
+    *("/tokenize", "/detokenize", "/apply-template"),
+    *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
+    *("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
+    *(f"/admin/models/{{id:path}}/{what}" for what in ("load", "unload", "pin")),
+    *(f"/v1/sessions{rest}" for rest in ("", "/import", "/{session_id}/fork")),
+}
+ALICE = Asking()
+SAME_TENANT = {  # they say something about the sender, but not whose memory it is
+    "nothing else": ALICE,
+    "the key in x-api-key": Asking(key_header="x-api-key"),
+    "the key in api-key": Asking(key_header="api-key"),
+    "user": Asking(body={"user": "a"}),
+    "safety_identifier": Asking(body={"safety_identifier": "a"}),
+    "metadata": Asking(body={"metadata": {"user_id": "a"}}),
+    "X-Session-ID": Asking(headers={"X-Session-ID": "a"}),
+}
+OTHER_TENANTS = {
+    "Authorization": Asking(key="bob"),
+    "X-Holdfast-Tenant": Asking(tenant="another"),
+    "cache_salt": Asking(body={"cache_salt": "a"}),
+    "another cache_salt": Asking(body={"cache_salt": "b"}),
+}
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("tenants")
+    keys = [named_key(name, key, is_admin=False, priority="interactive", max_requests=None) for name, key in KEYS.items()]
+    write_keys(folder / "keys.json", keys)
+    settings = ("--store", str(folder / "store"), "--set", f"server.keys_file={folder / 'keys.json'}")
+    server = ServerProcess(str(model_folder), "--name", "demo", *settings)
+    server.wait_ready()
+    yield server
+    assert server.stop() == 0, server.log()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A server, and a test for which nothing has been read before."""
+
+    server: ServerProcess
+    test: str
+
+    def request(self, method: str, path: str, asking: Asking, **more: Any) -> httpx.Response:
+        headers = {"X-Holdfast-Tenant": f"{asking.tenant} of {self.test}", **asking.all_headers()}
+        return httpx.request(method, f"{self.server.url}{path}", headers=headers, timeout=60, **more)
+
+    def post(self, path: str, asking: Asking, body: dict[str, Any] | None = None) -> httpx.Response:
+        whole = {**(ROUTES[path].body(STORY) if body is None else body), **asking.body}
+        return self.request("POST", path, asking, json=whole)
+
+    def counts(self, path: str, asking: Asking) -> Counts:
+        response = self.post(path, asking)
+        assert response.status_code == 200, response.text
+        return ROUTES[path].counts(response.json())
+
+    def session_status(self, session_id: str, asking: Asking) -> int:
+        """The status of asking for a session."""
+        salt = {"cache_salt": asking.body["cache_salt"]} if "cache_salt" in asking.body else {}
+        return self.request("GET", f"/v1/sessions/{session_id}", asking, params=salt).status_code
+
+
+@pytest.fixture
+def asked(server: ServerProcess, request: pytest.FixtureRequest) -> Asked:
+    return Asked(server, request.node.name)
+
+
+def test_every_operation_that_takes_a_body_is_in_one_of_the_tables() -> None:
+    posted = {each.path for dialect in DIALECTS for each in dialect.operations if each.method == "POST"}
+    assert posted == {*ROUTES, *MEANS, *READ_NOTHING}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_another_tenant_finds_nothing_where_the_same_finds_all(asked: Asked, path: str) -> None:
+    first = asked.counts(ROUTES[path].writer or path, ALICE)
+    assert (first.cached, first.prompt > 80) == (0, True)
+    found = {name: asked.counts(path, asking) for name, asking in SAME_TENANT.items()}
+    assert found == dict.fromkeys(SAME_TENANT, found["nothing else"])
+    assert found["nothing else"].cached > first.prompt - 20
+    others = {name: asked.counts(path, asking).cached for name, asking in OTHER_TENANTS.items()}
+    assert others == dict.fromkeys(OTHER_TENANTS, 0)
+
+
+@pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.has_sessions])
+def test_a_session_is_its_tenants_own_however_it_is_named(asked: Asked, path: str) -> None:
+    spellings: dict[str, Callable[[str], Asking]] = {
+        "header": lambda name: Asking(headers={"X-Session-ID": name}),
+        "field": lambda name: Asking(body={"session_id": name}),
+        "cache key": lambda name: Asking(body={"prompt_cache_key": name}),
+        **{header: (lambda name, header=header: Asking(headers={header: name})) for header in ROUTES[path].session_headers},
+    }
+    for name, spelled in spellings.items():
+        asked.counts(path, spelled(name))
+        assert asked.session_status(name, ALICE) == 200
+        others = {other: asked.session_status(name, asking) for other, asking in OTHER_TENANTS.items()}
+        assert others == dict.fromkeys(OTHER_TENANTS, 404)
+
+
+@pytest.mark.parametrize("field_name", ["session_id", "prompt_cache_key"])
+@pytest.mark.parametrize("path", [*(path for path, route in ROUTES.items() if not route.has_sessions), *MEANS])
+def test_a_route_without_sessions_refuses_the_name_of_one(asked: Asked, path: str, field_name: str) -> None:
+    body = {"input": STORY, "prompt": STORY} if path in MEANS else None
+    refused = asked.post(path, Asking(body={field_name: "a"}), body)
+    assert refused.status_code == 400
+    assert field_name in refused.text
+
+
+@pytest.mark.parametrize("body", [{"metadata": {}}, {"items": [{"role": "user", "content": "a"}]}])
+def test_a_conversation_takes_its_salt_from_the_query_only(asked: Asked, body: dict[str, Any]) -> None:
+    path = "/v1/conversations"
+    refused = asked.post(path, ALICE, {**body, "cache_salt": "a"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+    salted = asked.post(f"{path}?cache_salt=a", ALICE, body).json()["id"]
+    statuses = [
+        asked.request("GET", f"{path}/{salted}{query}", ALICE).status_code for query in ("?cache_salt=a", "?cache_salt=b", "")
+    ]
+    assert statuses == [200, 404, 404]
