@@ -174,13 +174,41 @@ async def test_the_one_that_kills_alone_is_refused_and_the_others_go_on(front: F
     assert front.die() == ("b",)
     *_, end = await events_of(streams["b"])
     assert isinstance(end, Finished)
-    assert "also when it ran alone" in end.error
+    assert "died 3 times" in end.error
+    assert "ran alone" in end.error
     last = front.next_worker()
-    assert last.ids == ["c"]
-    front.tokens("c")
-    assert last.ids == ["c", "a", "new"]
+    assert last.ids == ["a", "c", "new"]
     assert last.steered == []
     assert front.client.open_streams == 3
+
+
+async def test_one_that_draws_a_token_in_every_life_is_refused_and_those_beside_it_go_on(front: Front) -> None:
+    guilty, _ = front.submit("guilty", "innocent")
+    for _ in range(3):
+        front.tokens("guilty")
+        front.tokens("innocent", count=20)
+        assert front.die() == ()
+        front.next_worker()
+    assert front.worker.ids == ["guilty"]
+    front.tokens("guilty")
+    assert front.worker.ids == ["guilty"], "it has died after as much before"
+    assert front.die() == ("guilty",)
+    *_, end = await events_of(guilty)
+    assert isinstance(end, Finished)
+    assert "died 4 times" in end.error
+    assert front.next_worker().ids == ["innocent"]
+
+
+async def test_one_that_is_not_read_while_it_is_tried_makes_room_for_the_next(front: Front) -> None:
+    front.submit("a", "b")
+    for _ in range(3):
+        front.tokens("a", "b", count=1)
+        front.die()
+        front.next_worker()
+    assert front.worker.ids == ["a"]
+    front.tokens("a", count=2)
+    assert front.worker.steered == ["pause a"]
+    assert front.worker.ids == ["a", "b"]
 
 
 async def test_those_that_have_passed_go_on_when_all_were_tried(front: Front) -> None:

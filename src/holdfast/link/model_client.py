@@ -60,6 +60,16 @@ class _OpenRequest:
     is_held: bool = False  # by that worker, for others to run alone
     counted_tokens: int = 0  # that it had when the last worker ended
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that it has drawn since the last worker ended."""
+        return len(self.stream.token_ids) - self.counted_tokens
+
+    @property
+    def runs(self) -> bool:
+        """Whether the worker may be computing it, or has it in its queue."""
+        return self.is_sent and not self.is_held and not self.stream.is_paused
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
@@ -168,10 +178,12 @@ class ModelClient:
         self._end_idle_work()
         self._take_commands_back()
         had = [opened for opened in self._open.values() if opened.is_sent]
-        grown = [opened.request.request_id for opened in had if len(opened.stream.token_ids) > opened.counted_tokens]
-        had_progress = bool(grown) or self._has_ended_any
-        ran = [opened.request.request_id for opened in had if not (opened.is_held or opened.stream.is_paused)]
-        refused = self._isolation.worker_died(ran, grown=grown, had_progress=had_progress)
+        had_progress = self._has_ended_any or any(opened.new_tokens for opened in had)
+        refused = self._isolation.worker_died(
+            {opened.request.request_id: opened.new_tokens for opened in had if opened.runs},
+            had_progress=had_progress,
+            open_requests=self._open.keys(),
+        )
         for opened in had:
             opened.is_sent = opened.is_held = False
             opened.counted_tokens = len(opened.stream.token_ids)
@@ -229,9 +241,10 @@ class ModelClient:
 
     def _refuse(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)
+        deaths = opened.stream.resumptions + 1
         opened.stream.fail(
-            "the worker process of the model died of this request, also when it ran alone; it is not tried again. "
-            "The server's log and `holdfast doctor` say how it died"
+            f"the worker process of the model died {deaths} times while it had this request, the last time while the request ran "
+            "alone; it is not tried again. The server's log and `holdfast doctor` say how the worker died"
         )
 
     def _send_what_may_run(self) -> None:
@@ -269,14 +282,15 @@ class ModelClient:
             worker.steer(stream.request_id, "pause")
 
     def _look_at_who_runs_alone(self, request_id: RequestId) -> None:
-        """Who has ended or drawn a token has not killed the worker, and stands still until the others were tried."""
+        """Let the next one run once this one has drawn enough, has ended or is not read; it waits until the others were tried."""
         opened = self._open.get(request_id)
-        if opened is not None and len(opened.stream.token_ids) == opened.counted_tokens:
+        if opened is not None and not opened.stream.is_paused and opened.new_tokens < self._isolation.tokens_to_pass:
             return
         self._isolation.has_passed(request_id)
         if opened is not None and self._worker is not None and not self._isolation.is_over:
             opened.is_held = True
-            self._worker.steer(request_id, "pause")
+            if not opened.stream.is_paused:
+                self._worker.steer(request_id, "pause")
         self._send_what_may_run()
 
     def _steer(self, request_id: RequestId, action: ControlAction) -> None:
@@ -288,7 +302,7 @@ class ModelClient:
             del self._open[request_id]
         if self._worker is not None and opened.is_sent and not (opened.is_held and action != "cancel"):
             self._worker.steer(request_id, action)
-        if self._isolation.alone == request_id and action == "cancel":
+        if self._isolation.alone == request_id and action != "resume":
             self._look_at_who_runs_alone(request_id)
 
 

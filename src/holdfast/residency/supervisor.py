@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -29,6 +30,7 @@ WorkerState: TypeAlias = Literal["loading", "ready", "restarting", "failed", "st
 LONGEST_BACKOFF_SECONDS = 60.0
 FAILED_STARTS = 3  # in a row: a first worker never will come up then, and who waits for another one waits no longer
 HEALTHY_SECONDS = 60.0  # a worker that served this long starts the backoff anew
+DEATHS_A_MINUTE = 5  # that are met with an immediate restart while answers make progress: what finding one bad request takes
 
 logger = logging.getLogger("holdfast.residency")
 
@@ -36,6 +38,28 @@ logger = logging.getLogger("holdfast.residency")
 def backoff_seconds(failures_in_a_row: int) -> float:
     """How long to wait before the next start, after so many workers without a new token: 0, 0, 1, 2, 4 … seconds."""
     return 0.0 if failures_in_a_row <= 1 else min(2.0 ** min(failures_in_a_row - 2, 16), LONGEST_BACKOFF_SECONDS)
+
+
+class RestartDelay:
+    """How long to wait before a model's next worker starts. Pure: the caller tells the time, in seconds.
+
+    Workers without a new token count in a row. Those that made progress count by the minute, so that requests that kill one
+    worker after another keep no machine busy with loading.
+    """
+
+    def __init__(self) -> None:
+        self._failures_in_a_row = 0
+        self._deaths_at: deque[float] = deque()  # within the last minute
+
+    def worker_ended(self, *, now: float, served_seconds: float, had_progress: bool) -> float:
+        """Seconds to wait after a worker that served for so long; 0 for one that did not get ready."""
+        is_healthy = had_progress or served_seconds >= HEALTHY_SECONDS
+        self._failures_in_a_row = 0 if is_healthy else self._failures_in_a_row + 1
+        self._deaths_at.append(now)
+        while self._deaths_at[0] <= now - 60.0:
+            self._deaths_at.popleft()
+        too_many = len(self._deaths_at) - DEATHS_A_MINUTE
+        return backoff_seconds(max(self._failures_in_a_row, too_many + 1))
 
 
 class WorkerSupervisor:
@@ -157,27 +181,30 @@ class WorkerSupervisor:
         self._client.close("the server is shutting down")
 
     async def _supervise(self, first_start: asyncio.Future[None]) -> None:
-        failures = failed_starts = 0
+        restart_delay = RestartDelay()
+        failed_starts = 0
         while True:
             failure = await self._wait_started()
-            loss, served_seconds = Loss(), None
+            loss = Loss()
+            served_seconds: float | None = None
             if failure is None:
                 failed_starts = 0
                 if not first_start.done():
                     first_start.set_result(None)
                 failure, served_seconds = await self._wait_for_death()
                 loss = self._client.lose_worker()
-                if loss.had_progress or served_seconds >= HEALTHY_SECONDS:
-                    failures = -1
             else:
                 failed_starts += 1
-            failures += 1
             if failure.fatal_input or (not first_start.done() and failed_starts >= FAILED_STARTS):
                 self._give_up(failure, first_start)
                 return
             self.restarts[self._cause] += 1
             self._state = "restarting"
-            delay = backoff_seconds(failures)
+            delay = restart_delay.worker_ended(
+                now=asyncio.get_running_loop().time(),
+                served_seconds=served_seconds or 0.0,
+                had_progress=loss.had_progress,
+            )
             logger.error("model %s: %s; restarting in %.0f s", self.model, failure.message, delay)
             if failed_starts >= FAILED_STARTS:
                 self._client.end_all(f"the worker process of the model has died and cannot be started again: {failure.message}")
@@ -198,7 +225,7 @@ class WorkerSupervisor:
                 sum(drawn > 0 for drawn in loss.drawn_tokens),
             )
         for request_id in loss.refused:
-            logger.error("model %s: request %s is refused: the worker died of it, also when it ran alone", self.model, request_id)
+            logger.error("model %s: request %s is refused: the worker died while it ran alone", self.model, request_id)
         if self._ended is None:  # there was no process
             return
         report = report_of(

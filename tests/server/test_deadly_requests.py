@@ -1,0 +1,76 @@
+"""A request that kills its worker again and again is found and refused, and the answers beside it come out as ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx
+import pytest
+
+from tests.fakes.server_process import ServerProcess
+from tests.fakes.tiny_models import write_tiny
+from tests.fakes.told_streams import Asked, answer_to, completion
+
+MARKER = 263  # a special token of the tiny models that nothing else uses
+INNOCENTS = [completion(f"innocent {first}", [first, 32, 97], max_tokens=300) for first in (65, 66, 67)]
+DEADLY = completion("deadly", [72, 105, MARKER, 33], max_tokens=600)
+
+DIES_AFTER_THE_MARKER = """
+import os
+
+from mlx_lm.models import llama
+from mlx_lm.models.llama import ModelArgs
+
+steps_left = None
+
+
+class Model(llama.Model):
+    def __call__(self, inputs, cache=None, input_embeddings=None):
+        global steps_left
+        if steps_left is not None:
+            steps_left -= 1
+            if steps_left == 0:
+                os.abort()
+        elif MARKER in inputs.flatten().tolist():
+            steps_left = 3
+        return super().__call__(inputs, cache=cache, input_embeddings=input_embeddings)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = write_tiny(tmp_path_factory.mktemp("deadly") / "demo", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling.py"}))
+    (folder / "modeling.py").write_text(DIES_AFTER_THE_MARKER.replace("MARKER", str(MARKER)))
+    running = ServerProcess(
+        str(folder), "--name", "demo", "--store", "off", "--set", "model.trust_remote_code=true",
+    )  # fmt: skip
+    running.wait_ready()
+    yield running
+    assert running.stop() == 0, running.log()
+
+
+def killed(server: ServerProcess) -> int:
+    return server.log().count("ended unexpectedly")
+
+
+def last_event(server: ServerProcess, asked: Asked) -> str:
+    with httpx.stream(
+        "POST", server.url + asked.path, json={**asked.body, "model": "demo", "stream": True}, timeout=120
+    ) as response:
+        return [line for line in response.iter_lines() if line.startswith("data: ")][-1]
+
+
+def test_it_is_refused_after_a_few_deaths_although_it_drew_tokens_each_time(server: ServerProcess) -> None:
+    with ThreadPoolExecutor(len(INNOCENTS)) as threads:
+        undisturbed = list(threads.map(partial(answer_to, server.url), INNOCENTS))
+        answers = [threads.submit(partial(answer_to, server.url), asked) for asked in INNOCENTS]
+        error = last_event(server, DEADLY)
+        assert [answer.result() for answer in answers] == undisturbed
+    assert "died 4 times while it had this request" in error
+    assert killed(server) == 4
+    assert "is refused: the worker died while it ran alone" in server.log()
