@@ -122,6 +122,11 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ("gemma4", '<|tool_call>call:get-weather{city:<|"|>Rome<|"|>,a-b:1}<tool_call|>', [rome("name", **{"a-b": 1})]),
     ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Rome<|"|><tool_call|>', [rome("unclosed_call")]),
     (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>} call:me later<tool_call|>',
+        [rome(), "call:me later<tool_call|>"],
+    ),
+    (
         "function_gemma",
         "<start_function_call>call:get_weather{city:<escape>Ro}me<escape>}<end_function_call>",
         [("get_weather", {"city": "Ro}me"}, ())],

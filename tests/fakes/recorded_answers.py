@@ -193,6 +193,17 @@ RECORDED: Final[list[tuple[str, str, list[Any]]]] = [
         '<|tool_call>call:get_weather{city:<|"|>a "b" {c}, \\n<|"|>,ok:true,opt:{a:[1,None],t:{x:<|"|><|"|>}}}<tool_call|>',
         [("get_weather", {"city": 'a "b" {c}, \\n', "ok": True, "opt": {"a": [1, None], "t": {"x": ""}}}, ())],
     ),
+    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}call:get_time{}<tool_call|>', BOTH),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{days:3,city:<|"|>Rome<|"|>}\ncall:get_time{tz:<|"|>},call:x{<|"|>},\n call:get_time{}\n<tool_call|>',
+        [ROME, ("get_time", {"tz": "},call:x{"}, ()), TIME],
+    ),
+    (
+        "function_gemma",
+        "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}call:get_time{}<end_function_call>",
+        BOTH,
+    ),
     (
         "function_gemma",
         "<start_function_call>call:get_weather{city:<escape>Rome<escape>,days:3}<end_function_call>"

@@ -17,7 +17,7 @@ _NAME_LENGTH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracedCalls:
-    """A family that writes `call:NAME{KEY:VALUE,...}` between two markers; `quote` stands at either side of a string."""
+    """A family that writes `call:NAME{KEY:VALUE,...}`, once or several times, between two markers; `quote` stands at either side of a string."""
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
     lead: str = "call:"
@@ -41,12 +41,33 @@ class BracedCalls:
         )
 
     def read(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
-        """Read a call from the opener on. False: none stands here, nothing was put out."""
+        """Read the calls of a block from its opener on. False: none stands here, nothing was put out."""
         yield from source.taken(self.wrapper[0])
         yield from source.skip_space()
         while (yield from source.taken(self.wrapper[0])):  # some repeat it
             yield from source.skip_space()
         yield from source.taken(self.lead)
+        if not (yield from self._read_call(source, parts)):
+            return False
+        while (yield from self._read_another(source, parts)):
+            pass
+        yield from source.skip_space()
+        yield from source.taken(self.wrapper[1])
+        return True
+
+    def _read_another(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+        """Read one more call of the same block. False: none stands here, nothing was read."""
+        start = source.place
+        yield from source.skip_space()
+        if (yield from source.taken(",")):
+            yield from source.skip_space()
+        if (yield from source.taken(self.lead)) and (yield from self._read_call(source, parts)):
+            return True
+        source.place = start
+        return False
+
+    def _read_call(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+        """Read a name and its arguments. False: no call stands here, nothing was put out."""
         at, mark = yield from source.find(("{", "\n", "}", *self.marks), source.place, limit=_NAME_LENGTH)
         tool = parts.tools.named(source.plain(source.text[source.place : at])) if mark == "{" else None
         if tool is None:
@@ -54,8 +75,6 @@ class BracedCalls:
         source.place = at + 1
         parts.begin(tool)
         yield from self._read_arguments(source, parts)
-        yield from source.skip_space()
-        yield from source.taken(self.wrapper[1])
         return True
 
     def _read_arguments(self, source: Incoming, parts: CallParts) -> Waiting[None]:
