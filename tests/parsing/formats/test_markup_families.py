@@ -15,6 +15,7 @@ from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 from holdfast.parsing.formats.call_format import Call, ChannelFormat
 from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.markup_families import MARKUP_FAMILIES
+from holdfast.parsing.formats.nested_tags import NestedTags
 from holdfast.parsing.segments import CallArguments, CallBegun, CallEnded
 from tests.fakes.mistaken_answers import MISTAKES
 from tests.fakes.recorded_answers import RECORDED, rome
@@ -127,6 +128,38 @@ def test_an_answer_is_read_as_it_was_meant(name: str, text: str, expected: list[
     for as_tokens in (False, True):
         for places in ([], [*range(len(text))], [*range(0, len(text), 3)], [*range(0, len(text), 7)]):
             assert told(dialect_of(name, as_tokens=as_tokens), WEATHER, text, at=places) == expected
+
+
+LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+HAS_ITEM: dict[str, Any] = {"type": "object", "properties": {"item": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "tags", "value"),
+    [
+        ({"anyOf": [LIST, OBJECT]}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
+        ({"anyOf": [OBJECT, LIST]}, [("item", "12"), ("item", "beta")], ["12", "beta"]),
+        ({"anyOf": [OBJECT, {"type": "array", "items": {"type": "integer"}}]}, [("item", "12")], [12]),
+        ({"type": ["array", "object"]}, [("item", "alpha")], ["alpha"]),
+        ({"oneOf": [LIST, OBJECT]}, [("x", "1")], {"x": 1}),
+        ({"oneOf": [LIST, OBJECT]}, [], []),
+        ({"anyOf": [LIST, HAS_ITEM]}, [("item", "alpha")], {"item": "alpha"}),
+        ({"anyOf": [LIST, HAS_ITEM]}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
+        ({"anyOf": [LIST, {"allOf": [OBJECT, HAS_ITEM]}]}, [("item", "alpha")], {"item": "alpha"}),
+        ({"type": "object"}, [("item", "alpha")], {"item": "alpha"}),
+        ({"type": "object"}, [("item", "alpha"), ("item", "beta")], ["alpha", "beta"]),
+    ],
+)
+def test_tags_called_item_are_an_array_where_the_schema_allows_one_or_an_object_would_lose_some(
+    schema: dict[str, Any], tags: list[tuple[str, str]], value: Any
+) -> None:
+    mark = NestedTags().mark
+    inner = "".join(f"{mark}<{name}>{text}{mark}</{name}>" for name, text in tags)
+    call = f'{mark}<invoke name="f">{mark}<list>{inner}{mark}</list>{mark}</invoke>'
+    tool = {"function": {"name": "f", "parameters": {"type": "object", "properties": {"list": schema}}}}
+    said = told(dialect_of("minimax_m3", as_tokens=True), [tool], f"{mark}<tool_call>\n{call}\n{mark}</tool_call>")
+    assert said == [("f", {"list": value}, ())]
 
 
 def test_ids_that_a_model_writes_are_the_calls() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -123,7 +123,7 @@ class NestedTags:
             names.append(tag.name)
             values.append((yield from self._value(source, parts, parts.types.inner(schema, tag.name), depth=depth + 1)))
         types = parts.types.allowed(schema)
-        if names and set(names) == {self.item} and "object" not in types:
+        if self._is_list(names, types, names_item=parts.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
             return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in zip(names, values, strict=True)) + "}"
@@ -132,6 +132,12 @@ class NestedTags:
         value = typed(text, types or (_GUESSED if depth else types))
         parts.repair(value.repair)
         return value.json
+
+    def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
+        """Whether the tags within a value are the items of an array; names_item: the schema has a member of that name."""
+        if set(names) != {self.item}:
+            return False
+        return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
 
     def _tag(self, source: Incoming) -> Waiting[Tag | None]:
         """Read a tag behind its mark. None: there is none."""

@@ -56,20 +56,30 @@ class ParameterTypes:
             return members[key]
         if isinstance(schema.get("items"), Mapping):
             return schema["items"]
-        inner = [self._target(schema["$ref"])] if "$ref" in schema else []
+        found = (self.inner(branch, key, depth - 1) for branch in self._branches(schema))
+        return next((each for each in found if each is not None), None)
+
+    def declares(self, schema: Any, key: str, depth: int = _MAX_DEPTH) -> bool:
+        """Whether a schema of this tool, or a branch of it, names a member of an object."""
+        if not isinstance(schema, Mapping) or not depth:
+            return False
+        if isinstance(members := schema.get("properties"), Mapping) and key in members:
+            return True
+        return any(self.declares(branch, key, depth - 1) for branch in self._branches(schema))
+
+    def _branches(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        """What a schema refers to, and the schemas that it is put together from."""
+        if "$ref" in schema:
+            yield self._target(schema["$ref"])
         for word in ("anyOf", "oneOf", "allOf"):
-            inner += schema[word] if isinstance(schema.get(word), list) else []
-        return next((found for each in inner if (found := self.inner(each, key, depth - 1)) is not None), None)
+            if isinstance(branches := schema.get(word), list):
+                yield from branches
 
     def _types(self, schema: Any, depth: int) -> Iterator[str]:
         if not isinstance(schema, Mapping) or not depth:
             return
-        if "$ref" in schema:
-            yield from self._types(self._target(schema["$ref"]), depth - 1)
-        for word in ("anyOf", "oneOf", "allOf"):
-            if isinstance(choices := schema.get(word), list):
-                for choice in choices:
-                    yield from self._types(choice, depth - 1)
+        for branch in self._branches(schema):
+            yield from self._types(branch, depth - 1)
         named = schema.get("type")
         if named:
             yield from (name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
