@@ -17,7 +17,7 @@ _NAME_LENGTH = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracedCalls:
-    """A family that writes `call:NAME{KEY:VALUE,...}`, once or several times, between two markers; `quote` stands at either side of a string."""
+    """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers; `quote` encloses a string."""
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
     lead: str = "call:"

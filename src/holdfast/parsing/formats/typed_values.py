@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from holdfast.parsing.formats.literals import NUMBER, Literals, whole
@@ -48,24 +49,31 @@ class ParameterTypes:
         """A parameter's value from its text."""
         return typed(raw, self.of(key))
 
-    def inner(self, schema: Any, key: str, depth: int = _MAX_DEPTH) -> Any:
-        """The schema of a member of an object, or of an array's items; None: there is none."""
-        if not isinstance(schema, Mapping) or not depth:
-            return None
-        if isinstance(members := schema.get("properties"), Mapping) and key in members:
-            return members[key]
-        if isinstance(schema.get("items"), Mapping):
-            return schema["items"]
-        found = (self.inner(branch, key, depth - 1) for branch in self._branches(schema))
-        return next((each for each in found if each is not None), None)
+    def inner(self, schema: Any, key: str) -> Any:
+        """The schema of a member of an object, or else of an array's items; None: there is none."""
+        return next(chain(self._members(schema, key, _MAX_DEPTH), self._items(schema, _MAX_DEPTH)), None)
 
-    def declares(self, schema: Any, key: str, depth: int = _MAX_DEPTH) -> bool:
-        """Whether a schema of this tool, or a branch of it, names a member of an object."""
+    def declares(self, schema: Any, key: str) -> bool:
+        """Whether a schema of this tool, or a branch of it, has a member of that name."""
+        return any(True for _ in self._members(schema, key, _MAX_DEPTH))
+
+    def _members(self, schema: Any, key: str, depth: int) -> Iterator[Any]:
+        """What a schema and its branches say of a member."""
         if not isinstance(schema, Mapping) or not depth:
-            return False
+            return
         if isinstance(members := schema.get("properties"), Mapping) and key in members:
-            return True
-        return any(self.declares(branch, key, depth - 1) for branch in self._branches(schema))
+            yield members[key]
+        for branch in self._branches(schema):
+            yield from self._members(branch, key, depth - 1)
+
+    def _items(self, schema: Any, depth: int) -> Iterator[Any]:
+        """What a schema and its branches say of the items of an array."""
+        if not isinstance(schema, Mapping) or not depth:
+            return
+        if isinstance(schema.get("items"), Mapping):
+            yield schema["items"]
+        for branch in self._branches(schema):
+            yield from self._items(branch, depth - 1)
 
     def _branches(self, schema: Mapping[str, Any]) -> Iterator[Any]:
         """What a schema refers to, and the schemas that it is put together from."""
