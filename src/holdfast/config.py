@@ -265,7 +265,9 @@ class LimitsSettings:
     max_tool_parts: int = _setting(
         50_000, "Most keys and values in the definitions of all tools of a request.", limits=Limits(at_least=1)
     )
-    max_batch_prompts: int = _setting(256, "Most prompts in one request for completions.", limits=Limits(at_least=1))
+    max_batch_prompts: int = _setting(
+        256, "Most prompts in one request for completions, each counted `n` times.", limits=Limits(at_least=1)
+    )
     max_inputs: int = _setting(
         2048, "Most texts in one request for embeddings, and documents in one for ranking.", limits=Limits(at_least=1)
     )

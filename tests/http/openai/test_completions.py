@@ -41,6 +41,17 @@ async def test_a_bad_prompt_is_a_400_that_names_the_place(prompt: Any, param: st
     assert gateway.requests == []
 
 
+async def test_more_answers_than_one_request_may_have_are_refused_before_any_is_submitted() -> None:
+    gateway = ScriptedGateway()
+    async with client_of(gateway) as client:
+        refused = await client.post(COMPLETIONS, json=completion_body(prompt=["a"] * 256, n=16))
+        assert gateway.requests == []
+        taken = await client.post(COMPLETIONS, json=completion_body(prompt=["a"] * 16, n=16, stream=True))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert "256 prompts with 16 answers each" in refused.json()["error"]["message"]
+    assert (taken.status_code, sum(request.choices for request in gateway.requests)) == (200, 256)
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

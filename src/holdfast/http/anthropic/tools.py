@@ -10,9 +10,9 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.http.anthropic.content import CacheControl
-from holdfast.http.server.fields import STRICT
+from holdfast.http.server.fields import STRICT, refuse_too_many
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.tools import FunctionName, ToolMode, checked_definitions, choice_among, refuse_too_many
+from holdfast.http.server.tools import FunctionName, ToolMode, checked_definitions, choice_among
 from holdfast.http.server.unsupported import log_once
 from holdfast.messages.requests import ToolChoice
 

@@ -20,9 +20,8 @@ from holdfast.http.ollama.names import served_model
 from holdfast.http.ollama.options import OllamaOptions
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import INT32_MAX, MANY, ONE, one_or_many
+from holdfast.http.server.fields import INT32_MAX, MANY, ONE, one_or_many, refuse_too_many
 from holdfast.http.server.openapi import answers_of, request_of
-from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.http.server.services import Services
 from holdfast.http.server.unsupported import UnsupportedFields
@@ -68,8 +67,7 @@ class OllamaEmbedding(OllamaRequest):
     ) -> EmbeddingPlan:
         """What to embed and how to answer. Raises RequestRefused."""
         _UNSUPPORTED.refuse(self.model_extra)
-        if len(inputs) > (most := services.limits.max_inputs):
-            raise RequestRefused(f"`{input_field}`: at most {most} inputs, got {len(inputs)}", field=input_field)
+        refuse_too_many(inputs, services.limits.max_inputs, field=input_field)
         request = EmbeddingRequest(
             request_id=f"ollama-{uuid.uuid4().hex}",
             model=served_model(self.model, services).id,

@@ -9,10 +9,10 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
-from holdfast.http.server.fields import STRICT
+from holdfast.http.server.fields import STRICT, refuse_too_many
 from holdfast.http.server.media import refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.tools import FunctionName, checked_definitions, refuse_too_many
+from holdfast.http.server.tools import FunctionName, checked_definitions
 
 _FUNCTION = "function"
 

@@ -46,13 +46,21 @@ class CompletionRequest(GenerationFields, FormatFields):
         """What to generate and how to answer. Raises RequestRefused naming the field that cannot be served."""
         self.refuse_what_cannot_be_served(services.limits)
         self._refuse_contradictions(services.limits)
-        prompts, most = prompts_of(self.prompt), services.limits.max_batch_prompts
-        if len(prompts) > most:
-            raise RequestRefused(f"`prompt`: at most {most} prompts, got {len(prompts)}", field="prompt")
+        prompts = prompts_of(self.prompt)
+        self._refuse_too_many(len(prompts), services.limits)
         form = CompletionAnswer(shows_logprobs=self.logprobs is not None, **self.answer_options(services))
         places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
         requests = [self._request(prompt, form, place=place) for prompt, place in zip(prompts, places, strict=True)]
         return self.plan_of(requests, form, choices=self.choices)
+
+    def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
+        """Each answer is a sequence: thousands of them would hold up the event loop before the queue could refuse them."""
+        most = limits.max_batch_prompts
+        if prompts > most:
+            raise RequestRefused(f"`prompt`: at most {most} prompts, got {prompts}", field="prompt")
+        if prompts * self.choices > most:
+            reason = f"`n`: one request may have {most} answers, but {prompts} prompts with {self.choices} answers each were sent"
+            raise RequestRefused(reason, field="n")
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
         refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")

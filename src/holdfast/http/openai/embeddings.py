@@ -18,9 +18,8 @@ from holdfast.http.openai.shapes import PromptTokensDetails
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.extensions import SaltField
-from holdfast.http.server.fields import INT32_MAX, Model
+from holdfast.http.server.fields import INT32_MAX, Model, refuse_too_many
 from holdfast.http.server.openapi import answers_of, request_of
-from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import SESSION_FIELDS, EmbeddingPlan, embed
 from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.unsupported import UnsupportedFields
@@ -91,9 +90,8 @@ class EmbeddingsRequest(SaltField):
         """What to embed and how to answer. Raises RequestRefused naming the field that cannot be served."""
         extras = self.model_extra or {}
         _UNSUPPORTED.refuse(extras)
-        inputs, most = prompts_of(self.input), services.limits.max_inputs
-        if len(inputs) > most:
-            raise RequestRefused(f"`input`: at most {most} inputs, got {len(inputs)}", field="input")
+        inputs = prompts_of(self.input)
+        refuse_too_many(inputs, services.limits.max_inputs, field="input")
         request = EmbeddingRequest(
             request_id=f"embd-{uuid.uuid4().hex}",
             model=model_of(services, self.model),

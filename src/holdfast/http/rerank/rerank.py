@@ -15,7 +15,7 @@ from holdfast.http.openai.embeddings import ReadUsage, usage_of
 from holdfast.http.server.body import TAG_MARK, parse
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.extensions import SaltField
-from holdfast.http.server.fields import INT32_MAX, STRICT, Model
+from holdfast.http.server.fields import INT32_MAX, STRICT, Model, refuse_too_many
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.reading import SESSION_FIELDS, RankPlan, rank
@@ -78,9 +78,8 @@ class RerankBody(SaltField):
     def plan(self, services: Services) -> RankPlan:
         """What to rank and how to answer. Raises RequestRefused naming the field that cannot be served."""
         _UNSUPPORTED.refuse(self.model_extra)
-        documents, most = tuple(map(_text, self.documents)), services.limits.max_inputs
-        if len(documents) > most:
-            raise RequestRefused(f"`documents`: at most {most} documents, got {len(documents)}", field="documents")
+        documents = tuple(map(_text, self.documents))
+        refuse_too_many(documents, services.limits.max_inputs, field="documents")
         if not (query := _text(self.query)):
             raise RequestRefused("`query`: must not be empty", field="query")
         request = RankRequest(

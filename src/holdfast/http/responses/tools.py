@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
 from holdfast.http.server.body import TAG_MARK
-from holdfast.http.server.fields import STRICT
+from holdfast.http.server.fields import STRICT, refuse_too_many
 from holdfast.http.server.problem import RequestRefused
-from holdfast.http.server.tools import FunctionName, checked_definitions, choice_among, refuse_too_many
+from holdfast.http.server.tools import FunctionName, checked_definitions, choice_among
 from holdfast.messages.requests import ToolChoice
 
 _log = logging.getLogger(__name__)

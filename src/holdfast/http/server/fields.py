@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -34,3 +35,9 @@ def refuse_above(value: int | None, limit: int, *, field: str) -> None:
     """Raise RequestRefused when a number is larger than a configured limit."""
     if value is not None and value > limit:
         raise RequestRefused(f"`{field}`: input should be less than or equal to {limit}, got {value}", field=field)
+
+
+def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
+    """Raise RequestRefused for more of them than this server takes."""
+    if len(given) > most:
+        raise RequestRefused(f"`{field}`: this server takes at most {most}, got {len(given)}", field=field)

@@ -53,9 +53,3 @@ def checked_definitions(
             raise RequestRefused(reason, field=named)
         names.add(name)
     return tuple(tools)
-
-
-def refuse_too_many(tools: Sequence[object], most: int, *, field: str) -> None:
-    """Raise RequestRefused for more of them than this server takes."""
-    if len(tools) > most:
-        raise RequestRefused(f"`{field}`: this server takes at most {most}, got {len(tools)}", field=field)
