@@ -14,6 +14,7 @@ from holdfast.intake.template import ChatTemplate
 from holdfast.messages.output import ChoiceFinished, TextDelta, ToolArgumentsDelta
 from holdfast.messages.requests import ChatPrompt
 from holdfast.parsing.dialect import PLAIN, Call, ReasoningFormat
+from holdfast.parsing.formats.families import FAMILIES as FORMATS
 from tests.fakes.family_templates import FAMILY_TEMPLATES, FamilyTemplate, tokenizer_for
 from tests.fakes.told_answers import by_tokens, told
 
@@ -103,6 +104,39 @@ def test_a_template_without_tools_serves_them_in_text() -> None:
     assert found.report.why == "the chat template shows no tools"
     assert found.template is not None
     assert '"name": "f"' in found.template.render(ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(TOOL,)))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v31", "kimi_k2", "qwen3_coder"])
+def test_a_template_that_names_a_syntax_but_shows_no_tools_has_them_told_in_it(name: str, kept: bool) -> None:
+    family = replace(FAMILY_TEMPLATES[name], tools="", kept=kept)
+    model = found(family)
+    report = model.report
+    assert (report.family, report.tools, report.proven, report.calls_kept) == (family.family, "text", True, False)
+    assert report.why == "the chat template shows no tools"
+    assert model.template is not None
+    assert model.dialect.calls is not None
+    made = {"id": "functions.f:0", "function": {"name": "f", "arguments": '{"at": "1"}'}}
+    result = {"role": "tool", "tool_call_id": "functions.f:0", "content": "r1"}
+    messages = ({"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [made]}, result)
+    text = model.template.render(ChatPrompt(messages=messages, tools=(TOOL,)))
+    call = model.dialect.calls.write([Call("f", {"at": "1"}, "functions.f:0")])
+    before, _, behind = text.partition(call)
+    assert '"name": "f"' in before
+    assert model.dialect.calls.openers[0] in before  # an example
+    assert "r1" in behind
+    assert told(model.dialect, [TOOL], call) == [("f", {"at": "1"}, ())]
+
+
+def test_calls_in_the_syntax_of_a_model_s_tokens_are_read_though_its_template_knows_none() -> None:
+    own = FORMATS["deepseek_v31"]
+    found = source_of(NO_TOOLS, *own.marks)
+    assert (found.report.family, found.report.tools) == ("hermes", "text")
+    own_call = own.write([Call("f", {"at": "1"})])
+    for call in (own_call, FORMATS["hermes"].write([Call("f", {"at": "1"})])):
+        assert told(found.dialect, [TOOL], call) == [("f", {"at": "1"}, ())]
+    without = source_of(NO_TOOLS)
+    assert told(without.dialect, [TOOL], own_call) == [own_call]
 
 
 def test_a_template_that_spoils_arguments_is_not_believed() -> None:

@@ -27,6 +27,9 @@ CALLS_AS_JSON = (
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "é<"}'}}
 
 
+LISTED = "{{ tools | map(attribute='function') | tojson }}"
+
+
 def template(source: str, **special_tokens: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special_tokens=special_tokens)
 
@@ -223,3 +226,9 @@ def test_no_system_message_is_lost_or_refused(source: str) -> None:
     prompt = ChatPrompt(messages=tuple({"role": role, "content": content} for role, content in said))
     text = ChatTemplate({"default": source}, special_tokens={}).render(prompt)
     assert text == "[system]A\n\nB[user]C[assistant]D[user]E[user]F"
+
+
+def test_what_a_filter_gives_is_a_list_as_json() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    prompt = ChatPrompt(messages=({"role": "user", "content": "u"},), tools=(tool,))
+    assert json.loads(template(LISTED).render(prompt)) == [tool["function"]]

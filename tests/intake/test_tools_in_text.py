@@ -12,7 +12,7 @@ import pytest
 from holdfast.intake.conversation import RoleHabits, with_roles
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.tool_history import Message, ToolHabits
-from holdfast.intake.tools_in_text import tools_in_text
+from holdfast.intake.tools_in_text import tools_in_text, tools_told
 from holdfast.messages.requests import ChatPrompt
 from holdfast.parsing.dialect import Call, CallFormat
 from holdfast.parsing.formats.tagged_parameters import TaggedParameters
@@ -48,6 +48,16 @@ def test_tools_are_told_in_the_system_message(before: list[Message]) -> None:
     assert first["role"] == "system"
     assert first["content"].startswith("Be kind.\n\n# Tools" if before else "# Tools")
     assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
+
+
+def test_tools_may_be_told_in_another_syntax_and_nothing_else_changes() -> None:
+    first, *rest = tools_told(conversation({"role": "system", "content": "Be kind."}), [TOOL], FORM)
+    assert rest == conversation()
+    assert first["content"].startswith("Be kind.\n\n# Tools")
+    assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
+    assert "CALL first_function" in first["content"]
+    assert "<tool_call>" not in first["content"]
+    assert tools_told(conversation(), [], FORM) == conversation()
 
 
 def test_without_tools_nothing_is_told() -> None:

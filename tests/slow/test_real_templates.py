@@ -24,14 +24,17 @@ from tests.fakes.agent_turns import QUESTION, spoken, turn
 from tests.fakes.family_templates import tokenizer_for
 
 PACKAGE = "llama-cpp-python==0.3.36"
+# Show no tools, whatever is sent, but name the syntax of their calls.
+TOLD_IN_OWN_SYNTAX = {
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek_v3",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
+}
 # Neither show tools, whatever is sent, nor have a form for calls.
 WITHOUT_TOOLS = {
+    *TOLD_IN_OWN_SYNTAX,
     "HuggingFaceTB-SmolLM3-3B",  # takes its tools under names of its own
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-    "deepseek-ai-DeepSeek-V3.1",
     "google-gemma-2-2b-it",
-    "llama-cpp-deepseek-r1",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
@@ -95,6 +98,23 @@ def test_all_templates_that_show_tools_are_proven_and_the_others_get_them_in_tex
     assert set(unproven) == WITHOUT_TOOLS, unproven
     assert by_tools == {("template", True): len(found) - len(WITHOUT_TOOLS), ("text", True): len(WITHOUT_TOOLS)}
     assert len(found) == 70
+
+
+def test_those_that_show_no_tools_are_told_them_in_the_syntax_that_they_name_or_else_in_one_that_most_know(
+    found: dict[str, FoundDialect],
+) -> None:
+    families = {name: found[name].report.family for name in WITHOUT_TOOLS}
+    assert families == {**dict.fromkeys(WITHOUT_TOOLS, "hermes"), **TOLD_IN_OWN_SYNTAX}
+
+
+def test_thoughts_are_known_whose_opening_a_macro_writes(found: dict[str, FoundDialect]) -> None:
+    thinking = found["Kimi-K3"].report.thinking
+    assert thinking is not None
+    assert (thinking.start, thinking.opened_by_prompt, thinking.efforts["off"]) == (
+        "<|open|>think<|sep|>",
+        True,
+        {"thinking": False},
+    )
 
 
 def test_those_that_refuse_two_calls_are_given_pairs(found: dict[str, FoundDialect]) -> None:

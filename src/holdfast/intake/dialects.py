@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -33,6 +33,7 @@ from holdfast.parsing.markers import in_vocabulary
 ToolsBy: TypeAlias = Literal["template", "text", "none"]
 
 _IN_TEXT: Final = "hermes"
+_NO_TOOLS: Final = "the chat template shows no tools"
 _BRIDGES: Final = ("", "OK.")  # an answer's text between a result and the user, the least that a template takes
 _LONGEST_OPENING = 2000  # characters that a template writes for an answer to begin
 _LEAST_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
@@ -101,13 +102,16 @@ def find_dialect(
     if template is None:
         return FoundDialect(dialect=plain)
     search = _Search(template, tokenizer, reasoning, tokens)
-    names = families_for(template.with_tools, tokens, parser_type=str(config.get("tool_parser_type", "")), model_type=model_type)
-    found, why = search.by_family(names)
-    tools: ToolsBy = "template"
+    parser_type = str(config.get("tool_parser_type", ""))
+    names = tuple(families_for(template.with_tools, tokens, parser_type=parser_type, model_type=model_type))
+    named = (name for name in families_for(template.with_tools, (), parser_type="", model_type="") if name != _IN_TEXT)
+    found, why = search.by_family(names if search.shows_tools else tuple(named))
     if found is None and (found := search.by_response_template(says.calls)):
         why = ""
     if found is None:
-        found, tools = search.in_text(), "text"
+        found = search.in_text(names)
+    in_template = found.habits.in_text is None and found.habits.told is None
+    tools: ToolsBy = "template" if in_template else "text"
     adapted = template.with_tool_habits(found.habits)
     switch = find_switch(template.with_tools, lambda options: _rendered(template, options))
     return FoundDialect(
@@ -119,7 +123,7 @@ def find_dialect(
             tools=tools,
             proven=not found.proof.failure,
             why=why or found.proof.failure,
-            calls_kept=tools == "template" and found.habits.written is None,
+            calls_kept=found.habits.in_text is None and found.habits.written is None,
             parallel=found.habits.parallel,
             ids=found.habits.id_form,
             thinking=None if reasoning is None else _thinking_report(adapted, found.dialect, reasoning, switch),
@@ -130,17 +134,14 @@ def find_dialect(
 class _Search:
     """Looks for the family of one model."""
 
-    def __init__(
-        self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Collection[str]
-    ) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, reasoning: ReasoningFormat | None, tokens: Set[str]) -> None:
         self._template, self._tokenizer = template, tokenizer
         self._reasoning, self._tokens = reasoning, tokens
         self._drops_calls = leaves_out_calls(template)
+        self.shows_tools = shows_tools(template)
 
-    def by_family(self, names: Iterator[str]) -> tuple[_Candidate | None, str]:
-        """The best proven candidate, and why there is none."""
-        if not shows_tools(self._template):
-            return None, "the chat template shows no tools"
+    def by_family(self, names: Sequence[str]) -> tuple[_Candidate | None, str]:
+        """The best proven candidate, and why there is none, or why its tools are told in text."""
         failure, best = "no family of models is known that writes calls like this", None
         for name in names:
             if name not in FAMILIES:
@@ -151,23 +152,30 @@ class _Search:
             if best is not None and best.proof.likeness == 1:
                 break
             failure = f"{name}: {found.proof.failure}"
-        return best, "" if best else failure
+        if self.shows_tools:
+            return best, "" if best else failure
+        return best, _NO_TOOLS
 
     def by_response_template(self, calls: CallFormat | None) -> _Candidate | None:
         """As the checkpoint itself says that its calls are read, if they come back like that."""
-        found = None if calls is None or not shows_tools(self._template) else self._tried("response_template", calls)
+        found = None if calls is None or not self.shows_tools else self._tried("response_template", calls)
         return None if found is None or found.proof.failure else found
 
-    def in_text(self) -> _Candidate:
-        """Tools told in the system message."""
+    def in_text(self, names: Sequence[str]) -> _Candidate:
+        """Tools told in the system message. A family whose markers are all tokens is read too: the model may be of it."""
         calls = FAMILIES[_IN_TEXT]
-        return self._candidate(_IN_TEXT, calls, ToolHabits(in_text=calls, id_form=calls.id_form))
+        others = (FAMILIES[name] for name in names if name in FAMILIES and name != _IN_TEXT)
+        own = next((other for other in others if other.marks and self._tokens >= set(other.marks)), None)
+        read_too = () if own is None else (own,)
+        return self._candidate(_IN_TEXT, calls, ToolHabits(in_text=calls, id_form=calls.id_form), read_too=read_too)
 
     def _tried(self, name: str, calls: CallFormat) -> _Candidate:
         """The family with the first habits with which its calls come back."""
         ended = _rendered(self._template, {})
         opened = next((opener for opener in calls.openers if ended.endswith(opener)), "")
         habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
+        if not self.shows_tools:
+            return self._candidate(name, calls, replace(habits, told=calls, written=calls))
         candidates = (
             self._candidate(name, calls, each)
             for each in ((replace(habits, written=calls),) if self._drops_calls else (habits, replace(habits, parallel=False)))
@@ -179,8 +187,10 @@ class _Search:
             tried.append(candidate)
         return tried[0]
 
-    def _candidate(self, name: str, calls: CallFormat, habits: ToolHabits) -> _Candidate:
-        dialect = _dialect(name, calls, self._reasoning, self._tokenizer)
+    def _candidate(
+        self, name: str, calls: CallFormat, habits: ToolHabits, *, read_too: tuple[CallFormat, ...] = ()
+    ) -> _Candidate:
+        dialect = _dialect(name, calls, self._reasoning, self._tokenizer, read_too=read_too)
         template = self._template.with_tool_habits(habits)
         proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
         if not proof.failure:
@@ -197,13 +207,21 @@ class _Search:
         return habits
 
 
-def _dialect(name: str, calls: CallFormat | None, reasoning: ReasoningFormat | None, tokenizer: Tokenizer) -> ModelDialect:
+def _dialect(
+    name: str,
+    calls: CallFormat | None,
+    reasoning: ReasoningFormat | None,
+    tokenizer: Tokenizer,
+    *,
+    read_too: tuple[CallFormat, ...] = (),
+) -> ModelDialect:
     added = tokenizer.backend.get_added_tokens_decoder()
     contents = {token.content for token in added.values()}
     silent = (*(mark for mark in SILENT_MARKS if mark in contents), *SILENT_BY_FAMILY.get(name, ()))
-    marks = [*(calls.marks if calls else ()), *((reasoning.start, reasoning.end) if reasoning else ()), *silent]
+    forms = (calls, *read_too) if calls else ()
+    marks = [*(mark for form in forms for mark in form.marks), *((reasoning.start, reasoning.end) if reasoning else ()), *silent]
     ids = {token.content: token_id for token_id, token in added.items() if _is_in_marks(token, marks)}
-    return ModelDialect(family=name, calls=calls, reasoning=reasoning, marker_ids=ids, dropped_marks=silent)
+    return ModelDialect(family=name, calls=calls, read_too=read_too, reasoning=reasoning, marker_ids=ids, dropped_marks=silent)
 
 
 def _is_in_marks(token: AddedToken, marks: Iterable[str]) -> bool:

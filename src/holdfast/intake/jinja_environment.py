@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -63,12 +64,26 @@ def _to_json(
     """Unlike jinja2's own: nothing escaped for HTML, the order of keys kept. Templates pass these names."""
 
     def written() -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=_listed,
+        )
 
     if not isinstance(value, KeptTool):
         return written()
     form = (ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
     return made_once(value, form, written)
+
+
+def _listed(value: Any) -> list[Any]:
+    """What filters such as `map` give, which other implementations of Jinja write as lists too."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: str) -> NoReturn:

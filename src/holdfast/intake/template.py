@@ -20,7 +20,7 @@ from holdfast.intake.growing_template import RenderedMessages, growing
 from holdfast.intake.jinja_environment import jinja_environment
 from holdfast.intake.kept_tool import KeptTool
 from holdfast.intake.tool_history import Message, ToolHabits, with_habits
-from holdfast.intake.tools_in_text import tools_in_text
+from holdfast.intake.tools_in_text import tools_in_text, tools_told
 from holdfast.messages.requests import RESERVED_TEMPLATE_ARGUMENTS, ChatPrompt
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 
@@ -134,11 +134,13 @@ class ChatTemplate:
         messages = with_habits(messages, self._habits)
         if self._habits.in_text is not None:
             messages = tools_in_text(messages, prompt.tools, self._habits.in_text)
+        elif self._habits.told is not None:
+            messages = tools_told(messages, prompt.tools, self._habits.told)
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool, tenant: str | None = None) -> str:
         tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.tools]
-        tools = tools if self._habits.in_text is None else []
+        tools = tools if self._habits.in_text is None and self._habits.told is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # they are kept for other requests

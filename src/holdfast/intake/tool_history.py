@@ -27,6 +27,7 @@ class ToolHabits:
     parallel: bool = True  # an answer may hold several calls; else they become pairs of call and result
     written: CallFormat | None = None  # the template leaves calls out: they are written into the answer's text in this format
     in_text: CallFormat | None = None  # the template knows no tools: all of it is told in text, calls in this format
+    told: CallFormat | None = None  # the template shows no tools, but names this format: they are told in the system message
     left_to_model: str = ""  # the prompt ends with this, which belongs to the call: it is left to the model to write
     thought_beside_text: bool = True  # an answer with calls may have both a thought and a text; else the thought is left out
     answer_behind_results: str | None = None  # an answer with this text has to stand between a result and a user's message

@@ -1,18 +1,20 @@
-"""Tools for models whose chat template has none: told in the system message, called and answered as text of ordinary messages.
+"""Tools for models whose chat template shows none: told in the system message.
 
-The syntax is the one that most models have seen, Hermes': a JSON object between <tool_call> and </tool_call>.
+If the template names the syntax of a family, and writes results, the model is told to call them in that syntax. Otherwise calls
+and results are text of ordinary messages, too, in the syntax that most models have seen, Hermes': a JSON object between
+<tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast.intake.tool_history import Message, write_calls
-from holdfast.parsing.dialect import CallFormat
+from holdfast.parsing.dialect import Call, CallFormat
 
-_INSTRUCTIONS = """\
+_LIST = """\
 # Tools
 
 You may call functions. These are there, as JSON, one per line:
@@ -20,11 +22,21 @@ You may call functions. These are there, as JSON, one per line:
 {tools}
 </tools>
 
+"""
+_IN_JSON = """\
 To call a function, write its name and its arguments as a JSON object between <tool_call> and </tool_call>, once for each call:
 <tool_call>
-{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+{"name": "the name", "arguments": {"an argument": "its value"}}
 </tool_call>
 Write nothing behind the last call. The results come back between <tool_response> and </tool_response>."""
+_IN_SYNTAX = """\
+To call functions, use exactly this format, with their own names and arguments. Two calls look like this:
+{example}
+Write nothing after the last call. You will then be given the results."""
+_EXAMPLE: Final = (
+    Call("first_function", {"argument": "value"}, "functions.first_function:0"),
+    Call("second_function", {"argument": "value"}, "functions.second_function:1"),
+)
 
 
 def tools_in_text(messages: Iterable[Message], tools: Sequence[dict[str, Any]], form: CallFormat) -> list[Message]:
@@ -47,12 +59,17 @@ def tools_in_text(messages: Iterable[Message], tools: Sequence[dict[str, Any]], 
             continue
         in_results = False
         ready.append(message)
-    return _told(ready, tools) if tools else ready
+    return _told(ready, tools, _IN_JSON) if tools else ready
 
 
-def _told(messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+def tools_told(messages: list[Message], tools: Sequence[dict[str, Any]], form: CallFormat) -> list[Message]:
+    """The conversation (the caller's own copies) with its tools in the system message, and how to call them in this format."""
+    return _told(messages, tools, _IN_SYNTAX.format(example=form.write(_EXAMPLE).strip())) if tools else messages
+
+
+def _told(messages: list[Message], tools: Sequence[dict[str, Any]], how_to_call: str) -> list[Message]:
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    text = _INSTRUCTIONS.format(tools=lines)
+    text = _LIST.format(tools=lines) + how_to_call
     first = messages[0]
     if first["role"] != "system":
         return [{"role": "system", "content": _like(first["content"], text)}, *messages]

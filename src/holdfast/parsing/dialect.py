@@ -41,6 +41,7 @@ class ModelDialect:
 
     family: str = ""  # a name in the table of families; empty: calls are not known
     calls: CallFormat | None = None
+    read_too: tuple[CallFormat, ...] = ()  # other forms in which it may write calls
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)  # markers, as text, that are single tokens of the model
     dropped_marks: tuple[str, ...] = ()  # stand around visible text and say nothing, such as <response> and </response>
@@ -56,7 +57,8 @@ class ModelDialect:
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
         too = (FAMILIES[family] for family in READ_TOO.get(self.family, ()))
-        forms = tuple(markers.encoded(form) for form in (self.calls, *too) if form is not None and self.calls is not None)
+        known = () if self.calls is None else (self.calls, *self.read_too, *too)
+        forms = tuple(markers.encoded(form) for form in known)
         marks = frozenset(mark for form in forms for mark in form.marks)
         openers = tuple(dict.fromkeys(opener for form in forms for opener in form.openers))
         channels = (form for form in forms if isinstance(form, ChannelFormat))  # asked once for all: a protocol is slow to ask
