@@ -19,13 +19,23 @@ from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, Call
 
 
 def told(
-    dialect: ModelDialect, tools: Sequence[Mapping[str, Any]], text: str, *, at: Sequence[int] = (), **rules: bool
+    dialect: ModelDialect,
+    tools: Sequence[Mapping[str, Any]],
+    text: str,
+    *,
+    at: Sequence[int] = (),
+    ends_cut: bool = False,
+    **rules: bool,
 ) -> list[Any]:
-    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of the reader."""
+    """The answer, when it comes in pieces that are cut at these places (counted around). rules: of the reader.
+
+    ends_cut: by its length.
+    """
     reader = AnswerReader(dialect, tools=DeclaredTools(tools), **rules)
     encoded = dialect.markers.encode(text)
     edges = [0, *sorted(place % (len(encoded) + 1) for place in at), len(encoded)]
-    return _folded([*(part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])), *reader.flush()])
+    parts = [part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])]
+    return _folded([*parts, *reader.flush(cut=ends_cut)])
 
 
 def heard(events: Iterable[OutputEvent]) -> list[Any]:
@@ -33,8 +43,16 @@ def heard(events: Iterable[OutputEvent]) -> list[Any]:
     return _folded(part for event in events for part in _parts(event))
 
 
-def by_tokens(tokenizer: Tokenizer, dialect: ModelDialect, tools: Sequence[Mapping[str, Any]], text: str) -> list[OutputEvent]:
-    """What a client sees of an answer that comes token by token."""
+def by_tokens(
+    tokenizer: Tokenizer,
+    dialect: ModelDialect,
+    tools: Sequence[Mapping[str, Any]],
+    text: str,
+    *,
+    reason: FinishReason = FinishReason.STOP,
+    **more: Any,
+) -> list[OutputEvent]:
+    """What a client sees of an answer that comes token by token and ends for this reason. more: rules of the choice."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     rules = ChoiceRules(
         prompt_token_ids=TokenIds.of((1,)),
@@ -43,9 +61,10 @@ def by_tokens(tokenizer: Tokenizer, dialect: ModelDialect, tools: Sequence[Mappi
         dialect=dialect,
         tools=DeclaredTools(tools),
         reads_calls=True,
+        **more,
     )
     choice = ChoiceText(index=0, pieces=tokenizer.pieces, rules=rules)
-    ended = Finished(request_id="r/0", reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=len(token_ids))
+    ended = Finished(request_id="r/0", reason=reason, prompt_tokens=1, completion_tokens=len(token_ids))
     generated = (TokensGenerated(request_id="r/0", token_ids=(token_id,)) for token_id in token_ids)
     return [event for news in (*generated, ended) for event in choice.feed(news)]
 

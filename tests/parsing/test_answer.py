@@ -250,6 +250,12 @@ def test_a_model_that_repeats_the_beginning_of_a_call_is_read_in_time_that_grows
     assert time.process_time() - start < 3  # some were 4 s, some minutes, when each was read again from the next one on
 
 
+@BOTH
+@pytest.mark.parametrize("text", [f"{CALL}\nor\n" * 300, f"{CALL}\n" * 300 + "no", "<tool_call>\n" * 300], ids=len)
+def test_a_thought_that_weighs_many_calls_makes_none(dialect: ModelDialect, text: str) -> None:
+    assert outcome(text, dialect, in_reasoning=True) == (text, "", [])
+
+
 def test_a_thought_has_no_calls_when_none_are_read() -> None:
     dialect = ModelDialect(family="harmony", calls=FAMILIES["harmony"], reasoning=THINK)
     text = "so<|start|>assistant to=functions.stop<|channel|>commentary json<|message|>{}<|call|>"

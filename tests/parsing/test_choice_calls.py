@@ -182,6 +182,39 @@ def test_the_only_call_that_is_allowed_ends_the_answer() -> None:
     assert kept == ids[: len(kept)] and end.completion_tokens < len(ids)
 
 
+@pytest.mark.parametrize("per_event", [1, 100])
+def test_a_call_that_a_thought_weighs_neither_ends_the_answer_nor_counts(per_event: int) -> None:
+    text = f"<think>Either\n{CALL}\nor not.</think>{CALL}"
+    events, ids = answer(text, per_event=per_event, one_call=True)
+    assert told(events) == [
+        ("reasoning", f"Either\n{CALL}\nor not."),
+        ("start 0", "look_up"),
+        ("arguments 0", '{"word": "stop"}'),
+        ("end 0", ""),
+    ]
+    assert (finish(events).calls, finish(events).completion_tokens) == (1, len(ids))
+    assert finish(events).reasoning_tokens > len(ids) / 2
+
+
+@pytest.mark.parametrize("per_event", [1, 100])
+def test_a_call_at_the_end_of_an_open_thought_is_shown_once_the_answer_has_ended(per_event: int) -> None:
+    events, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event)
+    calls = [f"{part} {call}" for call in (0, 1) for part in ("start", "arguments", "end")]
+    assert [kind for kind, _ in told(events)] == ["reasoning", *calls]
+    assert finish(events).finish_reason == "tool_calls"
+    only, _ = answer(f"<think>Hm.\n{CALL}\n{CALL}", per_event=per_event, one_call=True)
+    assert finish(only).calls == 1
+    cut, _ = answer(f"<think>Hm.\n{CALL}", per_event=per_event, end=FinishReason.LENGTH)
+    assert told(cut) == [("reasoning", f"Hm.\n{CALL}")]
+    assert (finish(cut).calls, finish(cut).finish_reason) == (0, "length")
+
+
+def test_a_thought_is_held_back_only_while_it_may_end_with_a_call() -> None:
+    shown, _ = answer(f"<think>Hm.\n{CALL}\nor rather hello there", end=FinishReason.LENGTH)
+    before_end = [event for event in deltas(shown) if isinstance(event, TextDelta)][:-1]
+    assert "".join(event.text for event in before_end).startswith(f"Hm.\n{CALL}")
+
+
 def test_a_call_that_the_length_cuts_has_no_end_and_counts_for_none() -> None:
     events, _ = answer(ANSWER[: ANSWER.index("stop") + 2], end=FinishReason.LENGTH)
     assert told(events)[-1] == ("arguments 0", '{"word": "st')

@@ -56,7 +56,7 @@ class AnswerObserver:
         def observe(event: OutputEvent) -> None:
             if isinstance(event, ChoiceFinished):
                 self._keep_arguments(deltas[event.index])
-                self._keep(deltas.pop(event.index, []), was_cut=event.reason is FinishReason.LENGTH)
+                self._keep(deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP)
             else:
                 deltas[event.index].append(event)
 

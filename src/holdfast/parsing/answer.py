@@ -12,13 +12,14 @@ from holdfast.parsing.dialect import ModelDialect
 from holdfast.parsing.formats.call_format import ChannelFormat
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.declared import DeclaredTools
-from holdfast.parsing.formats.incoming import Incoming, Waiting
+from holdfast.parsing.formats.incoming import Incoming, Waiting, advanced
 from holdfast.parsing.markers import is_marker
 from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, Thought
 
 _SPACES = " \t\r\n"
 _END_OR_SPACE = ("", *_SPACES)
 _MOST_IN_VAIN = 200_000  # characters of an answer that were read as calls and are none; then all that follows is text
+_PIECE = 1024  # characters that are looked at ahead at once
 _MOST_SPACES = 64  # more of them before a marker are text: they are not held back
 
 
@@ -57,7 +58,9 @@ class AnswerReader:
         self._blank_line = True  # nothing but white space stands in the line before
         self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
+        self._is_cut = False  # the answer was ended by its length
         self._in_vain = 0  # characters that were read for calls where none are
+        self._in_vain_before = 0  # the same, before the thought began
         self._steps = self._read()
         next(self._steps)
 
@@ -91,19 +94,16 @@ class AnswerReader:
     def flush(self, *, cut: bool = False) -> Sequence[AnswerPart]:
         """What was held back, when no text follows. cut: by the answer's length; a call that is open stays as it is."""
         source = self._source
-        source.ended = True
-        if not (cut and self._reading):
-            next(self._steps, None)
-        elif self._marks.channel_openers and not self._thinking:
+        source.ended, self._is_cut = True, cut
+        if cut and self._marks.channel_openers:
             self._parts.cut()
+        if not (cut and self._reading) or self._thinking or self._marks.channel_openers:
             next(self._steps, None)
         elif not self._parts.is_open:
             self._steps.close()
-            source.take_back()
             if not self._is_markup(source.text.strip(_SPACES)):
                 self._give(len(source.text))
         source.place = len(source.text)
-        source.forget()
         source.drop_read()
         return self._taken()
 
@@ -157,6 +157,7 @@ class AnswerReader:
         marks, behind = self._marks, space + len(mark)
         if mark == marks.start and begins_line:
             self._thought_start, self._thinking, self._thought_text = self._source.passed + space, True, False
+            self._in_vain_before = self._in_vain
             self._drop(behind)
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
             self._leave_out(mark, space)  # nothing was opened
@@ -173,6 +174,7 @@ class AnswerReader:
             self._drop(behind)
             self._thoughts.append(Thought(self._thought_start, self._source.passed))
             self._thinking = False
+            self._in_vain = self._in_vain_before  # how much was tried in the thought depends on the pieces that it came in
         elif mark == marks.start and not self._thought_text:
             self._drop(behind)  # the prompt has opened the thought, and the model once more
         elif mark in self._openers and begins_line:
@@ -186,7 +188,10 @@ class AnswerReader:
 
     def _read_call(self, mark: str, space: int) -> Waiting[None]:
         source, parts = self._source, self._parts
-        is_call = yield from self._read_any_form(parts, space)
+        source.place = space
+        self._reading = True
+        is_call = yield from self._read_any_form(source, parts)
+        self._reading = False
         if parts.is_open:
             parts.end("unclosed_call")
         if is_call:
@@ -196,34 +201,70 @@ class AnswerReader:
             self._give(space + len(mark))
 
     def _read_call_in_thought(self, mark: str, space: int) -> Waiting[None]:
-        """A thought may speak of calls. A call ends it if it is of a declared tool and, where no token marks it, complete."""
-        source = self._source
-        trial, start = CallParts(self._parts.tools, reads_calls=self._parts.reads_calls), source.passed + space
-        source.keep()
-        is_call = yield from self._read_any_form(trial, space)
-        if is_call and _is_valid(trial, marked=is_marker(mark)):
-            source.forget()
-            self._thoughts.append(Thought(self._thought_start, start))
+        """A thought may quote a call or weigh one. A call is made only if nothing follows it in the whole answer.
+
+        What the thought says is held back meanwhile: until it ends, or goes on with something else, and then it was reasoning.
+        """
+        source, end = self._source, self._marks.end
+        ahead = Incoming(source.plain)
+        steps = self._ends_with_calls(ahead)
+        seen = space  # up to here, the text has been passed on to `ahead`
+        is_call: bool | None = None
+        self._reading = True
+        while is_call is None:
+            if source.text.find(end, max(space, seen - len(end) + 1)) >= 0:
+                is_call = False
+                continue
+            piece = source.text[seen : seen + _PIECE]
+            seen += len(piece)
+            ahead.add(piece)
+            ahead.ended = source.ended and seen == len(source.text)
+            is_call = advanced(steps)
+            if is_call is None and seen == len(source.text):
+                yield
+        self._reading = False
+        if is_call:
+            self._thoughts.append(Thought(self._thought_start, source.passed + space))
             self._thinking = False
-            self._parts.done += trial.done
-            self._drop(source.place, spaces="all")
+            self._drop(space)
+            yield from self._read_call(mark, 0)
         else:
-            source.take_back()
-            self._in_vain += source.reached - space
+            self._in_vain += ahead.passed + ahead.reached
             self._give(space + len(mark))
 
-    def _read_any_form(self, parts: CallParts, place: int) -> Waiting[bool]:
-        """Read calls in the first of the forms in which some stand at this place. False: there are none."""
-        self._reading = True
-        self._source.reached = place
+    def _ends_with_calls(self, ahead: Incoming) -> Waiting[bool]:
+        """Whether the answer ends with the calls that stand here, all of them valid, and was not cut.
+
+        A channel of visible text ends a thought as well, whatever follows.
+        """
+        is_called = False
+        while True:
+            mark = yield from ahead.standing(self._openers)
+            trial = CallParts(self._parts.tools, reads_calls=self._parts.reads_calls)
+            begin = ahead.position
+            if not mark or not (yield from self._read_any_form(ahead, trial)):
+                return False
+            if not _is_valid(trial, marked=is_marker(mark)):
+                return False
+            said = next((part for part in trial.done if isinstance(part, Segment)), None)
+            if said is not None:
+                return not is_called and said.start > begin  # else it is the mark itself
+            is_called = is_called or trial.any_ended
+            yield from ahead.skip_space()
+            ahead.drop_read()
+            if not ahead.text:
+                return not self._is_cut
+
+    def _read_any_form(self, source: Incoming, parts: CallParts) -> Waiting[bool]:
+        """Read calls in the first of the forms in which some stand here. False: there are none."""
+        place = source.reached = source.place
         is_call = False
         for form in self._marks.forms:
             if self._in_vain > _MOST_IN_VAIN and not isinstance(form, ChannelFormat):
                 continue
-            if not is_call and (yield from self._source.standing(form.openers, place)):
-                self._source.place = place
-                is_call = yield from form.read(self._source, parts)
-        self._reading = False
+            if not is_call and (yield from source.standing(form.openers, place)):
+                source.place = place
+                is_call = yield from form.read(source, parts)
         return is_call
 
     # what is given

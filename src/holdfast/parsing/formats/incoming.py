@@ -11,6 +11,16 @@ Waiting: TypeAlias = Generator[None, None, Result]
 """Steps of a reader: it yields when nothing more is certain without more text, and returns what it has read."""
 
 
+def advanced(steps: Waiting[Result]) -> Result | None:
+    """Let a reader go on. What it has read, or None while it waits for more text."""
+    try:
+        next(steps)
+    except StopIteration as done:
+        read: Result = done.value
+        return read
+    return None
+
+
 class Incoming:
     """What has come of a text and is not read yet. `place` is where the reader stands in `text`."""
 
@@ -22,7 +32,6 @@ class Incoming:
         self.reached = 0  # the furthest place in `text` up to which something was looked for
         self.ended = False  # no more text will come
         self.came = self.passed = 0  # characters, markers written out: all of them, and those that were read and dropped
-        self._kept: list[str] | None = None  # what was dropped since `keep`
 
     def add(self, text: str) -> None:
         """More text has come."""
@@ -33,31 +42,13 @@ class Incoming:
         """Forget what was read, and return it."""
         self.reached -= self.place
         read, self.text, self.place = self.text[: self.place], self.text[self.place :], 0
-        if self._kept is not None:
-            self._kept.append(read)
-        else:
-            self.passed += len(self.plain(read))
+        self.passed += len(self.plain(read))
         return read
 
     @property
     def position(self) -> int:
         """How many characters, markers written out, stand before the place that is read next."""
-        return self.passed + len(self.plain("".join((*(self._kept or ()), self.text[: self.place]))))
-
-    def keep(self) -> None:
-        """From here on what is dropped can be had back."""
-        self._kept = []
-
-    def forget(self) -> None:
-        """What was dropped since `keep` is not wanted back."""
-        kept, self._kept = "".join(self._kept or ()), None
-        self.passed += len(self.plain(kept))
-
-    def take_back(self) -> None:
-        """Stand again where `keep` was called."""
-        kept = "".join(self._kept or ())
-        self.text, self._kept, self.place = kept + self.text, None, 0
-        self.reached += len(kept)
+        return self.passed + len(self.plain(self.text[: self.place]))
 
     @property
     def rest(self) -> str:
