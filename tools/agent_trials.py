@@ -51,6 +51,14 @@ class LaunchedAgent(Agent):
     moves_its_prompt: bool = False  # what it sends next does not begin with what it sent before
 
 
+@dataclass(frozen=True, kw_only=True)
+class TerminalAgent(Agent):
+    """One in its interactive mode, started by `holdfast launch`: a person types TYPED, and the script answers REPLIES."""
+
+    programs: str  # the folder of its program
+    awaits: str  # a pattern that is on the screen when it takes what is typed
+
+
 def _copying(read: tuple[str, dict[str, str]], write: tuple[str, dict[str, str]]) -> Sequence[str]:
     return (calls(read, text="I read the notes first."), calls(write), COPIED, BREAD)
 
@@ -211,4 +219,41 @@ AGENTS: Sequence[Agent] = (
         command=("node", "{home}/bundled.mjs", "What is the weather in Oslo?"),
         said="streamed = whole",
     ),
+)
+
+TYPED = ("First question, please.", "Second question, please.", "Third question, please.")
+REPLIES = ("The first reply is alpha.", "The second reply is bravo.", "The third reply is charlie.")
+_CLAUDE_HOME = """{
+  "hasCompletedOnboarding": true,
+  "theme": "dark",
+  "projects": {"{workspace}": {"hasTrustDialogAccepted": true, "hasCompletedProjectOnboarding": true}}
+}
+"""
+_CODEX_HOME = """check_for_update_on_startup = false
+[projects."{workspace}"]
+trust_level = "trusted"
+"""
+_QWEN_HOME = """{"general": {"disableAutoUpdate": true}, "security": {"folderTrust": {"enabled": false}}}
+"""
+
+TERMINAL_AGENTS: Sequence[TerminalAgent] = tuple(
+    TerminalAgent(
+        name=name,
+        programs=_NPM,
+        version=(f"{_NPM}/{program}", "--version"),
+        script=lambda _: REPLIES,
+        command=(program,),
+        said=REPLIES[-1],
+        without_tools="Three questions",
+        said_before=said_before,
+        awaits=awaits,
+        home=home,
+        environment={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"},
+    )
+    for name, program, awaits, said_before, home in (
+        ("Claude Code", "claude", "❯", 0, {".claude.json": _CLAUDE_HOME}),
+        ("Codex", "codex", "Ask Codex", 0, {".codex/config.toml": _CODEX_HOME}),
+        ("opencode", "opencode", "Ask anything", 0, {}),
+        ("Qwen Code", "qwen", "Type your message", 1, {".qwen/settings.json": _QWEN_HOME}),
+    )
 )

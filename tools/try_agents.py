@@ -29,7 +29,7 @@ from holdfast.cli.agents import AGENTS as LAUNCHED  # noqa: E402
 from holdfast.cli.agents import AgentTarget  # noqa: E402
 from tests.fakes.scripted_model import CONTEXT, write_scripted  # noqa: E402
 from tests.fakes.server_process import ServerProcess, until  # noqa: E402
-from tools.agent_trials import AGENTS, Agent, LaunchedAgent  # noqa: E402
+from tools.agent_trials import AGENTS, Agent, LaunchedAgent, TerminalAgent  # noqa: E402
 
 LIMIT_SECONDS = 240
 PATIENCE_SECONDS = 60  # with an agent that does not end by itself where a prompt cannot be made shorter
@@ -77,6 +77,7 @@ class Trial:
         try:
             server.wait_ready()
             for path, text in self.agent.home.items():
+                (self.home / path).parent.mkdir(exist_ok=True)
                 (self.home / path).write_text(self.filled(text, url=server.url))
             yield server
         finally:
@@ -84,14 +85,15 @@ class Trial:
 
     def filled(self, text: str, *, url: str = "") -> str:
         """A text of the agent with places and addresses in it."""
-        for name, value in {"url": url, "home": str(self.home), "folder": str(self._folder)}.items():
+        places = {"url": url, "home": str(self.home), "folder": str(self._folder), "workspace": str(self.workspace)}
+        for name, value in places.items():
             text = text.replace("{" + name + "}", value)
         return text
 
     def environment(self, **further: str) -> dict[str, str]:
         """Nothing of the user's own but the way to programs: no keys, no configuration."""
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-        if isinstance(self.agent, LaunchedAgent):
+        if isinstance(self.agent, LaunchedAgent | TerminalAgent):
             kept["PATH"] = f"{self.filled(self.agent.programs)}:{kept['PATH']}"
         own = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config"), "CI": "1", "NO_COLOR": "1"}
         return {**kept, **own, **self.agent.environment, **further}
@@ -158,7 +160,7 @@ def _called(trial: Trial) -> Iterator[str]:
     with trial.server("store") as server:
         command = [trial.filled(part, url=server.url) for part in agent.command]
         ended = trial.ended(trial.start(command))
-        requests = _requests(server)
+        requests = answered_requests(server)
     _check(trial, ended, agent.said)
     for path, text in agent.home.items():
         yield f"`~/{path}`:\n\n````\n{trial.filled(text, url='http://127.0.0.1:8321').strip()}\n````\n"
@@ -181,7 +183,7 @@ def _launched(trial: Trial, agent: LaunchedAgent) -> Iterator[str]:
             yield _transcript(trial, ("holdfast", "launch", *agent.again), second)
         else:
             _check(trial, first, agent.said_again)
-        requests = _requests(server)
+        requests = answered_requests(server)
         wrong = _with_wrong_key(trial, agent, server.url)
     yield _figures(agent, requests)
     with trial.server("small", "--context", str(SMALL_CONTEXT), key=KEY) as server:
@@ -233,7 +235,7 @@ def _stopped(trial: Trial, agent: LaunchedAgent, server: ServerProcess) -> Ended
     return ended
 
 
-def _requests(server: ServerProcess) -> list[dict[str, int]]:
+def answered_requests(server: ServerProcess) -> list[dict[str, int]]:
     """Those that were answered, from the log, in the order in which they ended."""
     found = [_ANSWERED.search(line) for line in server.log().splitlines()]
     return [{name: int(value or 0) for name, value in match.groupdict().items()} for match in found if match]

@@ -43,7 +43,8 @@ def test_every_agent_is_told_the_address_the_model_and_the_key(name: str, contex
     told = json.dumps([setup.options, dict(setup.environment), dict(setup.files)])
     for fact in (TARGET.url, TARGET.model, TARGET.api_key):
         assert fact in told
-    assert ("40000" in told) == (context_tokens is not None and name != "qwen")  # qwen takes it from its own settings only
+    limit = "48000" if name == "claude" else "40000"  # Claude Code is told more, as it keeps 13,000 free
+    assert (limit in told) == (context_tokens is not None)
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -52,9 +53,10 @@ def test_no_key_stands_in_the_command_line_where_everybody_on_the_machine_could_
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_files_go_to_the_folder_of_the_run_and_are_named_in_the_options(name: str) -> None:
+def test_files_go_to_the_folder_of_the_run_and_are_named_in_options_or_variables(name: str) -> None:
     setup = AGENTS[name].setup(TARGET)
-    assert all(str(TARGET.folder / file) in setup.options for file in setup.files)
+    told = [*setup.options, *setup.environment.values()]
+    assert all(str(TARGET.folder / file) in told for file in setup.files)
 
 
 def test_the_settings_of_claude_code_outdo_those_of_the_user_and_name_all_its_models() -> None:
@@ -67,6 +69,25 @@ def test_the_settings_of_claude_code_outdo_those_of_the_user_and_name_all_its_mo
     small = {name for name, value in models.items() if value == TARGET.small_model}
     assert small == {"ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL"}
     assert set(models.values()) == {TARGET.model, TARGET.small_model}
+
+
+@pytest.mark.parametrize("context_tokens", [32_768, 40_960, 65_536, 131_072, 262_144])
+def test_claude_code_compacts_late_enough_for_its_own_prompt_and_early_enough_for_an_answer(context_tokens: int) -> None:
+    environment = AGENTS["claude"].setup(dataclasses.replace(TARGET, context_tokens=context_tokens)).environment
+    answer = int(environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"])
+    compacts_at = int(environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) - min(answer, 20_000) - 13_000  # as Claude Code computes it
+    assert compacts_at >= AGENTS["claude"].usable_share * context_tokens
+    assert compacts_at >= AGENTS["claude"].own_tokens + 4_000
+    assert compacts_at + min(answer, 20_000) < context_tokens
+
+
+def test_qwen_code_knows_the_context_and_compacts_when_most_of_it_is_used() -> None:
+    setup = AGENTS["qwen"].setup(TARGET)
+    (file,) = setup.files
+    assert setup.environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == str(TARGET.folder / file)
+    model = json.loads(setup.files[file])["model"]
+    assert model["generationConfig"]["contextWindowSize"] == 40_000
+    assert model["chatCompression"]["contextPercentageThreshold"] == AGENTS["qwen"].usable_share
 
 
 def test_codex_speaks_responses_to_a_provider_of_its_own() -> None:

@@ -20,10 +20,13 @@ from holdfast.cli.agents import AGENTS
 from holdfast.cli.main import app
 from holdfast.config import ServerSettings
 from holdfast.http.server.tls import ServerCertificate
+from holdfast.models.demo import DEMO_ID
 from tests.fakes.certificates import CertificateFiles
+from tests.fakes.echo_server import running_server
 from tests.fakes.http_clients import served
 from tests.fakes.recording_agent import RecordingAgent, install
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway
+from tools.terminal import ENTER, Terminal
 
 KEY = "the-servers-key"
 USERS_FILES = (".claude/settings.json", ".codex/config.toml", ".config/opencode/opencode.json", ".aider.conf.yml", ".env")
@@ -101,7 +104,7 @@ def test_an_agent_is_started_for_the_server_and_nothing_of_the_users_is_touched(
     told = str([record["arguments"], record["environment"], record["files"]])
     for fact in (url, MODEL, KEY):
         assert fact in told
-    assert ("2048" in told) == (name != "qwen")
+    assert ("14792" if name == "claude" else "2048") in told  # Claude Code is told more, as it keeps 13,000 free
     assert KEY not in " ".join(record["arguments"])
     assert set(record["modes"]) <= {"0o700"}
     assert not [part for part in record["arguments"] if "holdfast-" in part and Path(part).exists()], "the run's folder is gone"
@@ -155,8 +158,55 @@ def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(mach
     agent = agent_of(machine, "opencode")
     result = launched(url, "opencode", "exit=0")
     assert result.exit_code == 0
-    assert "reads 2,048 tokens, and opencode's own prompt takes about 11,000" in result.output
+    assert f"the context of {MODEL} has 2,048 tokens. opencode's own prompt takes about 11,000" in result.output
+    assert "needs a context of 20,000 at least" in result.output
     assert agent.was_started
+
+
+def test_one_line_says_which_server_and_model_the_agent_gets(machine: Path, url: str) -> None:
+    agent_of(machine, "codex")
+    result = launched(url, "codex", "exit=0")
+    assert f"holdfast: using the server at {url} (model {MODEL}, context 2,048 tokens)\n" in result.stderr
+
+
+def test_without_a_terminal_no_agent_is_started_on_a_demonstration_model_unless_that_is_asked_for(machine: Path) -> None:
+    agent = agent_of(machine, "claude")
+    with running_server() as server:
+        server.models = [DEMO_ID]
+        refused = launched(server.url, "claude", "exit=0")
+        assert not agent.was_started
+        allowed = launched(server.url, "--allow-demo", "claude", "exit=0")
+    assert refused.exit_code == 2
+    assert "holdfast-demo is a demonstration of three million parameters" in refused.output
+    assert "holdfast serve mlx-community/" in refused.output
+    assert "--allow-demo" in refused.output
+    assert allowed.exit_code == 0
+    assert agent.was_started
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n", 1), ("y", 0)])
+def test_on_a_terminal_the_user_is_asked_about_a_demonstration_model(typed: str, code: int, machine: Path) -> None:
+    agent = agent_of(machine, "claude")
+    with running_server() as server:
+        server.models = [DEMO_ID]
+        with in_terminal(machine, "--url", server.url, "claude", "exit=0") as terminal:
+            terminal.wait_for(r"Start it all the same\? \[y/N\]")
+            terminal.type(typed + ENTER)
+            assert terminal.wait() == code
+    assert agent.was_started == (code == 0)
+
+
+def test_after_an_agent_has_ended_its_terminal_shows_how_to_continue(machine: Path, url: str) -> None:
+    agent_of(machine, "claude")
+    with in_terminal(machine, "--url", url, "--api-key", KEY, "--model", MODEL, "claude", "exit=0") as terminal:
+        assert terminal.wait() == 0
+        command = f"holdfast launch --url {url} --api-key KEY --model {MODEL} claude"
+        assert f"to continue this conversation: {command} --continue or {command} --resume ID" in terminal.text
+
+
+def in_terminal(machine: Path, *arguments: str) -> Terminal:
+    command = [sys.executable, "-m", "holdfast.cli.main", "launch", *arguments]
+    return Terminal(command, cwd=machine, columns=300)
 
 
 @pytest.mark.parametrize("name", AGENTS)

@@ -28,7 +28,7 @@ def test_the_only_server_that_runs_is_meant_wherever_it_listens(running: list[Ru
     assert address_of(None, None).url == "http://127.0.0.1:8321"
     running.append(server(9000))
     found = address_of(None, "k")
-    assert (found.url, found.api_key, found.certificate, found.is_ours) == ("https://127.0.0.1:9000", "k", "c.pem", True)
+    assert (found.url, found.api_key, found.certificate, found.pid) == ("https://127.0.0.1:9000", "k", "c.pem", 1)
     assert address_of("box:1", None).url == "http://box:1"
 
 

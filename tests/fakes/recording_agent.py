@@ -10,7 +10,7 @@ from typing import Any
 
 _PROGRAM = """#!{python}
 import json, os, pathlib, signal, sys
-named = [*sys.argv[1:], os.environ.get("NODE_EXTRA_CA_CERTS", "")]
+named = [*sys.argv[1:], *(os.environ.get(name, "") for name in ("NODE_EXTRA_CA_CERTS", "QWEN_CODE_SYSTEM_DEFAULTS_PATH"))]
 files = [pathlib.Path(part) for part in named if os.path.isabs(part) and os.path.isfile(part)]
 record = {{
     "arguments": sys.argv[1:],

@@ -15,6 +15,8 @@ from typing import Any
 NO_KEY = "none"  # for agents that want some key, where the server wants none
 _PROVIDER = "holdfast"
 _ANSWER_TOKENS = 32_000  # the longest answer that an agent is told to plan for; a quarter of a smaller context
+_CLAUDE_SPARE_TOKENS = 13_000  # Claude Code keeps them free beside the longest answer, however small the context is
+_QWEN_COMPACTS_AT = 0.9  # of the context; its own default is 0.7, which is less than its first prompt takes of 32,768 tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,19 @@ class AgentSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
-    """One agent: its program, how people get it, and its setup. `own_tokens`: about what its prompt and tools take, measured."""
+    """One agent: its program, how people get it, and its setup.
+
+    own_tokens: about what its prompt and tools take, measured (docs/agents.md).
+    usable_share: the part of the context after which it compacts the conversation, with the setup that it gets here.
+    resume: the arguments that continue a conversation, the latest one first.
+    """
 
     title: str
     program: str
     own_tokens: int
+    usable_share: float
     install: str
+    resume: tuple[str, ...]
     setup: Callable[[AgentTarget], AgentSetup]
 
 
@@ -78,12 +87,27 @@ def _claude(target: AgentTarget) -> AgentSetup:
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line at the top of the prompt that changes
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    if target.context_tokens is not None:  # of a model it does not know it believes a million
-        environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.context_tokens)
+    if target.context_tokens is not None:
+        environment |= _claude_limits(target.context_tokens)
     settings = target.folder / "settings.json"
     return AgentSetup(
         options=("--settings", str(settings)), environment=environment, files={settings.name: _document({"env": environment})}
     )
+
+
+def _claude_limits(context_tokens: int) -> dict[str, str]:
+    """Have Claude Code compact when three quarters of the context are used (a larger part of a large context).
+
+    It assumes a million tokens for a model that it does not know, and compacts at: context - longest answer (20,000 at most)
+    - 13,000. In a context of 32,768 tokens its own prompt is longer than that, so it would compact before every turn. So a small
+    context is named larger than it is: an eighth of the real one stays free for the answer, and an eighth to spare.
+    """
+    eighth = context_tokens // 8
+    named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(_ANSWER_TOKENS, eighth)),
+    }
 
 
 def _codex(target: AgentTarget) -> AgentSetup:
@@ -141,8 +165,18 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
 
 def _qwen(target: AgentTarget) -> AgentSetup:
+    """The context goes into a file of defaults, which the user's own settings outdo: no option or variable takes it."""
     options = ("--auth-type", "openai", "--openai-base-url", f"{target.url}/v1", "--model", target.model)
-    return AgentSetup(options=options, environment={"OPENAI_API_KEY": target.key})
+    environment = {"OPENAI_API_KEY": target.key}
+    if target.context_tokens is None:
+        return AgentSetup(options=options, environment=environment)
+    defaults = target.folder / "qwen-defaults.json"
+    environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] = str(defaults)
+    model = {
+        "generationConfig": {"contextWindowSize": target.context_tokens},
+        "chatCompression": {"contextPercentageThreshold": _QWEN_COMPACTS_AT},
+    }
+    return AgentSetup(options=options, environment=environment, files={defaults.name: _document({"model": model})})
 
 
 def _document(content: Mapping[str, Any]) -> str:
@@ -153,18 +187,46 @@ AGENTS: Mapping[str, CodingAgent] = {
     "claude": CodingAgent(
         title="Claude Code",
         program="claude",
-        own_tokens=17_000,
+        own_tokens=19_500,
+        usable_share=0.75,
         install="npm install -g @anthropic-ai/claude-code",
+        resume=("--continue", "--resume ID"),
         setup=_claude,
     ),
-    "codex": CodingAgent(title="Codex", program="codex", own_tokens=13_000, install="npm install -g @openai/codex", setup=_codex),
+    "codex": CodingAgent(
+        title="Codex",
+        program="codex",
+        own_tokens=17_000,
+        usable_share=0.9,
+        install="npm install -g @openai/codex",
+        resume=("resume --last", "resume ID"),
+        setup=_codex,
+    ),
     "opencode": CodingAgent(
-        title="opencode", program="opencode", own_tokens=11_000, install="npm install -g opencode-ai", setup=_opencode
+        title="opencode",
+        program="opencode",
+        own_tokens=11_000,
+        usable_share=0.75,
+        install="npm install -g opencode-ai",
+        resume=("--continue", "--session ID"),
+        setup=_opencode,
     ),
     "aider": CodingAgent(
-        title="aider", program="aider", own_tokens=4_000, install="uv tool install --python 3.12 aider-chat", setup=_aider
+        title="aider",
+        program="aider",
+        own_tokens=4_000,
+        usable_share=1.0,
+        install="uv tool install --python 3.12 aider-chat",
+        resume=("--restore-chat-history",),
+        setup=_aider,
     ),
     "qwen": CodingAgent(
-        title="Qwen Code", program="qwen", own_tokens=17_000, install="npm install -g @qwen-code/qwen-code", setup=_qwen
+        title="Qwen Code",
+        program="qwen",
+        own_tokens=27_000,
+        usable_share=_QWEN_COMPACTS_AT,
+        install="npm install -g @qwen-code/qwen-code",
+        resume=("--continue", "--resume ID"),
+        setup=_qwen,
     ),
 }

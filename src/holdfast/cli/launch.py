@@ -7,9 +7,11 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -29,6 +31,8 @@ _OF_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # it sends them to the agent
 _ROOM_TOKENS = 4_000  # for a task beside the agent's own prompt
 _TRUSTED_TOO = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # by what runs on Node, and by Codex
 _NOT_FOUND = 127  # as shells say it
+_REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, and with 40,960 tokens of context
+DECLINED = 1  # exit code
 
 
 class LaunchFailed(HoldfastError):
@@ -44,9 +48,10 @@ def launch(
     small_model: Annotated[
         str | None, typer.Option("--small-model", metavar="ID", help="For the agent's titles and summaries; else the same.")
     ] = None,
+    allow_demo: Annotated[bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")] = False,
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be run, and run nothing.")] = False,
 ) -> None:
-    """Start a coding agent on this server; its own configuration stays as it is. What stands behind AGENT is the agent's."""
+    """Start a coding agent on a running server, without changing the agent's own settings. What follows AGENT is passed to it."""
     if not agent:
         _list_agents()
         return
@@ -65,10 +70,15 @@ def launch(
             if print_only:
                 typer.echo(_shown([chosen.program, *command[1:]], setup, secret=target.api_key))
                 return
+            complain(_chosen_server(target, address))
+            _ask_about_demo(target, is_allowed=allow_demo)
             for name, text in setup.files.items():
                 (target.folder / name).write_text(text)
             trust = _trust(os.environ, target, certificate=address.certificate)
             code = _run(command, {**os.environ, **_proxies(os.environ, target.url), **trust, **setup.environment})
+        if _is_interactive():
+            named = {"--url": url, "--api-key": "KEY" if api_key else None, "--model": model, "--small-model": small_model}
+            complain(_way_back(agent, chosen, named=named, allow_demo=allow_demo))
     raise typer.Exit(code)
 
 
@@ -116,6 +126,42 @@ def _target(address: ServerAddress, *, models: tuple[str | None, str | None], fo
     )
 
 
+def _chosen_server(target: AgentTarget, address: ServerAddress) -> str:
+    """Which server and model the agent gets: it may be another server than the one that the user thinks of."""
+    facts = [f"model {target.model}"]
+    if target.context_tokens is not None:
+        facts.append(f"context {target.context_tokens:,} tokens")
+    if address.pid is not None:
+        facts.append(f"pid {address.pid}")
+    return f"using the server at {target.url} ({', '.join(facts)})"
+
+
+def _ask_about_demo(target: AgentTarget, *, is_allowed: bool) -> None:
+    """The bundled model answers an agent's prompt with minutes of gibberish. Raises LaunchFailed, or Exit if it is declined."""
+    from holdfast.models.demo import is_demo
+
+    if is_allowed or not is_demo(target.model):
+        return
+    about = f"{target.model} is a demonstration of three million parameters; it cannot do an agent's work"
+    way_out = f"Serve a real model, for example: holdfast serve {_REAL_MODEL}"
+    if not _is_interactive():
+        raise LaunchFailed(f"{about}. {way_out}. To start the agent all the same: holdfast launch --allow-demo …")
+    complain(f"{about}. {way_out}")
+    if not typer.confirm("Start it all the same?", err=True):
+        raise typer.Exit(DECLINED)
+
+
+def _is_interactive() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _way_back(name: str, agent: CodingAgent, *, named: Mapping[str, str | None], allow_demo: bool) -> str:
+    """How to continue: the command that the agent itself prints names files of this run, which are gone."""
+    options = [part for option, value in named.items() if value for part in (option, shlex.quote(value))]
+    command = " ".join(["holdfast launch", *options, *(["--allow-demo"] if allow_demo else []), name])
+    return f"to continue this conversation: {' or '.join(f'{command} {way}' for way in agent.resume)}"
+
+
 def _trust(environ: Mapping[str, str], target: AgentTarget, *, certificate: str) -> dict[str, str]:
     """Variables by which agents trust what we have trusted, beside what they trust anyway."""
     # Node does not look at SSL_CERT_FILE, though it is what we go by.
@@ -135,11 +181,14 @@ def _in_one_file(name: str, paths: Sequence[str], folder: Path) -> str:
 
 
 def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
-    """Agents whose own prompt does not fit fail in ways of their own: some compact what cannot be compacted for ever."""
-    if target.context_tokens is not None and target.context_tokens < agent.own_tokens + _ROOM_TOKENS:
-        needed = f"{agent.title}'s own prompt takes about {agent.own_tokens:,}"
-        way_out = "serve it with a longer --context, or another model"
-        complain(f"{target.model} reads {target.context_tokens:,} tokens, and {needed}: {way_out}")
+    """An agent whose own prompt leaves too little room compacts the conversation before every turn, or for ever."""
+    if target.context_tokens is None:
+        return
+    needed = ceil((agent.own_tokens + _ROOM_TOKENS) / agent.usable_share)
+    if target.context_tokens < needed:
+        own = f"{agent.title}'s own prompt takes about {agent.own_tokens:,}, and it needs a context of {needed:,} at least"
+        way_out = "serve it with a longer --context, or serve another model"
+        complain(f"the context of {target.model} has {target.context_tokens:,} tokens. {own}: {way_out}")
 
 
 def _served(server: ServerClient) -> Mapping[str, int | None]:

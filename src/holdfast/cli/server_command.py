@@ -70,13 +70,15 @@ class ServerAddress:
     url: str
     api_key: str
     certificate: str  # file of the one that is trusted beside the system's; empty: none
-    is_ours: bool = False  # one of this user's, on this machine: whatever name stands in its certificate
+    pid: int | None = None
+    """Of a server of this user that runs on this machine: whatever name stands in its certificate, it is trusted."""
 
     def client(self, **options: Any) -> ServerClient:
         """A client for it. Raises ServerFailed."""
         from holdfast.cli.server_client import ServerClient
 
-        trust = {"certificate": self.certificate, "use_proxies": not self.is_ours, "any_name": self.is_ours}
+        is_ours = self.pid is not None
+        trust = {"certificate": self.certificate, "use_proxies": not is_ours, "any_name": is_ours}
         return ServerClient(url=self.url, api_key=self.api_key, **trust, **options)  # type: ignore[arg-type]
 
 
@@ -89,7 +91,7 @@ def address_of(url: str | None, api_key: str | None) -> ServerAddress:
     settings = effective.settings.server
     key = settings.api_key if api_key is None else api_key
     if not url and effective.origins["server.port"] == "default" and (running := _running(settings.port)):
-        return ServerAddress(url=running.url, api_key=key, certificate=running.certificate, is_ours=True)
+        return ServerAddress(url=running.url, api_key=key, certificate=running.certificate, pid=running.pid)
     host = _WILDCARDS.get(settings.host, settings.host)
     return ServerAddress(
         url=with_scheme(url) if url else f"{settings.scheme}://{host}:{settings.port}", api_key=key, certificate=settings.tls_cert
