@@ -3,7 +3,7 @@
     python -m tools.agent_contexts --folder .agents [--contexts 32768 40960 65536] [NAME …]
 
 The model is scripted: its answer tells how many answers stand in the conversation. An agent that has compacted it gets the first
-answer again, and the trial fails. Prints a table for docs/agents.md.
+answer again, and the trial fails. Writes the last section of docs/agents.md when all have been tried.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tools.agent_trials import REPLIES, TERMINAL_AGENTS, TYPED, TerminalAgent  # noqa: E402
 from tools.terminal import ENTER, Terminal  # noqa: E402
-from tools.try_agents import Trial, answered_requests  # noqa: E402
+from tools.try_agents import LAST_SECTION, Trial, answered_requests  # noqa: E402
 
 CONTEXTS = (32_768, 40_960, 65_536)
 START_SECONDS = 240.0  # opencode fetches a package first
 ANSWER_SECONDS = 180.0
 TYPING_SECONDS = 1.5  # what comes faster is taken for a paste
+INTRODUCTION = """What `python -m tools.agent_contexts` printed: each agent, started by `holdfast launch` in its interactive mode, was asked three short
+questions. The model tells by its answer how many answers stand in the conversation, so an agent that has compacted it is found out. The prompts
+are counted in tokens of the scripted model.
+"""
 
 
 class Compacted(Exception):
@@ -78,9 +82,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     chosen = [agent for agent in TERMINAL_AGENTS if not options.names or agent.name in options.names]
-    print("| agent | context | prompts of its turns | outcome |\n|---|---|---|---|")
+    table = ["| agent | context | prompts of its turns | outcome |", "|---|---|---|---|"]
     for row in rows(chosen, options.contexts, folder=options.folder.resolve()):
         print(row, flush=True)
+        table.append(row)
+    if len(chosen) == len(TERMINAL_AGENTS) and tuple(options.contexts) == CONTEXTS:
+        document = ROOT / "docs" / "agents.md"
+        before, _, _ = document.read_text().partition(LAST_SECTION)
+        document.write_text("\n".join([before + LAST_SECTION, INTRODUCTION, *table, ""]))
 
 
 if __name__ == "__main__":

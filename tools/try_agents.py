@@ -38,6 +38,7 @@ KEY = "the-key"
 SMALL_CONTEXT = 2048
 LAST_LINES = 8
 _ANSWERED = re.compile(r" prompt (?P<prompt_tokens>\d+)(?: \((?P<cached_tokens>\d+) cached\))? answer (?P<answer_tokens>\d+)")
+LAST_SECTION = "## In small contexts\n"  # of docs/agents.md; tools/agent_contexts.py writes it
 SLACK_TOKENS = 16  # a template may write the end of an answer otherwise than the model did
 
 
@@ -276,7 +277,9 @@ def main() -> None:
         parts.append(run(agent, folder=options.folder.resolve()))
         print(parts[-1])
     if len(chosen) == len(AGENTS):
-        (ROOT / "docs" / "agents.md").write_text(INTRODUCTION + "\n".join(parts))
+        document = ROOT / "docs" / "agents.md"
+        _, heading, text = document.read_text().partition(LAST_SECTION)
+        document.write_text("\n".join([INTRODUCTION + "\n".join(parts), heading + text]))
 
 
 INTRODUCTION = """# Agents that were tried
