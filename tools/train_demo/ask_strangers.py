@@ -196,7 +196,8 @@ def answer_of(llm: LLM, messages: list[Message], tools: list[dict[str, Any]]) ->
 
 def shown(question: Question, answer: str) -> str:
     """A question that was answered wrongly."""
-    last = question.messages[-1]["content"].rsplit("\n\n", 1)[-1]
+    asked = [message["content"] for message in question.messages if message["role"] == "user"]
+    last = asked[-1].rsplit("\n\n", 1)[-1]
     return f"[{question.set_name}, {question.form}] {last!r}\n    wanted: {question.wanted}\n    answer: {answer!r}"
 
 
