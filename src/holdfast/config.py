@@ -78,7 +78,11 @@ class ServerSettings:
     codex_models: bool = _setting(
         False, "Tell Codex of the models in its own form, context length and all; it then has short instructions from here."
     )
-    cors_origins: tuple[str, ...] = _setting((), "Origins whose web pages may call the server; empty: none.", flag="--cors")
+    cors_origins: tuple[str, ...] = _setting(
+        (),
+        "Further origins whose web pages may call the server; pages and apps of the caller's own machine always may.",
+        flag="--cors",
+    )
     tls_cert: str = _setting(
         "", "File (PEM) with the certificate to speak HTTPS with, then those that vouch for it; empty: HTTP.", flag="--tls-cert"
     )

@@ -20,7 +20,7 @@ from holdfast.http.rerank.dialect import RERANK
 from holdfast.http.responses.dialect import RESPONSES
 from holdfast.http.server.dialect import Dialect, DialectTable, Operation
 from holdfast.http.server.errors import HANDLERS, handle
-from holdfast.http.server.guard import Guard
+from holdfast.http.server.guard import LOCAL_ORIGIN, Guard
 from holdfast.http.server.models import model_operations
 from holdfast.http.server.proxies import ForwardedAddresses, trusted_networks
 from holdfast.http.server.request_lines import request_lines
@@ -53,7 +53,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     middleware = [
         *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
         Middleware(request_lines, metrics=services.metrics, traces=services.traces),
-        *_cors(services.server.cors_origins),
+        _cors(services.server.cors_origins),
         Middleware(Guard, server=services.server, dialects=table, keys=services.keys, drain=services.drain),
         Middleware(ExceptionMiddleware, handlers=HANDLERS),
     ]
@@ -77,12 +77,15 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await services.responses.close()
 
 
-def _cors(origins: Sequence[str]) -> list[Middleware]:
-    if not origins:
-        return []
-    methods = ["GET", "POST", "PATCH", "DELETE"]
-    options = {"allow_methods": methods, "allow_headers": ["*"], "expose_headers": ["x-request-id", "request-id"]}
-    return [Middleware(CORSMiddleware, allow_origins=list(origins), **options)]  # type: ignore[arg-type]
+def _cors(origins: Sequence[str]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_origin_regex=LOCAL_ORIGIN.pattern,
+        allow_methods=["GET", "POST", "PATCH", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "request-id"],
+    )
 
 
 def _route(operation: Operation) -> Route:

@@ -58,6 +58,13 @@ async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> 
     assert await answer(header=header) == 403
 
 
+async def test_a_container_does_not_administer() -> None:
+    async with client_of(ScriptedGateway(), dialects=(*DIALECTS, ADMIN)) as client:
+        from_container = await client.post("/admin/ping", headers={"host": "host.docker.internal:8321"})
+        from_here = await client.post("/admin/ping", headers={"host": "localhost:8321"})
+    assert (from_container.status_code, from_here.status_code) == (403, 200)
+
+
 @pytest.mark.parametrize(
     ("origins", "origin", "key", "expected"),
     [
@@ -67,6 +74,9 @@ async def test_what_came_through_a_proxy_is_not_of_this_machine(header: str) -> 
         (("https://ui.example", "*"), "https://ui.example", "", 200),
         (("*",), "https://evil.example", "single", 200),  # the page knows the key
         ((), "https://evil.example", "single", 403),
+        ((), "http://localhost:3000", "", 403),
+        (("http://localhost:3000",), "http://localhost:3000", "", 200),
+        ((), "app://obsidian.md", "", 403),
     ],
 )
 async def test_a_web_page_that_everybody_may_have_written_does_not_administer(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.config import ServerSettings
@@ -130,9 +131,15 @@ async def test_everything_but_health_needs_the_key(path: str) -> None:
     [
         ("https://evil.example", {}, 403),
         ("null", {}, 403),
+        ("http://localhost.evil.example", {}, 403),
+        ("http://127.0.0.1.nip.io:3000", {}, 403),
+        ("http://localhost:3000@evil.example", {}, 403),
+        ("http://192.168.1.5:3000", {}, 403),
+        ("https://obsidian.md", {}, 403),
+        ("https://evil.example?app://obsidian.md", {}, 403),
+        ("chrome-extension://abcdefgh", {}, 403),
         ("http://localhost:8321", {}, 200),
-        ("http://localhost:3000", {}, 403),
-        ("http://localhost:3000", {"cors_origins": ("http://localhost:3000",)}, 200),
+        ("http://app.example", {"cors_origins": ("http://app.example",)}, 200),
         ("https://evil.example", {"cors_origins": ("*",)}, 200),
     ],
 )
@@ -140,17 +147,64 @@ async def test_web_pages_of_others_cannot_make_the_server_work(origin: str, sett
     assert await status({"host": "localhost:8321", "origin": origin}, **settings) == expected
 
 
-async def test_no_cors_headers_are_sent_unless_an_origin_is_allowed() -> None:
-    origin = {"origin": "http://app.example"}
-    preflight = {**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    async with client_of(ScriptedGateway()) as client:
-        closed = [await client.get("/health"), await client.options(CHAT, headers=preflight)]
-    assert not [name for response in closed for name in response.headers if name.startswith("access-control")]
-    async with client_of(ScriptedGateway(), server=ServerSettings(cors_origins=("http://app.example",))) as client:
-        opened = await client.options(CHAT, headers=preflight)
-        answered = await client.post(CHAT, json=chat_body(), headers=origin)
-    assert opened.status_code == 200
-    assert answered.headers["access-control-allow-origin"] == "http://app.example"
+LOCAL_ORIGINS = [
+    "http://localhost:3000",
+    "https://localhost",
+    "http://127.0.0.1:5173",
+    "http://[::1]:8080",
+    "http://0.0.0.0:3000",
+    "app://obsidian.md",
+    "capacitor://localhost",
+    "tauri://localhost",
+    "vscode-webview://1o2p3q4r",
+    "vscode-file://vscode-app",
+    "file://",
+]
+
+
+async def preflight_and_answer(origin: str, **settings: Any) -> tuple[httpx.Response, httpx.Response]:
+    """What a browser is told before a request from this origin, and the answer to it."""
+    asked = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    async with client_of(ScriptedGateway(), server=ServerSettings(**settings)) as client:
+        preflight = await client.options(CHAT, headers=asked)
+        return preflight, await client.post(CHAT, json=chat_body(), headers={"origin": origin})
+
+
+@pytest.mark.parametrize("origin", LOCAL_ORIGINS)
+async def test_pages_and_apps_of_the_callers_machine_may_call(origin: str) -> None:
+    preflight, answer = await preflight_and_answer(origin)
+    assert (preflight.status_code, answer.status_code) == (200, 200)
+    assert preflight.headers["access-control-allow-origin"] == answer.headers["access-control-allow-origin"] == origin
+
+
+async def test_a_page_of_this_machine_needs_the_key_where_there_is_one() -> None:
+    _, answer = await preflight_and_answer("http://localhost:3000", api_key="sesame")
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("origin", ["http://app.example", "null"])
+async def test_no_origin_is_allowed_in_cors_headers_unless_a_setting_names_it(origin: str) -> None:
+    preflight, answer = await preflight_and_answer(origin)
+    assert preflight.status_code >= 400
+    assert "access-control-allow-origin" not in {**preflight.headers, **answer.headers}
+    preflight, answer = await preflight_and_answer(origin, cors_origins=(origin,))
+    assert preflight.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
+@pytest.mark.parametrize("host", ["host.docker.internal:8321", "host.containers.internal", "HOST.docker.internal."])
+async def test_containers_may_call_their_host_by_the_name_that_they_have_for_it(host: str) -> None:
+    assert await status({"host": host}) == 200
+
+
+@pytest.mark.parametrize("origin", ["http://host.docker.internal:8321", "http://localhost:3000", "https://evil.example"])
+async def test_a_web_page_cannot_use_the_name_that_containers_use(origin: str) -> None:
+    assert await status({"host": "host.docker.internal:8321", "origin": origin}) == 421
+
+
+@pytest.mark.parametrize("host", ["docker.internal", "evil.docker.internal", "host.docker.internal.evil.example"])
+async def test_names_like_those_of_containers_are_misdirected(host: str) -> None:
+    assert await status({"host": host}) == 421
 
 
 async def test_every_answer_has_a_request_id_and_a_good_one_of_the_client_is_kept() -> None:

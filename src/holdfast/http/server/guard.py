@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,7 +19,17 @@ from holdfast.http.server.host_header import host_name, is_address, is_loopback,
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.problem import RequestRefused
 
+# Origins that no page of the web can have: pages that the caller's own machine serves, and apps that are installed on it. `null`
+# is not among them, since any page can put itself into a sandbox that has it; nor are extensions of browsers.
+LOCAL_ORIGIN = re.compile(
+    r"https?://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(?::[0-9]{1,5})?"
+    r"|(?:app|capacitor|tauri|vscode-file|vscode-webview)://[a-z0-9._-]*"
+    r"|file://"
+)
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# What containers call the machine that they run on. Somebody who answers a browser's DNS queries could rebind these names, so
+# they are for programs only: browsers send an Origin with every request that makes the server work.
+_CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
 # Of two of these, one reader would take the first and another the last: a gateway's word would be overruled by its client's.
 _ONCE = frozenset(
     {b"host", b"origin", b"content-length", b"transfer-encoding", SESSION_HEADER.encode(), TENANT_HEADER.encode(), *KEY_HEADERS}
@@ -65,22 +76,23 @@ class Guard:
         if caller is None and path not in self._dialects.open_paths:
             return _locked_out(headers)
         caller = caller or Caller(is_let_in=False)
-        if caller.is_admin and not caller.has_key and not self._is_own_page(headers):
-            caller = replace(caller, is_admin=False)  # whoever may ask from any page (`*`) is not whoever sits before the machine
+        if caller.is_admin and not caller.has_key and not self._is_at_the_machine(headers):
+            caller = replace(caller, is_admin=False)
         scope[CALLER] = caller
         scope[RECORD].key = caller.key_name
         return None
 
     def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
         host = headers.get(b"host", b"").decode("latin-1")
-        if not self._knows_host(host):
+        is_of_container = host_name(host) in _CONTAINERS_HOST and b"origin" not in headers
+        if not is_of_container and not self._knows_host(host):
             message = (
                 f"this server does not answer to the name {host[:100]!r}; if it should, start it with --allowed-hosts "
                 "and the name (server.allowed_hosts)"
             )
             return RequestRefused(message, status=421, code="host_not_allowed")
         # Browsers send simple cross-origin POSTs without asking first, so not answering the preflight is not enough.
-        if "*" not in self._origins and not self._is_own_page(headers):
+        if "*" not in self._origins and not self._is_own_page(headers) and not _is_local_page(headers):
             message = (
                 f"web pages of {headers[b'origin'].decode('latin-1')[:100]!r} may not call this server; if they should, "
                 "start it with --cors and the origin (server.cors_origins)"
@@ -100,6 +112,15 @@ class Guard:
         origin, host = (headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host"))
         origin = origin.rstrip("/")
         return b"origin" not in headers or origin in self._origins or origin.partition("://")[2] == host
+
+    def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a local request comes from a program or a trusted page, and not from a container, an app or any other page."""
+        host = host_name(headers.get(b"host", b"").decode("latin-1"))
+        return self._is_own_page(headers) and (host in self._hosts or host not in _CONTAINERS_HOST)
+
+
+def _is_local_page(headers: dict[bytes, bytes]) -> bool:
+    return LOCAL_ORIGIN.fullmatch(headers.get(b"origin", b"").decode("latin-1").lower()) is not None
 
 
 def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
