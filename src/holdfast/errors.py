@@ -124,6 +124,17 @@ class GenerationFailed(HoldfastError):
     """An accepted request could not be finished (its sampling failed, the worker died): 500, or an error event in a stream."""
 
 
+class TemplateOverrun(HoldfastError):
+    """A model's chat template took more time or memory than rendering a prompt may take, and was ended: 500.
+
+    why: what it did, as the predicate of a sentence.
+    """
+
+    def __init__(self, *, template: str, why: str) -> None:
+        super().__init__(f"the model's chat template {template!r} {why}; rendering was stopped")
+        self.template, self.why = template, why
+
+
 class TimeLimitExceeded(HoldfastError):
     """The request was not done when its time was over: that of its client, or that of the server."""
 

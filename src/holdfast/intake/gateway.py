@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -12,7 +13,6 @@ from holdfast.intake.answer_observer import Observe, observer
 from holdfast.intake.bundles import Bundles
 from holdfast.intake.embed import embedding_of, embedding_sequences
 from holdfast.intake.grammars.answer import is_constrained
-from holdfast.intake.limits import nesting_of
 from holdfast.intake.prepare import Prepared, prepare, prompt_text, prompt_tokens
 from holdfast.intake.prompt import EncodedPrompt
 from holdfast.intake.rank import ranking
@@ -29,8 +29,7 @@ from holdfast.messages.requests import ChatPrompt, EmbeddingRequest, GenerationR
 
 # About 5 ms of tokenization: below, the hop to a thread costs more than it gives.
 _LONG_TEXT_CHARACTERS = 20_000
-_MANY_MESSAGES = 300  # about 4 ms of rendering
-_MANY_PARTS = 1500  # of tools and of the calls in messages: about 15 ms
+_PREPARING_THREADS = 32  # most of them wait for a template that is rendered in another process
 
 
 class Gateway:
@@ -43,6 +42,7 @@ class Gateway:
         self._bundles = bundles
         self._limits, self._tools = limits, tools
         self._warm_ahead = WarmAhead()
+        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
 
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Submit a request, as soon as its model serves; returns when the worker has accepted all its choices.
@@ -71,7 +71,7 @@ class Gateway:
 
         async with AsyncExitStack() as lease:
             client, bundle = await self._model(request.model, 0, lease)
-            return await asyncio.to_thread(encoded)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, encoded)
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
         """A vector of length 1 for each input, in their order, read in the same steps as all that is generated.
@@ -108,8 +108,9 @@ class Gateway:
     async def _prepare(self, request: GenerationRequest, bundle: TokenizerBundle, info: ModelInfo) -> Prepared:
         ready = partial(prepare, request, bundle, info=info, limits=self._limits, tools=self._tools)
         # A new schema costs milliseconds, most of them without the interpreter.
-        is_long = _takes_long(request.prompt) or is_constrained(request, tools=self._tools)
-        return await asyncio.to_thread(ready) if is_long else ready()
+        if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ready)
+        return ready()
 
     async def _submit(
         self,
@@ -136,19 +137,5 @@ class Gateway:
 
 
 def _takes_long(prompt: Prompt) -> bool:
-    """Whether rendering and tokenizing would hold up the event loop, if nothing of it is known."""
-    if isinstance(prompt, str):
-        return len(prompt) > _LONG_TEXT_CHARACTERS
-    if not isinstance(prompt, ChatPrompt):
-        return False
-    if len(prompt.messages) > _MANY_MESSAGES or sum(map(_characters, prompt.messages)) > _LONG_TEXT_CHARACTERS:
-        return True
-    return nesting_of([prompt.tools, prompt.messages], most_parts=_MANY_PARTS).parts > _MANY_PARTS
-
-
-def _characters(message: object) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, str):
-        return len(content)
-    parts = content if isinstance(content, list | tuple) else ()
-    return sum(len(text) for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str))
+    """Whether rendering and tokenizing might hold up the event loop: nobody knows how long a chat template takes."""
+    return isinstance(prompt, ChatPrompt) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT_CHARACTERS)

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Environment, Template, nodes
 
@@ -36,19 +36,29 @@ _FEWEST_MESSAGES = 12  # fewer are rendered in no time
 _ENTRY_BYTES = 600  # of a text, however short: its key, its place in the table
 
 
+def grows(environment: Environment, source: str) -> bool:
+    """Whether it is proved that the template can be brought into the form of `growing`. Nothing is compiled."""
+    return _local_loop(environment.parse(source)) is not None
+
+
 def growing(environment: Environment, source: str) -> Template | None:
     """The template in a form that writes chosen messages only, with a mark before each; None where that is not proved."""
     tree = environment.parse(source)
-    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_messages(node.iter)]
-    if len(loops) != 1 or not _is_local(tree, loops[0]):
+    loop = _local_loop(tree)
+    if loop is None:
         return None
-    (loop,) = loops
     index = nodes.Getattr(nodes.Name("loop", "load"), "index0", "load")
     is_new = nodes.Compare(index, [nodes.Operand("in", nodes.Name(_NEW, "load"))])
     loop.body = [nodes.If(is_new, [_written(_MARK), *loop.body], [], [])]
     tree.body.insert(tree.body.index(loop) + 1, _written(_END))
     tree.set_environment(environment)
     return environment.from_string(tree.set_lineno(1))  # type: ignore[arg-type]
+
+
+def _local_loop(tree: nodes.Template) -> nodes.For | None:
+    """The only loop over the messages, if what it writes of one depends on nothing but what is near it."""
+    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_messages(node.iter)]
+    return loops[0] if len(loops) == 1 and _is_local(tree, loops[0]) else None
 
 
 def _written(text: str) -> nodes.Output:
@@ -114,6 +124,13 @@ def _is_near(place: nodes.Node, *, in_loop: bool) -> bool:
     return place.attr in ("index", "index0") and -_LEAD < offset + (place.attr == "index") <= 1
 
 
+class Renders(Protocol):
+    """A template, wherever it is rendered."""
+
+    def render(self, variables: Mapping[str, Any], **more: Any) -> str:
+        """The text."""
+
+
 class RenderedMessages:
     """What templates wrote of single messages; the longest unused are forgotten. Any thread may call it."""
 
@@ -122,10 +139,10 @@ class RenderedMessages:
         self._texts: OrderedDict[Hashable, str] = OrderedDict()  # by all that they depend on
         self._lock = threading.Lock()
 
-    def render(self, template: Template, messages: Sequence[Any], variables: Mapping[str, Any], *, tenant: str) -> str | None:
+    def render(self, template: Renders, messages: Sequence[Any], variables: Mapping[str, Any], *, tenant: str) -> str | None:
         """The conversation's text, as the whole template would give it; None when it has to be asked.
 
-        template: from `growing`. variables: all but the messages. Raises what the template raises.
+        template: in the form of `growing`. variables: all but the messages. Raises what the template raises.
         """
         setting = _setting(variables, tenant)
         keys = [exact_key(message, tenant=tenant) for message in messages]
@@ -138,7 +155,7 @@ class RenderedMessages:
         with self._lock:
             texts = [self._known(key) if at >= _LEAD else None for at, key in enumerate(wanted)]
         new = [at for at, text in enumerate(texts) if text is None]
-        rendered = template.render(variables, messages=messages, **{_NEW: frozenset(new)})
+        rendered = template.render(variables, messages=_looked_at(messages, new), **{_NEW: frozenset(new)})
         loop, end, behind = rendered.partition(_END)
         before, *parts = loop.split(_MARK)
         if not end or _END in behind or _MARK in behind or len(parts) != len(new):
@@ -168,6 +185,14 @@ class RenderedMessages:
         self._bytes += _size(text)
         while self._bytes > self._most_bytes:
             self._bytes -= _size(self._texts.popitem(last=False)[1])
+
+
+def _looked_at(messages: Sequence[Any], new: Sequence[int]) -> list[Any]:
+    """The messages that a template in the form of `growing` looks at to write the new ones; nothing where the others were."""
+    near = {0, *range(max(0, len(messages) - _LEAD), len(messages))}  # places before the first are counted from the end
+    for at in new:
+        near.update(range(max(0, at - _LEAD), min(len(messages), at + 2)))
+    return [message if at in near else None for at, message in enumerate(messages)]
 
 
 def _setting(variables: Mapping[str, Any], tenant: str) -> bytes | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import marshal
+import pickle
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-_MOST_MADE = 5  # things of one definition: it broken for control tokens, its JSON in a template's form, its hash
+_MOST_MADE = 6  # things of one definition: it broken for control tokens, its JSON in a template's form, its hash, it packed
+_MOST_UNPACKED = 128
 _WITHOUT_REFERENCES = 2  # a version of marshal's in which the same content is always written the same
 
 
@@ -33,6 +36,17 @@ def made_once(tool: KeptTool, kind: Hashable, make: Callable[[], T]) -> T:
     if len(tool._made) < _MOST_MADE:
         tool._made[kind] = made
     return made
+
+
+def packed_tool(tool: KeptTool) -> bytes:
+    """The definition as bytes, for `unpacked_tool` in another process. Any thread may call it."""
+    return made_once(tool, "packed", lambda: pickle.dumps(dict(tool), pickle.HIGHEST_PROTOCOL))
+
+
+@functools.lru_cache(maxsize=_MOST_UNPACKED)
+def unpacked_tool(packed: bytes) -> KeptTool:
+    """The definition again, and the same object for the same bytes, so that what is made of it is made once here too."""
+    return KeptTool(pickle.loads(packed))
 
 
 def exact_key(definition: Any, *, tenant: str) -> bytes | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings, WarmAheadChoice
+from holdfast.errors import ModelLoadError, TemplateOverrun
 from holdfast.intake.answer_frame import AnswerFrame, find_frame
 from holdfast.intake.answer_meaning import ReadTexts
 from holdfast.intake.canonical import FirstForms
@@ -64,6 +65,20 @@ def load_tokenizer_bundle(
     answers: where answers are kept that are to outlive this process.
     sampling, template_arguments: what the catalog says where a request says nothing; they go before the makers' own.
     """
+    try:
+        return _read_bundle(folder, settings=settings, answers=answers, sampling=sampling, template_arguments=template_arguments)
+    except TemplateOverrun as error:
+        raise ModelLoadError(str(error)) from error
+
+
+def _read_bundle(
+    folder: Path,
+    *,
+    settings: ModelSettings,
+    answers: AnswerFile | None,
+    sampling: Mapping[str, float] | None,
+    template_arguments: Options | None,
+) -> TokenizerBundle:
     tokenizer = load_tokenizer(folder)
     check_round_trip(tokenizer)
     template = load_template(folder)

@@ -20,6 +20,7 @@ from holdfast.errors import (
     ResponsesUnavailable,
     ServerStopping,
     SessionRefused,
+    TemplateOverrun,
     TimeLimitExceeded,
     TooLargeForMemory,
     UnknownModel,
@@ -99,6 +100,8 @@ def problem_of(error: BaseException) -> Problem:
         case TimeLimitExceeded():
             # Whoever has set the limit knows better than a client's library whether to go on.
             return Problem(status=504, code="time_limit_exceeded", message=str(error), headers={"x-should-retry": "false"})
+        case TemplateOverrun():  # it would take as much of the next try
+            return Problem(status=500, code="chat_template_overrun", message=str(error), headers={"x-should-retry": "false"})
         case GenerationFailed():
             return Problem(status=500, code="generation_failed", message=str(error))
         case HoldfastError():
