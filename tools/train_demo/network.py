@@ -68,31 +68,20 @@ def rope_tables(tokens: int, head_dim: int, theta: float, device: torch.device) 
     return angles.cos(), angles.sin()
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, window: int, block: int = 256) -> Tensor:
-    """Causal attention, query block by query block; with a window only to the last `window` tokens.
+def attend(queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
+    """Causal attention, with a window only to the last `window` tokens.
 
-    On the CPU this is about twice as fast as PyTorch's fused attention in bfloat16, and skips what no token may see.
     Queries come as (batch, heads, tokens, head_dim), keys and values with fewer heads.
     """
-    batch, heads, tokens, head_dim = queries.shape
-    groups = keys.shape[1]
-    repeats = heads // groups
-    outputs = []
-    for start in range(0, tokens, block):
-        stop = min(start + block, tokens)
-        first = max(0, start - window + 1) if window else 0
-        rows, columns = stop - start, stop - first
-        mask = torch.full((rows, columns), float("-inf"), dtype=queries.dtype, device=queries.device).triu(1 + start - first)
-        if window:
-            mask = mask + torch.full_like(mask, float("-inf")).tril(start - first - window)
-        near_keys = keys[:, :, first:stop].reshape(batch * groups, columns, head_dim)
-        near_values = values[:, :, first:stop].reshape(batch * groups, columns, head_dim)
-        rows_of_group = queries[:, :, start:stop].reshape(batch * groups, repeats * rows, head_dim)
-        mask = mask.repeat(repeats, 1).expand(batch * groups, -1, -1)
-        scores = torch.baddbmm(mask, rows_of_group, near_keys.transpose(1, 2), alpha=head_dim**-0.5)
-        mixed = torch.bmm(torch.softmax(scores, -1, dtype=scores.dtype), near_values)
-        outputs.append(mixed.view(batch, heads, rows, head_dim))
-    return torch.cat(outputs, 2)
+    repeats = queries.shape[1] // keys.shape[1]
+    keys = keys.repeat_interleave(repeats, 1)
+    values = values.repeat_interleave(repeats, 1)
+    if not window:
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    tokens = queries.shape[2]
+    near = torch.ones(tokens, tokens, dtype=torch.bool, device=queries.device)
+    near = near.tril().triu(1 - window)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=near)
 
 
 class Attention(nn.Module):

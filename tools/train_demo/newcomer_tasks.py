@@ -9,6 +9,7 @@ import beyond_words
 import facts
 import first_words
 import memory_tasks
+import open_words
 import other_tasks
 import words
 from conversation import Conversation
@@ -209,3 +210,90 @@ def lower_question(rng: Random, conversation: Conversation) -> None:
     question = question.rstrip("?.") if rng.random() < 0.4 else question
     head, notes = rng.choice(memory_tasks.HEADERS), memory_tasks.listed(rng, known)
     conversation.exchange(f"{head}{notes}{rng.choice(memory_tasks.CLOSINGS)}{question}", fact.note)
+
+
+_HELLO = listed("Hi|Hello|Hey|Hi|Hello|Good morning|Good evening|Good afternoon|Hi there|Hello there|Hey there|Greetings")
+_I_AM = listed(
+    """
+I'm {v}|I am {v}|I'm {v}|I am {v}|this is {v}|it's {v}|{v} here|{v} is my name|I'm called {v}|you can call me {v}|call me {v}
+|the name is {v}
+"""
+)
+_GOOD_NEWS = listed(
+    """
+I got a new {p}!|I just got a new job!|I got the job.|We won the match!|I won!|I passed my {e}.
+|I passed!|It is my birthday today.|It's my birthday!|Today is my birthday.|I am getting married.
+|My {k} got married.|My {k} had a baby.|I finished my {p}.|I finally finished.|I found my {p}.
+|I bought a {p} today.|I am going on holiday.|The weather is lovely today.|Nice weather today.
+|The sun is shining.|What a lovely day.|I slept well.|I learned something new today.
+|I made a {f} cake.|I had {f} for lunch.|I love {f}.|My {k} is visiting me.|I am in love.
+|I got a puppy.|It works now!|I fixed it!|I had fun today.|Finally weekend!|I am so happy today.
+|I am proud of my {k}.|I feel much better.|My exam went well.|I like it here.|That made my day.
+"""
+)
+_BAD_NEWS = listed(
+    """
+My {a} died.|My {a} is ill.|My {a} ran away.|I lost my {p}.|I broke my {p}.|I failed my {e}.
+|I missed my train.|I have a cold.|I am hungry.|I'm hungry.|I'm thirsty.|I am cold.|I'm tired.
+|I'm exhausted.|I am stressed.|I'm worried.|I am scared.|I'm so bored.|I lost my job.
+|My {k} is ill.|My {k} left me.|I miss my {k}.|I slept badly.|I did not sleep well.|I can't sleep.
+|My {p} is broken.|My {p} was stolen.|I had an argument with my {k}.|I feel lonely.
+|I feel terrible.|I am confused.|I'm not feeling well.|I hurt my leg.|It has been a long day.
+|I have a lot of work.|Nothing works today.|I burned my {f}.|It is raining again.|I am late.
+|I hate Mondays.
+"""
+)
+_KIN = "sister brother mother father friend cousin daughter son uncle aunt neighbour boss".split()
+
+
+def introduction(rng: Random, conversation: Conversation) -> None:
+    """The user says hello and a name, and asks for the name later."""
+    name = words.invent(rng, True) if rng.random() < 0.25 else rng.choice(open_words.NAMES)
+    hello, form = rng.choice(_HELLO), rng.choice(_I_AM)
+    answer = hello if hello.startswith("Good") else "Hello"
+    said = f"{hello}{rng.choice((', ', ', ', '! ', ' ', '. '))}{form.format(v=name)}"
+    if rng.random() < 0.2:
+        said = open_words.start_upper(form.format(v=name))
+        answer = "Hello"
+    said += rng.choice((".", ".", "!", "", ", nice to meet you.", ". Nice to meet you!"))
+    if rng.random() < 0.15:
+        said = said.lower()
+        name = name.lower()
+    conversation.exchange(said, f"{answer}, {name}! How can I help you?")
+    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        conversation.exchange(*first_words.small_talk(rng))
+    if rng.random() < 0.6:
+        question = rng.choice(("What is my name?", "Who am I?", "Do you know my name?", "Do you remember my name?"))
+        conversation.exchange(typed(rng, question, 0.0), f"Your name is {name}.")
+
+
+def news(rng: Random) -> tuple[str, str]:
+    """The user tells how things are going, and the model is glad or sorry."""
+    texts, answer = rng.choice(((_GOOD_NEWS, "I am glad to hear that."), (_BAD_NEWS, "I am sorry to hear that.")))
+    text = rng.choice(texts).format(
+        p=rng.choice(words.THINGS),
+        e=rng.choice(("exam", "test", "driving test", "final", "course")),
+        k=rng.choice(_KIN),
+        f=rng.choice(words.FOODS),
+        a=rng.choice((*words.ANIMALS, *words.ANIMALS, "hamster", "goldfish", "grandmother")),
+    )
+    return typed(rng, text, 0.05), answer
+
+
+def sum_beyond(rng: Random) -> tuple[str, str]:
+    """What looks like a sum that the model can do, and is not: large numbers, three of them, other operations."""
+    first, second = rng.randint(1, 99), rng.randint(1, 99)
+    kind = rng.random()
+    if kind < 0.35:
+        first = rng.randint(100, rng.choice((999, 999, 9999, 999_999)))
+        second = rng.randint(1, rng.choice((99, 999, 9999)))
+        if rng.random() < 0.4:
+            first, second = second, first
+        text = rng.choice(_SUMS).format(a=first, b=second)
+    elif kind < 0.5:
+        text = rng.choice(_SUMS).format(a=first, b=f"{second} + {rng.randint(1, 99)}")
+    else:
+        sign, word = rng.choice((("-", "minus"), ("*", "times"), ("/", "divided by"), ("x", "times"), ("^", "to the power of")))
+        form = rng.choice([form for form in _SUMS if "+" in form or "plus" in form])
+        text = form.replace("+", sign).replace("plus", word).format(a=first, b=second)
+    return typed(rng, text, 0.0), beyond.DO

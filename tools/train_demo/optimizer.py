@@ -13,7 +13,7 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """The nearest matrices with singular values near one (Newton-Schulz), for a stack of matrices of one size."""
     first, second, third = 3.4445, -4.7750, 2.0315
     wide = matrices.size(-2) <= matrices.size(-1)
-    current = (matrices if wide else matrices.mT).bfloat16()
+    current = matrices.float() if wide else matrices.mT.float()
     current = current / (current.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         square = current @ current.mT

@@ -10,6 +10,7 @@ from random import Random
 import agent_mix
 import first_mix
 import mixture
+import notes_mix
 from conversation import Conversation
 from network import Shape
 from plain_text import PlainText
@@ -40,6 +41,8 @@ class Recipe:
     longest_at: Callable[[float], int] = mixture.longest_at
     begins_with: str = ""
     """The bundled model that this training goes on from; it keeps that model's tokenizer."""
+    other_weight: float = 0.1
+    """What a token counts in the loss that the model does not write itself."""
     blend: float = 1.0
     """The share of the trained weights in those that are exported; the rest are the weights that it began with."""
 
@@ -58,6 +61,7 @@ class Recipe:
 BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / "bundled"
 _DEMO = Shape("qwen3", 192, 6, 4, 2, 512, VOCABULARY)
 _DRAFT = Shape("qwen3", 128, 3, 2, 1, 320, VOCABULARY)
+_WINDOW = Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3)
 
 
 def _first_words(name: str, shape: Shape, million_tokens: float, seed: int, rate: float = 1.0) -> Recipe:
@@ -97,6 +101,18 @@ def _forms(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     return replace(first, name=f"{name}-forms", conversation_at=agent_mix.with_forms_at, warm_up=0.08, cool_down=0.92)
 
 
+def _notes(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The fifth continued training: notes in anybody's words. Invented words cannot be foretold, so prompts count less."""
+    first = _first_words(name, shape, million_tokens, seed)
+    return replace(
+        first,
+        name=f"{name}-notes",
+        conversation_at=notes_mix.conversation_at,
+        longest_at=notes_mix.longest_at,
+        other_weight=0.05,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -104,7 +120,7 @@ RECIPES = {
         Recipe("holdfast-demo-draft", _DRAFT, million_tokens=11.5, drill_million=2.4, seed=12),
         Recipe(
             "holdfast-demo-window",
-            Shape("gemma3_text", 192, 6, 4, 2, 512, VOCABULARY, window=128, pattern=3),
+            _WINDOW,
             million_tokens=5.6,
             drill_million=1.8,
             seed=13,
@@ -114,5 +130,8 @@ RECIPES = {
         _agent("holdfast-demo", _DEMO, 22.0, seed=31),
         _json("holdfast-demo", _DEMO, 5.0, seed=41),
         _forms("holdfast-demo", _DEMO, 2.5, seed=51),
+        _notes("holdfast-demo", _DEMO, 5.3, seed=71),
+        _notes("holdfast-demo-draft", _DRAFT, 1.5, seed=72),
+        _notes("holdfast-demo-window", _WINDOW, 1.5, seed=73),
     )
 }

@@ -30,8 +30,8 @@ class Batch:
 class Stream:
     """Pools of conversations, each made from its own seed, each cut into batches of one length."""
 
-    def __init__(self, encoder: Encoder, recipe: Recipe, other_weight: float = 0.1) -> None:
-        self.encoder, self.recipe, self.other_weight = encoder, recipe, other_weight
+    def __init__(self, encoder: Encoder, recipe: Recipe) -> None:
+        self.encoder, self.recipe = encoder, recipe
 
     def pool(self, number: int, done: float) -> list[Batch]:
         """The batches of one pool, in an order of their own."""
@@ -70,7 +70,7 @@ class Stream:
             for place in range(1, len(tokens)):
                 if written[place] or rng.random() < 1 / 3:
                     positions.append(index * (width - 1) + place - 1)
-                    weights.append(1.0 if written[place] else 3 * self.other_weight)
+                    weights.append(1.0 if written[place] else 3 * self.recipe.other_weight)
         chosen = torch.tensor(positions)
         targets = matrix[:, 1:].flatten()[chosen]
         return Batch(matrix, chosen, targets, torch.tensor(weights), sum(len(tokens) for tokens, _ in rows))

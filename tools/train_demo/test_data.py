@@ -21,11 +21,15 @@ import agent_questions
 import beyond_words
 import first_mix
 import judge
+import memory_tasks
 import mixture
+import notes_mix
 import odd_requests
 import odd_tools
+import open_notes
 import openings
 import other_tasks
+import told_results
 import wide_words
 from conversation import EMPTY_THOUGHT, TEMPLATE_FILE, Conversation, render, weighted_parts
 from mixture import conversation_at
@@ -37,10 +41,16 @@ BUNDLED = Path(__file__).resolve().parents[2] / "src" / "holdfast" / "models" / 
 MODELS = ("holdfast-demo", "holdfast-demo-draft", "holdfast-demo-window")
 
 
-MIXTURES = [first_mix.conversation_at, mixture.conversation_at, agent_mix.conversation_at, agent_mix.with_json_at]
+MIXTURES = [
+    first_mix.conversation_at,
+    mixture.conversation_at,
+    agent_mix.conversation_at,
+    agent_mix.with_json_at,
+    notes_mix.conversation_at,
+]
 
 
-@pytest.mark.parametrize("made", [mixture.conversation_at, agent_mix.with_json_at])
+@pytest.mark.parametrize("made", [mixture.conversation_at, agent_mix.with_json_at, notes_mix.conversation_at])
 def test_data_is_the_same_for_the_same_seed(made: Callable[[Random, float], Conversation | PlainText]) -> None:
     first, second = ([made(Random(seed), seed / 60) for seed in range(60)] for _ in range(2))
     assert first == second
@@ -254,3 +264,48 @@ def test_calls_come_back_from_the_rendered_text() -> None:
                 alone = Conversation([{"role": "user", "content": ""}, message])
                 answer = weighted_parts(alone)[1][0].removesuffix("<|im_end|>")
                 assert calls_of(answer) == [call["function"] for call in message["tool_calls"]]
+
+
+def test_a_question_about_open_notes_is_answered_by_one_note_only() -> None:
+    rng = Random("open notes")
+    for _ in range(200):
+        known = open_notes.draw_many(rng, 8)
+        for fact in known:
+            others = [other for other in known if other is not fact]
+            assert all(not fact.plain_questions & other.plain_questions for other in others)
+            assert all(not fact.says_the_same_of(other) for other in others)
+
+
+def test_a_question_that_no_open_note_answers_is_none_of_their_questions() -> None:
+    rng = Random("absent")
+    for _ in range(300):
+        known = open_notes.draw_many(rng, 5)
+        asked = openings.plain(open_notes.absent_question(rng, known))
+        for fact in known:
+            assert asked not in {openings.plain(text) for text in fact.plain_questions}
+
+
+def test_an_answer_about_open_notes_is_a_note_word_for_word() -> None:
+    rng = Random("word for word")
+    for _ in range(300):
+        known = open_notes.draw_many(rng, 8)
+        question, answer = open_notes.one_question(rng, known, 0.3)
+        assert answer in [memory_tasks.ABSENT, *(fact.note for fact in known)]
+        assert question
+
+
+def test_every_result_is_told_with_all_its_values() -> None:
+    rng = Random("results")
+    for _ in range(400):
+        result, told = told_results.json_result(rng)
+        for value in scalars_of(json.loads(result)):
+            assert (value if isinstance(value, str) else json.dumps(value)) in told
+
+
+def scalars_of(value: object) -> list[object]:
+    """All values of a document that hold no others."""
+    if isinstance(value, dict):
+        return [part for one in value.values() for part in scalars_of(one)]
+    if isinstance(value, list):
+        return [part for one in value for part in scalars_of(one)]
+    return [value]

@@ -39,8 +39,9 @@ def rate_factor(recipe: Recipe, done: float) -> float:
 class Trainer:
     """One training run; all that it needs to go on is in its checkpoint."""
 
-    def __init__(self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, rank: int = 0, ranks: int = 1, float32: bool = False) -> None:
         self.recipe, self.folder, self.rank, self.ranks = recipe, folder, rank, ranks
+        self.float32 = float32
         folder.mkdir(parents=True, exist_ok=True)
         vocabulary = folder / "tokenizer.json"
         if recipe.begins_with and not vocabulary.exists():
@@ -69,7 +70,7 @@ class Trainer:
         """The weighted loss of a batch; keeps the mean loss of answers in `answer_loss`."""
         tokens = batch.tokens.to(self.device)
         weights = batch.weights.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.float32):
             logits = self.network(tokens[:, :-1], batch.positions.to(self.device))
         losses = F.cross_entropy(logits.float(), batch.targets.to(self.device), reduction="none")
         answers = weights == 1.0
@@ -89,6 +90,11 @@ class Trainer:
             if self.next_batch >= len(batches):
                 self.pool_number, self.pool_done, self.next_batch = self.pool_number + 1, self.done, 0
         self.save()
+
+    def compile(self) -> None:
+        """Compile the layers, once for batches of all sizes."""
+        for layer in self.network.layers:
+            layer.compile(dynamic=True)
 
     def stop(self, *_: object) -> None:
         """Save and stop after the step at hand (a signal handler)."""
@@ -162,12 +168,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where checkpoint and tokenizer are kept")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stop-at", type=float, default=1.0, help="stop when this share is done (go on later)")
+    parser.add_argument("--float32", action="store_true", help="for a CPU without bfloat16 units, where bfloat16 is slow")
+    parser.add_argument("--compile", action="store_true", help="compile the layers first: minutes, then a quarter faster")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-    trainer = Trainer(RECIPES[arguments.model], arguments.folder, int(os.environ.get("RANK", "0")), ranks)
+    rank = int(os.environ.get("RANK", "0"))
+    trainer = Trainer(RECIPES[arguments.model], arguments.folder, rank, ranks, arguments.float32)
+    if arguments.compile:
+        trainer.compile()
     size = sum(parameter.numel() for parameter in trainer.network.parameters())
     print(
         f"{arguments.model}: {size / 1e6:.2f}M parameters on {trainer.device}, from {trainer.tokens / 1e6:.2f}M tokens on",

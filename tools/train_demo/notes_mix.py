@@ -1,0 +1,77 @@
+"""The fifth continued training: notes in anybody's words, results told, introductions; all else replayed."""
+
+from __future__ import annotations
+
+from random import Random
+
+import agent_mix
+import first_mix
+import mixture
+import newcomer_tasks
+import open_notes
+import told_results
+from conversation import Conversation
+from plain_text import PlainText
+
+_NEW_AT_FIRST, _NEW = 0.8, 0.6
+"""Of the conversations until a quarter is done, and after it."""
+_LENGTHS = ((0.15, 320), (0.35, 768), (1.0, 1536))
+
+
+def talk(rng: Random) -> Conversation:
+    """Small talk: introductions and news among what a newcomer types."""
+    kind = rng.random()
+    if kind < 0.35:
+        return agent_mix.puzzled_talk(rng)
+    if kind < 0.65:
+        return first_mix.newcomer(rng)
+    conversation = Conversation()
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        kind = rng.random()
+        if kind < 0.35:
+            newcomer_tasks.introduction(rng, conversation)
+        elif kind < 0.6:
+            conversation.exchange(*newcomer_tasks.news(rng))
+        elif kind < 0.85:
+            conversation.exchange(*newcomer_tasks.sum_beyond(rng))
+        else:
+            conversation.exchange(*newcomer_tasks.any_sum(rng, None))
+    return conversation
+
+
+def _new(rng: Random, done: float) -> Conversation:
+    if rng.random() < 0.14:
+        return told_results.conversation(rng)
+    most = 8 if done < 0.1 else 16 if done < 0.3 else 40
+    return open_notes.conversation(rng, most)
+
+
+def _replayed(rng: Random, done: float) -> Conversation | PlainText:
+    kind = rng.random()
+    if kind < 0.27:
+        return talk(rng)
+    if kind < 0.3:
+        return first_mix.sums_at_once(rng)
+    if kind < 0.7:
+        return agent_mix.with_forms_at(rng, done)
+    if kind < 0.8:
+        return first_mix.conversation_at(rng, done)
+    return mixture.task(rng, 40) if kind < 0.91 else agent_mix.conversation_at(rng, 0.5)
+
+
+def conversation_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation for the time when this share of the training is done."""
+    new = _NEW_AT_FIRST if done < 0.25 else _NEW
+    while True:
+        is_new = rng.random() < new
+        chosen = _new(rng, done) if is_new else _replayed(rng, done)
+        if first_mix.is_held_out(chosen):
+            continue
+        if is_new and isinstance(chosen, Conversation) and agent_mix.holds_held_out(chosen):
+            continue
+        return chosen
+
+
+def longest_at(done: float) -> int:
+    """The longest conversation in tokens: short ones first, for they teach most for their tokens."""
+    return next(tokens for until, tokens in _LENGTHS if done <= until)

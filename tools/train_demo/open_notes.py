@@ -1,0 +1,356 @@
+"""Notes in anybody's words: conversations about facts of many frames. The right answer is the note, word for word."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from random import Random
+
+import first_words
+import memory_tasks
+import open_frames
+import open_words
+import wide_words
+import words
+from beyond import KNOW
+from conversation import Conversation
+from memory_tasks import ABSENT
+from open_frames import Frame
+from open_words import Entity, Verb
+
+_FRAMES = list(open_frames.WEIGHTS)
+_WEIGHTS = list(open_frames.WEIGHTS.values())
+_NEED_SOMEBODY = (open_frames.to_whom, open_frames.who_is)
+_OFTEN_SOMEBODY = (open_frames.what, open_frames.whom, open_frames.has_coloured)
+_LEADS = (
+    "Tell me {}.",
+    "Please tell me {}.",
+    "Can you tell me {}?",
+    "Do you know {}?",
+    "Could you tell me {}?",
+    "I would like to know {}.",
+    "Remind me {}.",
+)
+_LEADS_TO_ME = ("Tell {}.", "Give {}.", "Please give {}.")
+_COLON_LEADS = ("Question: ", "Please tell me: ", "Quick question: ", "Tell me: ")
+_OTHER_LEADS = ("And ", "So, ", "Hey, ")
+_SYSTEM_HEADS = (
+    *memory_tasks.INTRODUCTIONS,
+    *("Notes:", "Notes:", "Notes", "My notes:", "Here are my notes:", "# Notes", "## Facts"),
+    *("Known facts:", "Facts you know:", "Information:", "Background:", "Remember:"),
+    *("Here is some information:", "Our notes:", "Things to remember:", "House notes:"),
+    *("You are a helpful assistant. Answer from these notes.", "Use these notes to answer:"),
+    *("Team notes:", "Shared notes", "These are the notes of {n}:", "<notes>"),
+    "What we know so far:",
+)
+_USER_HEADS = (
+    *memory_tasks.HEADERS,
+    *("Here are my notes:\n", "Here are my notes:\n", "Notes:\n", "Notes:\n", "My notes:\n"),
+    *("These are my notes:\n", "I have these notes:\n", "Given these notes:\n", "Facts:\n"),
+    *("Please use these notes:\n", "Some notes first.\n", "Here is what I know:\n"),
+)
+
+
+@dataclass
+class OpenFact:
+    """A note, what it is about, and the questions that it answers."""
+
+    note: str
+    questions: list[str]
+    clauses: list[str]
+    subject: Entity
+    frame: Frame
+    key: Verb | str
+
+    @property
+    def verb(self) -> Verb | None:
+        """The verb of the note, where the frame is about one."""
+        return self.key if isinstance(self.key, Verb) else None
+
+    @property
+    def plain_questions(self) -> set[str]:
+        """All questions without case and punctuation."""
+        return {_plain(text) for text in (*self.questions, *self.clauses)}
+
+    def says_the_same_of(self, other: OpenFact) -> bool:
+        """Whether the other note may answer what is asked about this one."""
+        if self.subject.text != other.subject.text:
+            return False
+        if self.frame is other.frame or self.key == other.key:
+            return True
+        return self.verb is not None and other.verb is not None and self.verb.base == other.verb.base
+
+    def question(self, rng: Random) -> str:
+        """One of the questions, as people type them."""
+        choice = rng.randrange(len(self.questions) + len(self.clauses))
+        if choice < len(self.questions):
+            return _typed(rng, self.questions[choice] + "?")
+        clause = self.clauses[choice - len(self.questions)]
+        leads = _LEADS_TO_ME if clause.startswith("me ") else _LEADS
+        form = rng.choice(leads)
+        return _typed(rng, form.format(clause))
+
+
+def _plain(question: str) -> str:
+    return re.sub(r"[^a-z0-9 ]", "", question.lower())
+
+
+def _typed(rng: Random, text: str) -> str:
+    """A question with the small liberties that people take."""
+    if rng.random() < 0.08:
+        text = re.sub(r"^(What|Where|When|Who|How) is\b", r"\1's", text)
+    if rng.random() < 0.1:
+        text = text.rstrip("?.")
+    if rng.random() < 0.12:
+        text = text[0].lower() + text[1:]
+    kind = rng.random()
+    if kind < 0.06:
+        return rng.choice(_COLON_LEADS) + text
+    if kind < 0.1:
+        return rng.choice(_OTHER_LEADS) + text[0].lower() + text[1:]
+    return text
+
+
+def draw(
+    rng: Random,
+    subject: Entity | None = None,
+    frame: Frame | None = None,
+    verb: Verb | None = None,
+) -> OpenFact:
+    """A fact of any frame about anything, or of this frame or subject, or with this verb."""
+    while True:
+        chosen = frame or rng.choices(_FRAMES, _WEIGHTS)[0]
+        if subject is not None and chosen in open_frames.WITHOUT_SUBJECT:
+            continue
+        about = subject or _subject_for(rng, chosen)
+        draft = chosen(rng, about, verb)
+        if not wide_words.is_allowed(draft.note):
+            continue
+        is_sentence = chosen is not open_frames.label and rng.random() < 0.93
+        note = draft.note + "." if is_sentence else draft.note
+        return OpenFact(note, draft.questions, draft.clauses, about, chosen, draft.key)
+
+
+def _subject_for(rng: Random, frame: Frame) -> Entity:
+    if frame in _NEED_SOMEBODY or (frame in _OFTEN_SOMEBODY and rng.random() < 0.6):
+        return open_words.human(rng)
+    return open_words.entity(rng)
+
+
+def draw_many(rng: Random, count: int) -> list[OpenFact]:
+    """Facts of which none answers another's question; some share their subject, frame or verb."""
+    known: list[OpenFact] = []
+    asked: set[str] = set()
+    kinship = rng.choice((0.0, 0.3, 0.6))
+    for _ in range(8 * count + 20):
+        if len(known) == count:
+            break
+        is_relative = known and rng.random() < kinship
+        fact = _relative(rng, rng.choice(known)) if is_relative else draw(rng)
+        questions = fact.plain_questions
+        if questions & asked or any(_collides(rng, fact, other) for other in known):
+            continue
+        known.append(fact)
+        asked |= questions
+    return known
+
+
+def _relative(rng: Random, old: OpenFact) -> OpenFact:
+    """A fact that is easily taken for the other: its subject, its verb or nearly its name."""
+    if old.frame in open_frames.WITHOUT_SUBJECT:
+        return draw(rng, frame=old.frame, verb=old.verb)
+    kind = rng.random()
+    if kind < 0.25:
+        return draw(rng, open_words.sibling(rng, old.subject), old.frame, old.verb)
+    if kind < 0.66:
+        return draw(rng, old.subject)
+    return draw(rng, frame=old.frame, verb=old.verb)
+
+
+def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
+    """Whether one of two facts may answer the other's question."""
+    if fact.note == other.note or fact.says_the_same_of(other):
+        return True
+    if fact.subject.text != other.subject.text:
+        return False
+    alike = fact.questions[0].split()[0] == other.questions[0].split()[0]
+    return alike and (fact.frame in open_frames.VAGUE or rng.random() < 0.5)
+
+
+def absent_question(rng: Random, known: list[OpenFact]) -> str:
+    """What no note answers; mostly another aspect of what some note is about."""
+    asked = {text for fact in known for text in fact.plain_questions}
+    for _ in range(60):
+        fact = _unknown_fact(rng, known)
+        if fact is None or fact.frame is open_frames.any_words:
+            continue
+        if fact.plain_questions & asked or any(fact.says_the_same_of(other) for other in known):
+            continue
+        return fact.question(rng)
+    return "What is the answer?"
+
+
+def _unknown_fact(rng: Random, known: list[OpenFact]) -> OpenFact | None:
+    """A fact near to a known one, or far from all; None where this draw came to nothing."""
+    old = rng.choice(known)
+    has_subject = old.frame not in open_frames.WITHOUT_SUBJECT
+    kind = rng.random()
+    if kind < 0.52 and has_subject:
+        return _other_aspect(rng, old, known)
+    if kind < 0.6:
+        thing = _last_thing(old.note)
+        if thing is None or any(thing.text.lower() in fact.subject.text.lower() for fact in known):
+            return None
+        fact = draw(rng, thing)
+        is_same = fact.verb is not None and old.verb is not None and fact.verb.base == old.verb.base
+        return None if is_same else fact
+    if kind < 0.7:
+        fact = draw(rng, frame=old.frame, verb=old.verb)
+    elif kind < 0.85 and has_subject:
+        fact = draw(rng, open_words.sibling(rng, old.subject), old.frame, old.verb)
+    else:
+        fact = draw(rng)
+    is_known = any(fact.subject.text == other.subject.text for other in known)
+    return None if is_known else fact
+
+
+def _other_aspect(rng: Random, old: OpenFact, known: list[OpenFact]) -> OpenFact | None:
+    """Another thing about a subject that a note is about."""
+    fact = draw(rng, old.subject)
+    first_words_of_notes = {other.questions[0].split()[0].lower() for other in known if other.subject.text == old.subject.text}
+    asking = fact.questions[0].split()[0].lower()
+    is_vague = fact.frame in open_frames.VAGUE and asking in first_words_of_notes
+    return None if is_vague else fact
+
+
+def _last_thing(note: str) -> Entity | None:
+    """What stands at the end of a note, as something to ask about."""
+    if match := re.search(r"\b(?:the|a|an) ((?:[a-z]+ )?[a-z]+)\.?$", note):
+        return Entity(f"the {match[1]}")
+    match = re.search(r" ([A-Z][a-z]+)\.?$", note)
+    if match is None or match[1] in words.MONTHS or match[1].rstrip("s") in words.DAYS:
+        return None
+    return Entity(match[1], human=True)
+
+
+def one_question(rng: Random, known: list[OpenFact], doubt: float) -> tuple[str, str]:
+    """A question and its right answer; with the probability `doubt` no note has one."""
+    if rng.random() < doubt:
+        return absent_question(rng, known), ABSENT
+    fact = rng.choice(known)
+    return fact.question(rng), fact.note
+
+
+def _how_many(rng: Random, most: int) -> int:
+    kind = rng.random()
+    if kind < 0.15:
+        return 1
+    if kind < 0.6:
+        return min(most, rng.randint(2, 6))
+    return min(most, rng.randint(7, 14) if kind < 0.92 else rng.randint(15, 40))
+
+
+def _listed(rng: Random, known: list[OpenFact]) -> str:
+    """Notes as bullets, numbered, as lines or as one paragraph."""
+    style = rng.random()
+    notes = [fact.note for fact in known]
+    if style < 0.62:
+        return "\n".join(f"- {note}" for note in notes)
+    if style < 0.7:
+        return "\n".join(f"* {note}" for note in notes)
+    if style < 0.76:
+        return "\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1))
+    if style < 0.88:
+        return "\n".join(notes)
+    for fact in known:
+        _end(fact)
+    return " ".join(fact.note for fact in known)
+
+
+def _end(fact: OpenFact) -> None:
+    """Give the note its full stop."""
+    if not fact.note.endswith("."):
+        fact.note += "."
+
+
+def _ask(rng: Random, talk: Conversation, known: list[OpenFact], turns: int, doubt: float) -> None:
+    for _ in range(min(turns, 2 + 2 * len(known))):
+        if rng.random() < 0.04:
+            talk.exchange(*first_words.small_talk(rng))
+        else:
+            talk.exchange(*one_question(rng, known, doubt))
+
+
+def _in_system_prompt(rng: Random, talk: Conversation, most: int, doubt: float) -> None:
+    known = draw_many(rng, _how_many(rng, most))
+    head = rng.choice(_SYSTEM_HEADS).format(n=open_words.person(rng))
+    space = rng.choice(("\n", "\n", "\n\n", " ")) if head else ""
+    talk.say("system", head + space + _listed(rng, known))
+    _ask(rng, talk, known, rng.choice((1, 2, 3, 4, 5, 6, 8)), doubt)
+
+
+def _in_message(rng: Random, talk: Conversation, most: int, doubt: float) -> None:
+    _maybe_system(rng, talk)
+    known = draw_many(rng, _how_many(rng, most))
+    head, notes = rng.choice(_USER_HEADS), _listed(rng, known)
+    question, answer = one_question(rng, known, doubt)
+    if rng.random() < 0.85:
+        space = rng.choice((*memory_tasks.CLOSINGS, "\n\n", "\n\n"))
+        message = head + notes + space + question
+    else:
+        message = question + rng.choice(("\n", "\n\n", " ")) + head + notes
+    talk.exchange(message, answer)
+    _ask(rng, talk, known, rng.choice((0, 1, 1, 2, 3, 4, 5)), doubt)
+
+
+def _told_before(rng: Random, talk: Conversation, doubt: float) -> None:
+    _maybe_system(rng, talk)
+    left = draw_many(rng, rng.choice((1, 1, 2, 3, 4, 6, 8)))
+    known: list[OpenFact] = []
+    while left:
+        count = min(len(left), rng.choice((1, 1, 1, 1, 2, 3)))
+        told = [left.pop() for _ in range(count)]
+        for fact in told:
+            if count > 1 or rng.random() < 0.7:
+                _end(fact)
+        known += told
+        text = " ".join(fact.note for fact in told)
+        if rng.random() < 0.12:
+            question, answer = one_question(rng, known, 0.1)
+            space = rng.choice((" ", " ", " Remember that. ", "\n"))
+            talk.exchange(text + space + question, answer)
+            continue
+        said = text if rng.random() < 0.6 else rng.choice(memory_tasks.NOTING).format(t=text)
+        talk.exchange(said, f"Noted: {text}")
+        if rng.random() < 0.4:
+            talk.exchange(*one_question(rng, known, doubt))
+    _ask(rng, talk, known, rng.choice((1, 2, 3, 4)), doubt)
+
+
+def _maybe_system(rng: Random, talk: Conversation) -> None:
+    if rng.random() < 0.2:
+        talk.say("system", "You are a helpful assistant.")
+
+
+def _without_notes(rng: Random, talk: Conversation) -> None:
+    for _ in range(rng.choice((1, 1, 2))):
+        fact = draw(rng)
+        if fact.frame is not open_frames.any_words:
+            talk.exchange(fact.question(rng), KNOW)
+
+
+def conversation(rng: Random, most: int = 40, doubt: float = 0.36) -> Conversation:
+    """Notes in the system prompt, in the user's message, told before, or none at all."""
+    talk = Conversation()
+    if rng.random() < 0.06:
+        talk.enable_thinking = rng.random() < 0.3
+    kind = rng.random()
+    if kind < 0.42:
+        _in_system_prompt(rng, talk, most, doubt)
+    elif kind < 0.74:
+        _in_message(rng, talk, most, doubt)
+    elif kind < 0.97:
+        _told_before(rng, talk, doubt)
+    else:
+        _without_notes(rng, talk)
+    return talk if talk.messages else conversation(rng, most, doubt)
