@@ -42,7 +42,7 @@ _MEASURES = {
 _PAIRED = words.listed(
     """
 allergic to|afraid of|made of|full of|responsible for|married to|good at|proud of|interested in|based on|covered with
-|known for|in charge of|fond of|tired of|related to|famous for|late for|ready for|filled with
+|known for|out of|in charge of|fond of|tired of|related to|famous for|late for|ready for|filled with
 """
 )
 _PHRASAL = words.listed(
@@ -94,6 +94,11 @@ def where(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     draft = _tensed(rng, subject, verb, place, asking)
     if verb.base in _RESTING:
         draft.questions.append(f"Where {subject.is_} {subject.text}")
+    preposition, spot, *_ = place.split()
+    if any(how.endswith(f"which {spot}") for how in asking):
+        how = rng.choice(("Which", "What"))
+        question = f"{how} {spot} {subject.does} {subject.text} {verb.base} {preposition}"
+        draft.questions.append(question)
     return draft
 
 
@@ -106,7 +111,7 @@ def what(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     if parts[0] in ("a", "an") and len(parts) == 3:
         for asking in (f"What kind of {parts[2]}", f"Which {parts[2]}"):
             draft.questions.append(f"{asking} {subject.does} {subject.text} {verb.base}")
-    if rng.random() < 0.3:
+    if rng.random() < 0.6:
         who = "Who" if subject.human else rng.choice(("Who", "What"))
         draft.questions.append(f"{who} {_predicate(draft, subject)}")
     return draft
@@ -120,13 +125,16 @@ def what_and_where(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     draft = _tensed(rng, subject, verb, f"{thing} {adverbial}", ("What", "What"))
     did = "did" if f" {verb.past} {thing}" in draft.note else subject.does
     draft.questions += [f"{how} {did} {subject.text} {verb.base} {thing}" for how in asking]
+    if rng.random() < 0.3:
+        who = "Who" if subject.human else "What"
+        draft.questions.append(f"{who} {_predicate(draft, subject)}")
     return draft
 
 
 def whom(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`Ada visits Bram.`"""
     draft = _tensed(rng, subject, verb or w.draw_verb(rng), w.person(rng), ("Who", "Whom"))
-    if rng.random() < 0.3:
+    if rng.random() < 0.6:
         draft.questions.append(f"Who {_predicate(draft, subject)}")
     return draft
 
@@ -204,6 +212,10 @@ def measure(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     draft = _tensed(rng, subject, verb, f"{w.number(rng)} {unit}", asking)
     if verb.base == "weigh":
         draft.questions.append(f"How heavy {subject.is_} {subject.text}")
+    name = {"weigh": "weight", "cost": "price"}.get(verb.base)
+    if name is not None:
+        draft.questions.append(f"What is the {name} of {subject.text}")
+        draft.questions.append(f"What is {subject.own} {name}")
     return draft
 
 
@@ -223,9 +235,12 @@ def attribute(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     name = rng.choice(words.ATTRIBUTES) if rng.random() < 0.3 else w.noun(rng)
     if rng.random() < 0.25:
         name = f"{w.noun(rng)} {name}"
-    forms = (f"{subject.own} {name}", f"the {name} of {subject.text}")
-    form = rng.choice(forms)
-    note = f"{w.start_upper(form)} {rng.choice(('is', 'is', 'is', 'was'))} {w.value(rng)}"
+    forms = [f"{subject.own} {name}", f"the {name} of {subject.text}"]
+    told = rng.choice(forms)
+    if subject.text.startswith("the ") and not subject.many and rng.random() < 0.2:
+        told = f"{subject.text} {name}"
+    form = rng.choice((told, *forms))
+    note = f"{w.start_upper(told)} {rng.choice(('is', 'is', 'is', 'was'))} {w.value(rng)}"
     questions = [f"What is {form}", f"What is {rng.choice(forms)}"]
     questions.append(f"Which {name} {subject.does} {subject.text} have")
     clauses = [f"{rng.choice(('what', 'me'))} {form}"]
@@ -309,8 +324,13 @@ def phrasal(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     if rng.random() < 0.4:
         base, particle = w.draw_verb(rng).base, rng.choice(_PARTICLES)
     verb = verb or w.verb_of(base)
-    other = rng.choice((w.thing, w.person, w.city))(rng)
-    draft = _tensed(rng, subject, verb, f"{particle} {other}", ("What", "Who"))
+    other = rng.choice((w.thing, w.person, w.city, w.numbered))(rng)
+    asking_words = ["What", "Who"]
+    if other[-1].isdigit():
+        asking_words = [f"Which {other.split()[0]}", f"What {other.split()[0]}"]
+    elif particle in ("to", "from", "on", "at", "with"):
+        asking_words.append("Where")
+    draft = _tensed(rng, subject, verb, f"{particle} {other}", asking_words)
     draft.questions = [f"{question} {particle}" for question in draft.questions]
     draft.clauses = [f"{clause} {particle}" for clause in draft.clauses]
     asking = rng.choice(("what", "whom", f"which {other.split()[-1]}"))

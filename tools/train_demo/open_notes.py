@@ -84,7 +84,10 @@ class OpenFact:
         """One of the questions, as people type them."""
         choice = rng.randrange(len(self.questions) + len(self.clauses))
         if choice < len(self.questions):
-            return _typed(rng, self.questions[choice] + "?")
+            text = self.questions[choice]
+            if self.subject.text[-1].isdigit() and rng.random() < 0.3:
+                text = text.replace(self.subject.text, self.subject.text.lower())
+            return _typed(rng, text + "?")
         clause = self.clauses[choice - len(self.questions)]
         leads = _LEADS_TO_ME if clause.startswith("me ") else _LEADS
         form = rng.choice(leads)
@@ -177,10 +180,60 @@ def _collides(rng: Random, fact: OpenFact, other: OpenFact) -> bool:
     return alike and (fact.frame in open_frames.VAGUE or rng.random() < 0.5)
 
 
+_KINDS_OF = (
+    *("What is {s.own} {n}", "What is the {n} of {s.text}", "Which {n} {s.does} {s.text} have"),
+    *("What {s.is_} {s.text}", "Where {s.is_} {s.text}", "When {s.is_} {s.text}"),
+    *("How {a} {s.is_} {s.text}", "What colour {s.is_} {s.text}", "Why {s.is_} {s.text} {j}"),
+    *("How many {n}s {s.does} {s.text} have", "How much {s.does} {s.text} cost"),
+    *("What {s.is_} {s.text} called", "Who {s.is_} {s.text}", "Who owns {s.text}"),
+    *("Who {v.third} {s.text}", "Who {v.past} {s.text}", "Who will {v.base} {s.text}"),
+    *("Who {v.past} {s.text}", "Who {v.third} {s.text}", "What {v.past} {s.text}"),
+    *("Where {s.does} {s.text} {v.base}", "When {s.does} {s.text} {v.base}"),
+    *("What {s.does} {s.text} {v.base}", "Why did {s.text} {v.base}"),
+    *("How long {s.does} {s.text} {v.base}", "Whom {s.does} {s.text} {v.base}"),
+    *("Whose {n} {s.is_} {s.text}", "What is {s.own} {k}", "What is the {k} of {s.text}"),
+)
+"""Other things to ask about a subject: its names, its sizes, who does something to it."""
+_MEASURES = "old tall long big heavy wide deep fast expensive large far high thick".split()
+_ASPECTS = words.listed(
+    """
+name|age|price|colour|owner|phone number|address|size|weight|birthday|job|email|maker|purpose|length|speed
+|favourite food|opening hours|nickname
+"""
+)
+
+
+def _aspect_question(rng: Random, old: OpenFact, known: list[OpenFact]) -> str | None:
+    """A plain question about another aspect of a subject; None where a note might answer it."""
+    subject = old.subject
+    verb = open_words.draw_verb(rng)
+    form = rng.choice(_KINDS_OF)
+    text = form.format(
+        s=subject,
+        n=open_words.noun(rng),
+        a=rng.choice(_MEASURES),
+        j=open_words.adjective(rng),
+        k=rng.choice(_ASPECTS),
+        v=verb,
+    )
+    notes = [fact for fact in known if fact.subject.text == subject.text]
+    if "{v." in form:
+        is_known = any(fact.verb is not None and fact.verb.base == verb.base for fact in notes)
+        return None if is_known else text
+    asking = text.split()[0]
+    is_near = any(question.split()[0] == asking for fact in notes for question in fact.questions)
+    return None if is_near else text
+
+
 def absent_question(rng: Random, known: list[OpenFact]) -> str:
     """What no note answers; mostly another aspect of what some note is about."""
     asked = {text for fact in known for text in fact.plain_questions}
     for _ in range(60):
+        old = rng.choice(known)
+        if rng.random() < 0.35 and old.frame not in open_frames.WITHOUT_SUBJECT:
+            text = _aspect_question(rng, old, known)
+            if text is not None and _plain(text) not in asked:
+                return _typed(rng, text + "?")
         fact = _unknown_fact(rng, known)
         if fact is None or fact.frame is open_frames.any_words:
             continue
@@ -339,7 +392,7 @@ def _without_notes(rng: Random, talk: Conversation) -> None:
             talk.exchange(fact.question(rng), KNOW)
 
 
-def conversation(rng: Random, most: int = 40, doubt: float = 0.36) -> Conversation:
+def conversation(rng: Random, most: int = 40, doubt: float = 0.42) -> Conversation:
     """Notes in the system prompt, in the user's message, told before, or none at all."""
     talk = Conversation()
     if rng.random() < 0.06:

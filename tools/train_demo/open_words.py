@@ -380,6 +380,11 @@ def thing(rng: Random) -> str:
     return compound(rng)
 
 
+def numbered(rng: Random) -> str:
+    """Something told from others by its number."""
+    return f"{noun(rng)} {words.digits(rng, 1, 4)}"
+
+
 Adverbial = tuple[str, tuple[str, ...]]
 """A time or place, and the words that ask for it."""
 
@@ -401,7 +406,9 @@ def time_of(rng: Random) -> Adverbial:
     if kind < 0.9:
         event = rng.choice(words.EVENTS) if rng.random() < 0.5 else f"the {noun(rng)}"
         return f"{rng.choice(('before', 'after', 'during', 'until'))} {event}", ("When", "When")
-    return _vague_time(rng), ("When", "When")
+    time = _vague_time(rng)
+    often = ("How often",) if re.search(r"\b(every|a)\b", time) else ()
+    return time, ("When", "When", *often)
 
 
 def _clock(rng: Random) -> str:
