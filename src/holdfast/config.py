@@ -93,6 +93,16 @@ class ServerSettings:
     stalled_seconds: float = _setting(
         60.0, "How long a client may read nothing of what is sent to it before its connection is closed.", limits=Limits(above=0)
     )
+    reconnect_seconds: float = _setting(
+        60.0,
+        "How long an answer is kept whose connection was lost, for the same request sent again; 0: it is cancelled at once.",
+        limits=Limits(at_least=0),
+    )
+    unattended_seconds: float = _setting(
+        5.0,
+        "How long such an answer goes on being generated while nobody else wants one; then it pauses.",
+        limits=Limits(at_least=0),
+    )
     head_seconds: float = _setting(
         10.0, "How long a client may take to send the head of a request (its path and headers).", limits=Limits(above=0)
     )

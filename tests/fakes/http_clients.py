@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -86,7 +86,7 @@ async def served(
     certificate: ServerCertificate | None = None,
 ) -> AsyncIterator[str]:
     """The application on a free loopback port, with the real server and the options that matter."""
-    settings = settings or ServerSettings(port=0, shutdown_seconds=0)
+    settings = settings or ServerSettings(port=0, shutdown_seconds=0, reconnect_seconds=0)
     app = create_application(scripted_services(gateway, server=settings), dialects=dialects)
     with listen(settings) as listener:
         started = asyncio.Event()
@@ -139,10 +139,19 @@ class Exchange:
             self._written.clear()
             await self._written.wait()
 
-    async def run(self, path: str, body: dict[str, Any], *, method: str = "POST", upload_breaks_off: bool = False) -> None:
+    async def run(
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+        address: str = "127.0.0.1",
+        upload_breaks_off: bool = False,
+    ) -> None:
         raw = json.dumps(body).encode()
         unread = [{"type": "http.request", "body": raw, "more_body": upload_breaks_off}]
-        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        given = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -153,8 +162,8 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": headers,
-            "client": ("127.0.0.1", 1),
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"), *given],
+            "client": (address, 1),
             "server": ("127.0.0.1", 8321),
         }
 

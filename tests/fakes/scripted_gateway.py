@@ -110,6 +110,7 @@ class ScriptedStream:
         self.put_back_tokens = 0
         self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
         self.breakpoints = breakpoints
+        self.is_paused = False
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
@@ -123,6 +124,12 @@ class ScriptedStream:
             else:
                 return step
         raise StopAsyncIteration
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def go_on(self) -> None:
+        self.is_paused = False
 
     async def aclose(self) -> None:
         self._on_close()
@@ -140,6 +147,9 @@ class ScriptedGateway:
     accept_when: asyncio.Event | None = None
     refusal_at_last: Exception | None = None  # after that event
     dropped: list[str] = field(default_factory=list)  # cancelled before it
+    passing_refusal: Exception | None = None  # as long as `refuses_while` says so
+    refuses_while: Callable[[], bool] = lambda: True
+    streams: list[ScriptedStream] = field(default_factory=list)
     requests: list[GenerationRequest] = field(default_factory=list)
     embedded: list[EmbeddingRequest] = field(default_factory=list)
     ranked: list[RankRequest] = field(default_factory=list)
@@ -160,18 +170,22 @@ class ScriptedGateway:
             raise UnknownModel(model=request.model, available=(MODEL,))
         if self.refusal is not None:
             raise self.refusal
+        if self.passing_refusal is not None and self.refuses_while():
+            raise self.passing_refusal
         if self.accept_when is not None:
             await self._wait_for(self.accept_when, request)
         if self.refusal_at_last is not None:
             raise self.refusal_at_last
         script = self.script(request) if callable(self.script) else self.script
-        return ScriptedStream(
+        stream = ScriptedStream(
             script,
             lambda: self._close(request.request_id),
             dropped_tokens=self.dropped_tokens,
             unenforced=self.unenforced,
             breakpoints=self.breakpoints,
         )
+        self.streams.append(stream)
+        return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
         self.requests.append(request)
@@ -385,7 +399,7 @@ def scripted_services(
         library=library or idle_library(directory.catalog()),
         statuses=directory.statuses,
         statistics=directory.statistics,
-        server=server or ServerSettings(),
+        server=server or ServerSettings(reconnect_seconds=0),
         limits=limits or LimitsSettings(),
         metrics=Metrics(),
         version="0.1.0",

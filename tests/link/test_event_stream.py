@@ -162,6 +162,31 @@ async def test_a_stream_that_nobody_reads_is_paused_once_and_resumed_when_half_o
     assert front.asked == ["pause a", "resume a"]
 
 
+async def test_a_reader_can_pause_a_stream_and_what_is_unread_keeps_it_paused() -> None:
+    front = Front()
+    stream = front.open()
+    stream.pause()
+    stream.pause()
+    assert (front.asked, stream.is_paused) == (["pause a"], True)
+    stream.go_on()
+    assert (front.asked, stream.is_paused) == (["pause a", "resume a"], False)
+    front.route([tokens()] * 8)
+    stream.pause()
+    for _ in range(8):
+        await anext(stream)
+    assert front.asked == ["pause a", "resume a", "pause a"]
+    stream.go_on()
+    assert front.asked == ["pause a", "resume a", "pause a", "resume a"]
+
+
+async def test_a_stream_that_has_ended_is_not_paused() -> None:
+    front = Front()
+    stream = front.open()
+    front.route([Rejected(request_id="a", kind="invalid", message="no")])
+    stream.pause()
+    assert front.asked == []
+
+
 async def test_a_stream_that_is_read_as_it_comes_is_never_paused() -> None:
     front = Front()
     stream = front.open()

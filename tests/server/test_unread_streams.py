@@ -23,16 +23,18 @@ HEAVY = {**SEEDED, "n": 16, "logprobs": 20, "max_tokens": 500}
 
 @pytest.fixture
 def patient(model_folder: Path) -> Iterator[ServerProcess]:
-    yield from serving(model_folder, "--set", "residency.unread_bytes=16384")
+    yield from serving(model_folder, "residency.unread_bytes=16384")
 
 
 @pytest.fixture
 def impatient(model_folder: Path) -> Iterator[ServerProcess]:
-    yield from serving(model_folder, "--set", "residency.unread_bytes=65536", "--set", "server.stalled_seconds=0.5")
+    yield from serving(model_folder, "residency.unread_bytes=65536", "server.stalled_seconds=0.5")
 
 
 def serving(model_folder: Path, *settings: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(str(model_folder), "--name", "demo", "--set", "server.shutdown_seconds=0", *settings)
+    settings = ("server.shutdown_seconds=0", "server.reconnect_seconds=0", *settings)
+    given = [argument for setting in settings for argument in ("--set", setting)]
+    server = ServerProcess(str(model_folder), "--name", "demo", *given)
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()

@@ -92,6 +92,16 @@ class GenerationStream:
                 raise refusal(event)
             self._ready.extend(choice.feed(event))
 
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`. What was drawn can still be read."""
+        for source in self._sources:
+            source.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        for source in self._sources:
+            source.go_on()
+
     async def aclose(self) -> None:
         """Cancel what still runs and end the iteration. May be called twice."""
         self._closed = True

@@ -28,6 +28,7 @@ class EventStream:
     """Asynchronous iterator over the events of one request. One consumer; `aclose` (or its cancellation) cancels the request.
 
     A sequence of which more than `unread_bytes` wait here is paused, and resumed when half of them are read; `control` is told.
+    Its reader may pause it as well (`pause`, `go_on`).
     Several workers may serve it one after the other (`resume`); who reads it sees one sequence of events.
     """
 
@@ -39,7 +40,8 @@ class EventStream:
         self.was_accepted = False
         self.started: Started | None = None
         self.resumptions = 0
-        self.is_paused = False
+        self._is_full = False  # too much of it is unread
+        self._is_set_aside = False  # by its reader
         self._opened_at, self._started_at, self._lost_seconds = time.monotonic(), 0.0, 0.0
         self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
         self._events: deque[RequestEvent] = deque()
@@ -72,6 +74,23 @@ class EventStream:
             self._over = True
             self._control(self.request_id, "cancel")
         self._wake()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is drawn for it at present."""
+        return self._is_full or self._is_set_aside
+
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`. It keeps its memory as long as nobody else needs it."""
+        was_paused = self.is_paused
+        self._is_set_aside = True
+        self._tell_if_changed(was_paused=was_paused)
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        was_paused = self.is_paused
+        self._is_set_aside = False
+        self._tell_if_changed(was_paused=was_paused)
 
     def push(self, event: RequestEvent) -> None:
         """Add an event from the worker. Loop's thread only."""
@@ -139,16 +158,22 @@ class EventStream:
 
     def _count_unread(self, event: RequestEvent) -> None:
         self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._most_unread_bytes and not self.is_paused and not self._over:
-            self.is_paused = True
-            self._control(self.request_id, "pause")
+        if self._unread_bytes > self._most_unread_bytes and not self._over:
+            was_paused = self.is_paused
+            self._is_full = True
+            self._tell_if_changed(was_paused=was_paused)
 
     def _count_read(self, event: RequestEvent) -> None:
         self._unread_bytes -= _size_of(event)
-        if self.is_paused and self._unread_bytes <= self._most_unread_bytes / 2:
-            self.is_paused = False
-            if not self._over:
-                self._control(self.request_id, "resume")
+        if self._is_full and self._unread_bytes <= self._most_unread_bytes / 2:
+            was_paused = self.is_paused
+            self._is_full = False
+            self._tell_if_changed(was_paused=was_paused)
+
+    def _tell_if_changed(self, *, was_paused: bool) -> None:
+        if self._over or self.is_paused == was_paused:
+            return
+        self._control(self.request_id, "pause" if self.is_paused else "resume")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -39,6 +39,7 @@ class RequestRecord:
     error_code: str = ""
     error_message: str = ""
     is_aborted: bool = False  # by the client
+    rejoined: str = ""  # the id of the earlier request whose answer it got
     asked: GenerationRequest | None = None  # of what a model is to generate, the first prompt
     answer: AnswerRecord | None = None  # of a request that a model has accepted
     clock: Callable[[], float] = field(default=perf_counter, repr=False)
@@ -90,6 +91,7 @@ class RequestRecord:
             "error_code": self.error_code,
             "error_message": self.error_message[:_LONGEST_ERROR],
             "aborted": self.is_aborted or None,
+            "rejoined": self.rejoined,
         }
         if self.answer is not None:
             named |= self._answer_fields(self.answer)
@@ -115,7 +117,7 @@ class RequestRecord:
         answer = self.answer
         whole = f"in {self.seconds:.2f} s"
         if answer is None:
-            return (whole,)
+            return (whole, f"rejoined {printable(self.rejoined)}" if self.rejoined else "")
         cached = "" if answer.cached_tokens is None else f" ({answer.cached_tokens} cached)"
         first_seconds, speed = self._first_text_seconds(answer), answer.tokens_per_second
         return (

@@ -47,7 +47,9 @@ def unread(url: str) -> socket.socket:
 
 async def test_a_client_that_reads_nothing_is_given_up_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     gateway = EndlessGateway()
-    async with served(gateway, settings=ServerSettings(port=0, shutdown_seconds=0, stalled_seconds=0.2)) as url:
+    async with served(
+        gateway, settings=ServerSettings(port=0, shutdown_seconds=0, stalled_seconds=0.2, reconnect_seconds=0)
+    ) as url:
         with caplog.at_level(logging.INFO):
             client = await asyncio.to_thread(unread, url)
             async with asyncio.timeout(60):

@@ -17,8 +17,11 @@ REQUESTS_PATH = "/admin/requests"
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is being answered. `state`: waiting (for its model, or to be taken), reading (in the queue, or its prompt
-    is read) or writing. `key` is the name of the API key that it came with, empty for none; `client` its address.
+    """A request that is being answered.
+
+    state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read), writing, or abandoned (its
+    client is gone and may come back for the answer). key: the name of the API key that it came with, empty for none. client: its
+    address.
     """
 
     id: str

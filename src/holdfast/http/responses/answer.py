@@ -31,7 +31,7 @@ from holdfast.http.responses.shapes import (
     ResponseUsage,
 )
 from holdfast.http.responses.tools import OfferedTools
-from holdfast.http.server.answers import AnswerFormat, TokenCounts, WholeChoice
+from holdfast.http.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat, TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
 from holdfast.messages.output import (
@@ -107,6 +107,10 @@ class ResponseAnswer(AnswerFormat):
     def keep_alive(self) -> bytes:
         """`response.in_progress` again, or `response.queued`: clients count events, not bytes."""
         return self._begun() + self._event(self._response.status, response=self._response)
+
+    def keep_alive_of_follower(self) -> bytes:
+        """A comment: an event would have a number, and only one of those who follow would get it."""
+        return KEEP_ALIVE_COMMENT
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """The response is there, and is being worked on."""

@@ -19,7 +19,9 @@ from holdfast.http.responses.tools import offered_tools
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
 from holdfast.http.server.extensions import extended, tenant_in
+from holdfast.http.server.following import rejoined
 from holdfast.http.server.generation import GenerationResponse
+from holdfast.http.server.held_answers import identity_of
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.services import Services, salted
 from holdfast.telemetry.requests import AnswerRecord
@@ -37,7 +39,11 @@ _SESSION_HEADERS = ("session-id", "session_id")  # of Codex, today's and earlier
 async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""
     answer = AnswerRecord(services.metrics)
-    asked = parse(ResponseRequest, await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = identity_of(request, body)
+    if (taken := rejoined(identity, request, services)) is not None:
+        return taken
+    asked = parse(ResponseRequest, body)
     services = salted(services, asked.cache_salt)
     tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
     continued = await continuation_of(asked, services, tenant=tenant)
@@ -48,7 +54,7 @@ async def create_response(request: Request, services: Services) -> Response:
     plan = extended(plan, request, limits=services.limits)
     if run is not None and keeping.in_background:
         return await in_background(request, services, GenerationResponse(services, replace(plan, streams=True), answer), run)
-    response: Response = GenerationResponse(services, plan, answer)
+    response: Response = GenerationResponse(services, plan, answer, identity=identity)
     if run is not None:
         response = KeptResponse(response, run)
     return OverflowInStream(response, plan.form) if plan.streams and is_codex(request.headers) else response

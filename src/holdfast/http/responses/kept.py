@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import ResponsesUnavailable
 from holdfast.http.responses.run import ResponseRun
-from holdfast.http.server.background import FollowingResponse, run_alone
+from holdfast.http.server.background import run_alone
 from holdfast.http.server.body import json_response
+from holdfast.http.server.following import FollowingResponse
 from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.problem import RequestRefused, problem_of
 from holdfast.http.server.services import Services, is_waited_for

@@ -23,9 +23,9 @@ from holdfast.http.responses.pages import (
 )
 from holdfast.http.responses.run import ResponseRun
 from holdfast.http.responses.shapes import ResponseEvent, ResponseFailure, ResponseObject
-from holdfast.http.server.background import FollowingResponse
 from holdfast.http.server.body import json_response
 from holdfast.http.server.dialect import operation
+from holdfast.http.server.following import FollowingResponse
 from holdfast.http.server.openapi import answers_of
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, salted

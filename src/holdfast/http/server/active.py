@@ -12,7 +12,7 @@ from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.server.problem import RequestRefused
 from holdfast.telemetry.request_log import RequestRecord
 
-RequestState: TypeAlias = Literal["waiting", "reading", "writing"]
+RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was done"
 
 
@@ -27,7 +27,12 @@ class ActiveRequest:
 
     @property
     def state(self) -> RequestState:
-        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its answer is written."""
+        """Waiting for its model or a place in the queue; in the queue, or its prompt is read; its answer is written.
+
+        Abandoned: its client is gone, and may come back for the answer.
+        """
+        if self.record.is_aborted:
+            return "abandoned"
         if self.record.answer is None:
             return "waiting" if self.record.asked is not None else "reading"
         return "reading" if self.record.answer.first_text_at is None else "writing"
@@ -63,6 +68,10 @@ class ActiveRequests:
         finally:
             del self._active[active.id]
             self._on_change(len(self._active))
+
+    def has_others(self, record: RequestRecord) -> bool:
+        """Whether anybody waits for the answer to any other request than this one."""
+        return any(active.record is not record and not active.record.is_aborted for active in self._active.values())
 
     def cancel(self, request_id: str) -> ActiveRequest | None:
         """End a request; its client is told so. None when there is none of that id."""

@@ -61,6 +61,10 @@ class StreamFormat(abc.ABC):
         """What keeps the line open while nothing comes, before the opening too; empty where there is no such thing."""
         return KEEP_ALIVE_COMMENT
 
+    def keep_alive_of_follower(self) -> bytes:
+        """The same for one of several clients of the stream: nothing that counts as an event of it."""
+        return self.keep_alive()
+
     @abc.abstractmethod
     def broken(self, problem: Problem) -> bytes:
         """The end of a stream that was begun and then failed."""

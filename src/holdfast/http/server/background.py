@@ -1,36 +1,14 @@
-"""Answers that are made without their client, and clients that follow the events of an answer from some place on."""
+"""Answers that are made in the background, without a client."""
 
 from __future__ import annotations
 
 import asyncio
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from holdfast.http.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat
-from holdfast.http.server.disconnect import unless_disconnected
 from holdfast.http.server.errors import RECORD
 from holdfast.http.server.generation import GenerationResponse
-from holdfast.http.server.running import EventLog
-from holdfast.http.server.sse import EventWriter
 from holdfast.telemetry.request_log import RequestRecord, write_line
-
-
-class FollowingResponse(Response):
-    """The events of a log behind a number, as a stream. The client may leave: the answer goes on."""
-
-    def __init__(self, log: EventLog, form: AnswerFormat, *, after: int = -1) -> None:
-        super().__init__()
-        self._log, self._form, self._after = log, form, after
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what is there and what comes."""
-        record: RequestRecord = scope[RECORD]
-        # A keep-alive of the form's would be an event of the answer, with a number, that only one of those who follow gets.
-        events, keep_alive = self._log.after(self._after), lambda: KEEP_ALIVE_COMMENT
-        writer = EventWriter(send, self._form, events, request_id=record.request_id, keep_alive=keep_alive)
-        record.is_aborted = not await unless_disconnected(receive, writer.run())
 
 
 async def run_alone(response: GenerationResponse, request: Request, *, stopped: asyncio.Event) -> None:

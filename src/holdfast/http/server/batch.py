@@ -92,6 +92,16 @@ class MergedStream:
             event.result()
         raise StopAsyncIteration
 
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`."""
+        for stream in self._streams:
+            stream.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        for stream in self._streams:
+            stream.go_on()
+
     async def aclose(self) -> None:
         """Cancel what still runs."""
         for reader in self._readers:

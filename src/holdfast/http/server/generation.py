@@ -1,9 +1,10 @@
-"""Runs one checked request to its end: opens it, writes the answer, and stops the work as soon as the client is gone."""
+"""Runs one checked request to its end: opens it, writes the answer, and ends the work when the client is gone for good."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
@@ -11,14 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast.errors import GenerationFailed, HoldfastError, WorkerUnavailable
+from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
 from holdfast.http.server.answers import AnswerPlan, TokenCounts, WholeChoice
 from holdfast.http.server.batch import open_streams
 from holdfast.http.server.body import read_body
-from holdfast.http.server.disconnect import unless_disconnected
+from holdfast.http.server.disconnect import disconnected, unless_first
 from holdfast.http.server.errors import RECORD
 from holdfast.http.server.explanation import Explanation, explain_choice, explanation_of
 from holdfast.http.server.extensions import extended
+from holdfast.http.server.following import rejoined, send_whole
+from holdfast.http.server.held_answers import HeldAnswer, RequestIdentity, identity_of
 from holdfast.http.server.problem import problem_of, record_problem
 from holdfast.http.server.services import OutputStream, Services, is_waited_for
 from holdfast.http.server.sse import EventWriter
@@ -40,16 +43,27 @@ async def generate(
     answer = AnswerRecord(services.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = identity_of(request, body)
+    if (taken := rejoined(identity, request, services)) is not None:
+        return taken
     plan = extended(plan_of(body), request, limits=services.limits)
-    return GenerationResponse(services, plan, answer)
+    return GenerationResponse(services, plan, answer, identity=identity)
 
 
 class GenerationResponse(Response):
     """The answer to one checked request. Nothing has been submitted before it is called."""
 
-    def __init__(self, services: Services, plan: AnswerPlan, answer: AnswerRecord) -> None:
+    def __init__(
+        self, services: Services, plan: AnswerPlan, answer: AnswerRecord, *, identity: RequestIdentity | None = None
+    ) -> None:
+        """identity: by which the same request sent again is known and gets this answer; None: it gets one of its own."""
         super().__init__()
-        self._services, self._plan, self._answer = services, plan, answer
+        self._services = services
+        self._plan = plan
+        self._answer = answer
+        self._identity = identity
+        self._held: HeldAnswer | None = None
+        self._writer: EventWriter | None = None  # of a stream
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
         self._reasoning_tokens = 0
@@ -68,18 +82,48 @@ class GenerationResponse(Response):
             await send(message)
 
         answers = sum(request.choices for request in self._plan.requests)
-        counted = self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits)
-        with counted, self._services.active.entered(record) as active:
+        with ExitStack() as counted, self._services.active.entered(record) as active:
+            counted.enter_context(self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits))
+            self._services.held.make_way()
+            if self._identity is not None:
+                self._held = self._services.held.begin(self._identity, self._plan, record)
+            gone = self._gone(receive, record, counted)
             try:
-                record.is_aborted = not await unless_disconnected(receive, self._generate(watched_send, record))
+                is_done = await unless_first(gone, self._generate(watched_send, record))
+                record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
                 stopped = active.ended_by()
                 problem = replace(problem_of(stopped), request_id=record.request_id)
                 record_problem(record, problem, stopped)
+                if self._held is not None:
+                    self._held.end(stopped)
+                if self._is_lost:
+                    return
                 if not record.has_status:
                     raise stopped from None
                 if not has_ended:  # so it is a stream
                     await send({"type": "http.response.body", "body": self._plan.form.broken(problem), "more_body": False})
+            finally:
+                if self._held is not None:
+                    self._services.held.end(self._held, self._services.server)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether its client is gone, while the answer is made all the same."""
+        return self._held is not None and not self._held.has_client
+
+    async def _gone(self, receive: Receive, record: RequestRecord, counted: ExitStack) -> None:
+        """Wait until nobody wants the answer any more."""
+        await disconnected(receive)
+        services, held = self._services, self._held
+        if held is None or services.drain.is_on:
+            return
+        is_alone = not services.active.has_others(record)
+        if services.held.lose_client(held, services.server, is_alone=is_alone):
+            counted.close()  # its caller may ask for something else meanwhile
+            if self._writer is not None:
+                self._writer.detach()
+            await held.given_up.wait()
 
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
@@ -90,7 +134,15 @@ class GenerationResponse(Response):
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
             if not is_waited_for(self._services, self._plan.requests[0].model):
                 await self._opened(record)
-            await EventWriter(send, self._plan.form, self._events(record), request_id=record.request_id).run()
+            events = self._events(record)
+            if self._held is not None:
+                events = self._services.held.recorded(self._held, events)
+            self._writer = EventWriter(send, self._plan.form, events, request_id=record.request_id)
+            await self._writer.run()
+        except HoldfastError as error:
+            if self._held is not None:
+                self._held.end(error)
+            raise
         finally:
             if self._stream is not None:
                 await self._stream.aclose()
@@ -99,7 +151,9 @@ class GenerationResponse(Response):
     async def _opened(self, record: RequestRecord) -> OutputStream:
         """The events; submits the request the first time, which waits for a model that is being loaded."""
         if self._stream is None:
-            self._stream = await self._limit.stream(open_streams(self._services.generate, self._plan.requests))
+            self._stream = await self._submitted()
+            if self._held is not None:
+                self._held.stream = self._stream
             self._answer.accepted(
                 self._plan.requests[0].model,
                 prompt_tokens=self._stream.prompt_tokens,
@@ -110,6 +164,18 @@ class GenerationResponse(Response):
             )
             record.answer = self._answer
         return self._stream
+
+    async def _submitted(self) -> OutputStream:
+        """Submit the request. What nobody waits for gives up its model and its places in the queue for it."""
+        generate, requests, held = self._services.generate, self._plan.requests, self._services.held
+        if is_waited_for(self._services, requests[0].model):
+            await held.end_abandoned()
+        try:
+            return await self._limit.stream(open_streams(generate, requests))
+        except QueueFull:
+            if not await held.end_abandoned():
+                raise
+        return await self._limit.stream(open_streams(generate, requests))
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
         form = self._plan.form
@@ -133,9 +199,11 @@ class GenerationResponse(Response):
             else:
                 choices[event.index].deltas.append(event)
         body = self._plan.form.whole(choices, self._counts(), explanation_of(self._explained))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if self._held is not None:
+            self._services.held.keep(self._held, body)
+            self._held.end()
+        if not self._is_lost:
+            await send_whole(send, body)
 
     def _observe(self, event: OutputEvent) -> None:
         """Count one event. Raises for a choice that ended as none should."""

@@ -81,7 +81,7 @@ class ReadingResponse(Response):
         self, services: Services, model: str, answer: AnswerRecord, work: Callable[[], Coroutine[Any, Any, bytes]]
     ) -> None:
         super().__init__(media_type="application/json")
-        self._active = services.active
+        self._active, self._held = services.active, services.held
         self._model, self._answer, self._work = model, answer, work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,6 +95,7 @@ class ReadingResponse(Response):
             self.init_headers()
             await super(ReadingResponse, self).__call__(scope, receive, send)
 
+        self._held.make_way()
         with self._active.entered(record) as active:
             try:
                 record.is_aborted = not await unless_disconnected(receive, answered())

@@ -76,7 +76,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._certificate, self._drain, self._background = certificate, services.drain, services.running.tasks
-        self._library = services.library
+        self._library, self._held = services.library, services.held
         self._on_started, self._shutdown_seconds = on_started, shutdown_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -111,6 +111,7 @@ class HttpServer(uvicorn.Server):
     async def _drained(self) -> None:
         self._drain.begin(self._shutdown_seconds)
         self._library.stop()
+        await self._held.end_abandoned()
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         for connection in tuple(self.server_state.connections):
             if connection.is_answering:  # type: ignore[union-attr]  # all are BoundedProtocol's

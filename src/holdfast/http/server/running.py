@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from holdfast.errors import HoldfastError
+
 _MOST_UNWRITTEN = 16
 AnswerName: TypeAlias = tuple[str, str]  # tenant and id
 
@@ -25,6 +27,7 @@ class EventLog:
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self.has_ended = False
+        self.error: HoldfastError | None = None  # that it ended with
         self._changed = asyncio.Event()
 
     def add(self, event: NumberedEvent) -> None:
@@ -32,9 +35,10 @@ class EventLog:
         self.events.append(event)
         self._wake()
 
-    def end(self) -> None:
-        """No more come."""
+    def end(self, error: HoldfastError | None = None) -> None:
+        """No more events follow. `error` is raised to everyone who follows the log to its end."""
         self.has_ended = True
+        self.error = error
         self._wake()
 
     async def begun(self) -> None:
@@ -54,6 +58,8 @@ class EventLog:
                 if event.number > number:
                     yield event.frame
             if self.has_ended:
+                if self.error is not None:
+                    raise self.error
                 return
             await changed.wait()
 

@@ -11,6 +11,7 @@ from holdfast.config import LimitsSettings, LogSettings, ServerSettings, StoreSe
 from holdfast.http.server.active import ActiveRequests
 from holdfast.http.server.at_once import AnswersAtOnce
 from holdfast.http.server.drain import Drain
+from holdfast.http.server.held_answers import HeldAnswers
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.running import RunningAnswers
 from holdfast.http.server.sealing import Seal
@@ -44,6 +45,14 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         """The events. Raises GenerationFailed when one of the choices cannot be finished."""
+        ...
+
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`; what was drawn can still be read. Others may take its memory meanwhile."""
+        ...
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
         ...
 
     async def aclose(self) -> None:
@@ -87,6 +96,7 @@ class Services:
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)  # by model id, of those whose tokenizer was needed
     responses: ResponseStore = field(default_factory=ResponseStore)  # kept for clients that come back to them
     running: RunningAnswers = field(default_factory=RunningAnswers)
+    held: HeldAnswers = field(default_factory=HeldAnswers)
     active: ActiveRequests = field(default_factory=ActiveRequests)
     drain: Drain = field(default_factory=Drain)
     store: StoreSettings = StoreSettings(folder="off")

@@ -41,6 +41,14 @@ class EventWriter:
         self._wake = asyncio.Event()
         self._quiet = False
         self._started = False
+        self._is_detached = False
+
+    def detach(self) -> None:
+        """The client is gone: read the events to their end all the same, and write nothing more."""
+        self._is_detached = True
+        self._ready.clear()
+        self._ready_bytes = 0
+        self._taken.set()
 
     async def run(self) -> None:
         """Write until the events end. Raises their error when nothing has been sent by then."""
@@ -66,7 +74,7 @@ class EventWriter:
     async def _read(self) -> None:
         is_opening = True  # it is written with what follows, but at once to a client that has its headers already
         async for event in self._events:
-            if event:
+            if event and not self._is_detached:
                 self._ready.append(event)
                 self._ready_bytes += len(event)
                 if self._started or not is_opening:
@@ -77,6 +85,8 @@ class EventWriter:
                 await self._taken.wait()
 
     async def _flush(self, *, more: bool = True) -> None:
+        if self._is_detached:
+            return
         if not self._started:
             self._started = True
             headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
@@ -95,6 +105,8 @@ class EventWriter:
 
     def _tick(self) -> None:
         # Writes at the end of a silent interval: headers and opening the first time, what keeps the line open from then on.
+        if self._is_detached:
+            return
         if self._quiet or not self._started:
             self._wake.set()
         self._quiet = True

@@ -56,6 +56,14 @@ class LimitedStream:
         """The next event. Raises TimeLimitExceeded."""
         return await self._limit.of(anext(self._events))
 
+    def pause(self) -> None:
+        """Have nothing more drawn until `go_on`. The time goes on."""
+        self._stream.pause()
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        self._stream.go_on()
+
     async def aclose(self) -> None:
         """Cancel what still runs."""
         await self._stream.aclose()
