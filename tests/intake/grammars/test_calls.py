@@ -140,6 +140,17 @@ def test_what_a_family_writes_fits_its_grammar(family: str) -> None:
     assert not accepts(grammar, _written(dialect, Call("get_weather", {"city": "Rome", "days": 15})))
 
 
+@pytest.mark.parametrize("family", ["hermes", "mistral_v13", "kimi_k2", "deepseek_v31", "harmony", "pythonic", "lfm2"])
+def test_a_held_call_may_escape_characters_of_its_strings(family: str) -> None:
+    dialect, tool = _dialect(family), _tool("find", {"city": {"type": "string", "maxLength": 8}}, "city")
+    grammar = _grammar(dialect, ToolChoice(mode="required"), tools=[tool]).text
+    written = _written(dialect, Call("find", {"city": "Zürich 🙂"}))
+    escaped = written.replace("ü", "\\u00fc").replace("🙂", "\\ud83d\\ude42")
+    assert escaped != written
+    assert accepts(grammar, escaped)
+    assert told(dialect, [tool], escaped) == [("find", {"city": "Zürich 🙂"}, ())]
+
+
 def test_only_tools_that_a_choice_holds_to_their_schemas_are_held() -> None:
     dialect = _dialect("hermes")
     grammar = _grammar(dialect, ToolChoice(held=("get_weather",)), settings=ToolsSettings()).text
@@ -167,6 +178,19 @@ def test_without_parallel_calls_there_is_one(family: str) -> None:
     grammar = _grammar(dialect, ToolChoice(mode="required", parallel=False)).text
     assert accepts(grammar, _written(dialect, _WEATHER))
     assert not accepts(grammar, _written(dialect, _WEATHER, Call("list_all", {})))
+
+
+def test_tools_that_are_too_many_together_are_refused_in_one_short_sentence() -> None:
+    # Each is fine alone; it takes so many to come to more than a grammar may be.
+    listed = [[f"value {number} of {place}" for number in range(60)] for place in range(8)]
+    tools = [
+        _tool(f"tool_{at}", {f"a{place}_{at}": {"enum": values} for place, values in enumerate(listed)}) for at in range(150)
+    ]
+    with pytest.raises(InvalidRequest) as caught:
+        _grammar(_dialect("hermes"), ToolChoice(mode="required"), tools=tools)
+    assert "150 tools together" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("family", _CONSTRAINED)

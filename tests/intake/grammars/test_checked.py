@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import itertools
 import json
+import re
+from datetime import date
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
 from holdfast.intake.grammars.checked import checked_schema
+from holdfast.intake.grammars.formats import DATE, IPV6
 from holdfast.intake.grammars.keywords import PLAIN
 from holdfast.intake.grammars.lark import grammar_text, json_value
 from holdfast.intake.grammars.schema import CleanSchema, SchemaBounds, SchemaFault
@@ -91,6 +99,7 @@ def test_the_place_of_a_fault_behind_a_reference_is_the_clients() -> None:
         {"type": "object", "unevaluatedProperties": True},
         {"if": {"type": "null"}},
         {"type": "integer", "format": "int64"},
+        *({"type": "string", "format": name} for name in ("path", "password", "byte", "binary", "ipv4network", "no such one")),
         {"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 1},
         {"type": "object", "properties": {"a": {}}, "maxProperties": 1},
         {"description": "x", "title": "x", "default": 1, "examples": [1], "x-anything": {}, "$comment": "x", "deprecated": True},
@@ -175,7 +184,7 @@ def test_what_is_no_schema_is_refused() -> None:
         {"type": "integer", "const": -1e19},
         {"type": "integer", "enum": [3, -(2**63)]},
         {"type": "integer", "minimum": -(10**19), "maximum": -(10**19)},
-        {"type": "integer", "exclusiveMinimum": 1 - 2**63, "exclusiveMaximum": 1 - 2**63},
+        {"type": "integer", "exclusiveMinimum": -(2**64), "exclusiveMaximum": 1 - 2**63},
         {"items": {"type": "integer"}, "const": [-1e30]},
     ],
 )
@@ -191,3 +200,154 @@ def test_a_keyword_with_a_value_of_any_type_is_no_error_of_ours(keyword: str, va
         with contextlib.suppress(SchemaFault):
             _checked(beside | {keyword: value})
         _checked(_inside(beside | {keyword: value}), strict=False)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_beyond_64_bits_are_the_last_that_can_be_told_apart(kind: str) -> None:
+    schema = {"type": kind, "minimum": -(2**63), "maximum": 18446744073709551615}
+    for value in (-(10**18), -1, 0, 5, 10**18):
+        assert _takes(schema, value)
+    assert not _takes(schema, 10**20)
+    assert not _takes(schema, -(10**20))
+    assert _takes({"type": kind, "exclusiveMinimum": -(2**64), "exclusiveMaximum": 2**64}, 7)
+    assert "above what 64 bits hold" in _fault({"type": kind, "minimum": 2**64}).reason
+    assert "beyond the numbers" in _fault({"type": kind, "minimum": 10**18}).reason
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "fails"),
+    [
+        ({"type": "string", "minLength": 2.0, "maxLength": 3.0}, "ab", "a"),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 1.0, "maxItems": 2.0}, [None], []),
+        ({"type": "object", "minProperties": 1.0}, {"a": 1}, {}),
+        ({"type": "object", "maxProperties": 1.0}, {"a": 1}, {"a": 1, "b": 2}),
+    ],
+)
+def test_a_count_may_be_written_with_a_fraction_of_zero(schema: Any, fits: Any, fails: Any) -> None:
+    assert _takes(schema, fits)
+    assert not _takes(schema, fails)
+    assert "wrong type" in _fault({"type": "string", "minLength": 2.5}).reason
+
+
+_HOST = "a" * 63
+_OF_FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "date": (
+        ("2024-02-29", "2000-02-29", "0004-02-29", "2021-12-31", "0001-01-01"),
+        ("2021-02-29", "1900-02-29", "2021-04-31", "2021-13-01", "2021-00-10", "2021-01-00", "0000-01-01", "21-01-01"),
+    ),
+    "time": (
+        ("00:00:00Z", "23:59:59.25+23:59"),
+        ("23:59:60Z", "12:00:60Z", "12:00:00", "24:00:00Z", "12:00:00+24:00"),
+    ),
+    "date-time": (
+        ("2024-02-29T12:00:00Z",),
+        ("2023-02-29T12:00:00Z", "1998-12-31T23:59:60Z", "2024-02-29 12:00:00Z", "2024-02-29T12:00:00"),
+    ),
+    "hostname": (
+        ("a", "a1", "a-b", "a--b", "a.b-c.d", "xn--nxasmq6b", _HOST + ".com", "1.2.3.4"),
+        ("", "-a", "a-", "a.-b", "ab--cd", "a_b", "a..b", "a.", ".a", _HOST + "a.com", ".".join([_HOST] * 4)),
+    ),
+    "ipv4": (("1.2.3.4", "255.255.255.255", "0.0.0.0"), ("256.1.1.1", "01.2.3.4", "1.2.3", "1.2.3.4.5")),
+    "ipv6": (
+        ("::", "::1", "1::", "1:2:3:4:5:6:7:8", "::ffff:192.168.0.1", "1:2:3:4:5:6:1.2.3.4", "64:ff9b::192.0.2.33"),
+        ("1", ":::", "1::2::3", "12345::", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7:1.2.3.4", "::1.2.3", "::256.1.1.1", "::1%eth0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OF_FORMATS)
+def test_a_format_takes_what_is_right_and_nothing_else(name: str) -> None:
+    grammar = grammar_text(f"start: {json_value(_checked({'type': 'string', 'format': name}).schema)}")
+    right, wrong = _OF_FORMATS[name]
+    assert [text for text in right if not accepts(grammar, json.dumps(text))] == []
+    assert [text for text in wrong if accepts(grammar, json.dumps(text))] == []
+
+
+def test_a_format_and_a_pattern_both_hold() -> None:
+    schema = {"type": "string", "format": "date", "pattern": "^20"}
+    assert _takes(schema, "2024-02-29")
+    assert not _takes(schema, "1996-02-29")
+    assert not _takes(schema, "2023-02-29")
+
+
+@given(st.integers(1, 9999), st.integers(0, 13), st.integers(0, 32))
+def test_a_date_is_one_of_the_calendar(year: int, month: int, day: int) -> None:
+    text = f"{year:04}-{month:02}-{day:02}"
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        assert not re.fullmatch(DATE, text)
+    else:
+        assert re.fullmatch(DATE, text)
+
+
+@given(st.lists(st.sampled_from(["0", "1", "12", "fff", "ffff", "12345", ":", "::", "1.2.3.4", "01.2.3.4"]), max_size=16))
+def test_an_address_is_one_that_python_reads(pieces: list[str]) -> None:
+    for text in ("".join(pieces), ":".join(pieces)):
+        try:
+            ipaddress.IPv6Address(text)
+        except ValueError:
+            assert not re.fullmatch(IPV6, text)
+        else:
+            assert re.fullmatch(IPV6, text)
+
+
+@st.composite
+def _written(draw: st.DrawFn) -> tuple[str, str]:
+    """A text, and JSON of it in which any character may be escaped."""
+    text = draw(st.text(st.sampled_from('aZü/"\\\n\x01\x7f東🙂'), max_size=6))
+    written = ""
+    for character in text:
+        plain = json.dumps(character, ensure_ascii=False)[1:-1]
+        escaped = "".join(f"\\u{unit:04x}" for unit in memoryview(character.encode("utf-16-le")).cast("H"))
+        as_escape = character == "\x7f" or draw(st.booleans())
+        written += draw(st.sampled_from([escaped, escaped.upper().replace("U", "u")])) if as_escape else plain
+    return text, f'"{written}"'
+
+
+@settings(max_examples=60)
+@given(_written(), st.integers(0, 4), st.integers(0, 4))
+def test_any_character_of_a_string_may_be_escaped_and_counts_as_one(said: tuple[str, str], least: int, more: int) -> None:
+    text, written = said
+    schema = {"type": "string", "minLength": least, "maxLength": least + more}
+    grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
+    assert accepts(grammar, written) == (least <= len(text) <= least + more)
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ud83dx", "\\ude00\\ud83d"])
+def test_half_of_a_character_is_none(half: str) -> None:
+    assert not accepts(grammar_text(f"start: {json_value({'type': 'string'})}"), f'"{half}"')
+
+
+_NAMES = {
+    "declared": {"properties": {"a": {"type": "integer"}, "é": {"type": "integer"}}, "additionalProperties": True},
+    "required": {"required": ["a"], "additionalProperties": {"type": "string"}},
+    "patterns": {"patternProperties": {"^é": {"type": "integer"}}, "additionalProperties": True},
+    "both": {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^(a.|é)": {"type": "string"}}},
+    "closed": {"properties": {"a": {"type": "integer"}}, "additionalProperties": False},
+    "any": {},
+}
+
+
+_SPELLINGS = ('"a"', '"\\u0061"', '"é"', '"\\u00e9"', '"\\u00E9"', '"a\\n"', '"a\\u000a"', '"b"', '"\\u0062"')
+
+
+@pytest.mark.parametrize("kind", _NAMES)
+def test_an_object_whose_names_are_escaped_fits_its_schema_or_is_not_accepted(kind: str) -> None:
+    schema = {"type": "object", **_NAMES[kind]}
+    grammar = grammar_text(f"start: {json_value(_checked(schema).schema)}")
+    firsts = itertools.product(_SPELLINGS[::2], ("1", '"x"'))
+    for first, second, value in itertools.product(firsts, _SPELLINGS, ("1", '"x"')):
+        text = f"{{{first[0]}: {first[1]}, {second}: {value}}}"
+        if accepts(grammar, text):
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_names_of_one_kind_leave_strings_their_escapes() -> None:
+    closed = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
+    grammar = grammar_text(f"start: {json_value(_checked(closed).schema)}")
+    assert accepts(grammar, '{"city": "Z\\u00fcrich"}')
+    mixed = {**closed, "additionalProperties": True}
+    grammar = grammar_text(f"start: {json_value(_checked(mixed).schema)}")
+    assert accepts(grammar, '{"city": "Zürich", "other": 1}')
+    assert not accepts(grammar, '{"city": "Zürich", "\\u0063ity": 1}')

@@ -39,6 +39,7 @@ class AnswerGrammar:
 
 
 UNCONSTRAINED = AnswerGrammar()
+_LONGEST_FAULT = 300  # characters
 
 
 def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
@@ -79,9 +80,18 @@ def answer_grammar(
     text = grammar_text(body.rules.lark(start), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
-        field = request.output_format.field if request.output_format else "tools"
-        raise InvalidRequest(f"`{field}`: no grammar can be made of what is asked for", field=field, shown=f": {fault}")
+        raise _refusal(request, fault)
     return AnswerGrammar(text=text, banned_token_ids=body.banned, unenforced=body.unenforced)
+
+
+def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
+    """The parts have been checked one by one: what is at fault is how much they come to together."""
+    field = request.output_format.field if request.output_format else "tools"
+    asked = "no grammar can be made of what is asked for"
+    if tools := offered_tools(request):
+        asked = f"no grammar can be made of what is asked for with {len(tools)} tools together"
+    said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]  # the lines behind it quote the whole grammar
+    return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {said[:_LONGEST_FAULT]}")
 
 
 class _Body:

@@ -11,7 +11,8 @@ MOST_REPETITIONS: Final = 20_000  # of single characters in one pattern, nested 
 MOST_ALTERNATIVES: Final = 256  # in one place: branches of `anyOf` and `oneOf` multiply under `allOf`
 LONGEST_PATTERN: Final = 2_000
 LONGEST_LITERAL: Final = 4_000  # characters of a name or of a listed value: each token of it is forced, one after the other
-_LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
+LEAST: Final = 1024 - 2**63  # 64 bits, less what a float's rounding takes
+MOST: Final = -LEAST
 _SMALLER = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
@@ -38,13 +39,26 @@ def alternatives(node: Any) -> int:
     return found
 
 
+def enforced_value(keyword: str, value: Any) -> Any:
+    """A well-typed value as llguidance takes it: counts are integers, and bounds too far off are the last of 64 bits."""
+    match keyword:
+        case "minimum" | "exclusiveMinimum":
+            return max(value, LEAST)
+        case "maximum" | "exclusiveMaximum":
+            return min(value, MOST)
+        case "minProperties" | "maxProperties" | "minItems" | "maxItems" | "minLength" | "maxLength":
+            return int(value)
+        case _:
+            return value
+
+
 def is_too_small(value: Any) -> bool:
     """Whether a number in a value is below 64 bits. An integer of which llguidance is told just that overflows its stack."""
     if isinstance(value, dict):
         return any(map(is_too_small, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_too_small, value))
-    return isinstance(value, int | float) and value < _LEAST
+    return isinstance(value, int | float) and value < LEAST
 
 
 def names_too_small(grammar: str) -> bool:

@@ -19,6 +19,7 @@ _KEPT = 512
 _MOST_TRIALS = 20  # to find the place of a fault, or what to leave out: about 20 ms
 _MOST_LEFT_OUT = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
+_BEYOND = "its bounds are beyond the numbers that a grammar can tell apart"
 _TOO_MUCH = "it needs more work than a grammar may take"
 
 
@@ -65,7 +66,9 @@ def _fault(found: CleanSchema, node: Schema | bool) -> str:
     _, is_of_schema, said = fault.partition("failed to compile JSON schema: ")
     if not fault:
         return ""
-    return said.split("\n   1 |")[0] if is_of_schema and "too large" not in said else _TOO_MUCH
+    if not is_of_schema or "too large" in said:
+        return _TOO_MUCH
+    return _BEYOND if said.startswith("Failed to generate regex for") else said.split("\n   1 |")[0]
 
 
 def _innermost(found: CleanSchema) -> tuple[str, Schema | bool]:

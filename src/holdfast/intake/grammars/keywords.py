@@ -25,6 +25,10 @@ OPENING: Final = ("additionalProperties", "patternProperties", "unevaluatedPrope
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"),
 )
+UNKNOWN_FORMATS: Final = frozenset(
+    ("idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"),
+) | {"relative-json-pointer", "regex"}
+"""Formats of JSON Schema that no grammar enforces. All that are in neither list are notes, such as `password` and `path`."""
 LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
 """Characters of formats that know an end, though their patterns know none: SMTP's, DNS', and what most of the web takes."""
 
@@ -44,8 +48,9 @@ def is_well_typed(keyword: str, value: Any) -> bool:
             return isinstance(value, str)
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
             return isinstance(value, int | float) and not isinstance(value, bool)
-        case _:  # the counts
-            return isinstance(value, int) and not isinstance(value, bool)
+        case _:  # the counts, of which 2.0 is one
+            is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+            return is_whole and not isinstance(value, bool)
 
 
 def says_nothing(keyword: str, value: Any, node: dict[str, Any]) -> bool:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from holdfast.intake.grammars.formats import EXACT
+from holdfast.intake.grammars.keywords import LISTS, MAPS, SINGLES
 
 # A space, or a new line and its indent: what models write. Without a bound a small model writes white space for ever.
 WHITE_SPACE: Final = r"( |\n[ \t]{0,24})?"
 ANY: Final = r"(.|\n)*"  # as regular expressions; tokens that are markers have no text for a grammar, and are never a part of it
 GAP: Final = r"/[ \t\n]{0,4}/"
 _JSON_OPTIONS: Final = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": False}
+# `\u` and four digits for any character of a string without `pattern`, `format` or listed values; a pair of them counts as one.
+_ESCAPES: Final = {"json_allow_general_unicode_escapes": True}
+_NO_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 class Rules:
@@ -113,7 +119,49 @@ def json_value(schema: Any) -> str:
     """A value of a schema that is clean, as JSON text."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    escapes = _NO_ESCAPES if _may_disguise_a_name(schema) else _ESCAPES
+    return "%json " + json.dumps({**_with_exact_formats(schema), "x-guidance": {**_JSON_OPTIONS, **escapes}})
+
+
+def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
+    """Whether an escape could write a name that has a schema of its own as one that has another.
+
+    llguidance tells declared and free names apart by their letters, not by what they mean: `"\\u0061"` is not `"a"`.
+    """
+    declares = bool(schema.get("properties") or schema.get("required"))
+    kinds = (declares, bool(schema.get("patternProperties")), schema.get("additionalProperties", True) is not False)
+    return sum(kinds) > 1 or any(isinstance(inner, dict) and _may_disguise_a_name(inner) for inner in _subschemas(schema))
+
+
+def _with_exact_formats(schema: Any) -> Any:
+    """The schema with patterns in place of those formats that llguidance takes loosely."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for keyword in (*MAPS, "$defs"):
+        if keyword in found:
+            found[keyword] = {name: _with_exact_formats(inner) for name, inner in found[keyword].items()}
+    for keyword in (*LISTS, *SINGLES):
+        inner = found.get(keyword)
+        if inner is not None:
+            found[keyword] = [*map(_with_exact_formats, inner)] if isinstance(inner, list | tuple) else _with_exact_formats(inner)
+    regex = EXACT.get(found.get("format", ""))
+    if regex is not None:
+        del found["format"]
+        exact = {"pattern": f"^({regex})$"}
+        found |= {"allOf": [*found.get("allOf", ()), exact]} if "pattern" in found else exact
+    return found
+
+
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    for keyword in (*MAPS, "$defs"):
+        yield from schema.get(keyword, {}).values()
+    for keyword in (*LISTS, *SINGLES):
+        inner = schema.get(keyword)
+        if isinstance(inner, list | tuple):
+            yield from inner
+        else:
+            yield inner
 
 
 def escaped(text: str) -> str:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from holdfast.intake.grammars.formats import DATE, IPV4, IPV6, TIME
 from holdfast.intake.grammars.lark import ANY, escaped
 from holdfast.intake.grammars.schema import Schema
 
-_DAYS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-_LEAP_DAYS = "[1-9][0-9](0[48]|[2468][048]|[13579][26])-02-29"
-_DATE = f"([1-9][0-9]{{3}}-({_DAYS})|{_LEAP_DAYS})"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_BYTE = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
 _LONGEST: Final = 10_000  # characters that are counted: each is a state of the lexer
 FORMATS: Final = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
-    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "ipv4": IPV4,
+    "ipv6": IPV6,
     "email": r"[A-Za-z0-9_+\-]+(\.[A-Za-z0-9_+\-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)+",
     "hostname": r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-[A-Za-z0-9]+)*)*",
     "uri": r"[a-z][a-z0-9+.\-]*:\/\/[A-Za-z0-9\-._~:\/?#\[\]@!$&'()*+,;=%]+",

@@ -10,8 +10,10 @@ from urllib.parse import unquote
 from holdfast.intake.grammars import keywords
 from holdfast.intake.grammars.bounds import (
     LONGEST_LITERAL,
+    MOST,
     MOST_ALTERNATIVES,
     alternatives,
+    enforced_value,
     is_too_small,
     pattern_fault,
     size_of_literal,
@@ -93,7 +95,7 @@ class _Walk:
             self._refer(node["$ref"], found, place=place, depth=depth, may_close=may_close and _is_alone(node, "$ref"))
         for keyword in keywords.PLAIN:
             if keyword in node and self._is_enforceable(keyword, node, place=place):
-                found[keyword] = node[keyword]
+                found[keyword] = enforced_value(keyword, node[keyword])
         for keyword in keywords.UNSUPPORTED:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
                 self._leave_out(keyword, place=place)
@@ -122,12 +124,16 @@ class _Walk:
             case _ if not keywords.is_well_typed(keyword, value):
                 self._leave_out(keyword, place=place, reason="has a value of the wrong type")
                 return False
+            case "minimum" | "exclusiveMinimum":
+                if value > MOST:
+                    self._leave_out(keyword, place=place, reason="holds a number above what 64 bits hold")
+                return bool(value <= MOST)
             case _ if is_too_small(value):
                 self._leave_out(keyword, place=place, reason="holds a number below what 64 bits hold")
                 return False
             case "format" if value not in keywords.FORMATS:
-                if _may_be_text(node):
-                    self._leave_out(keyword, place=place, reason=f"{str(value)[:40]!r} is not known here")
+                if value in keywords.UNKNOWN_FORMATS and _may_be_text(node):
+                    self._leave_out(keyword, place=place, reason=f"{value!r} is not known here")
                 return False
             case "pattern" if isinstance(value, str):
                 reason = pattern_fault(value)
@@ -136,9 +142,9 @@ class _Walk:
                 return not reason
             case "enum" | "const" if size_of_literal(value) > LONGEST_LITERAL * (64 if keyword == "enum" else 1):
                 raise SchemaFault(f"{keyword!r} is too long", place=join_place(place, keyword))
-            case "minProperties" if isinstance(value, int):
-                return value > len(set(_names(node.get("required"))))
-            case "maxProperties" if isinstance(value, int):
+            case "minProperties":
+                return bool(value > len(set(_names(node.get("required")))))
+            case "maxProperties":
                 return not (_lists_its_properties(node) and len(node["properties"]) <= value)
             case _:
                 return True
