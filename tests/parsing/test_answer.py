@@ -136,7 +136,7 @@ ROME = [("get_weather", {"city": "Rom"})]
         (f"<think>\nhm\n</think>\n\n{CALL}", ("hm", "", ROME)),
         (f"Let me see.\n\n{CALL}\n", ("", "Let me see.", ROME)),
         (f"{CALL}\n{CALL}", ("", "", [*ROME, *ROME])),
-        (f"{CALL}\n\nand so\n<think>more</think>\non", ("more", "and soon", ROME)),
+        (f"{CALL}\n\nand so\n<think>more</think>\non", ("more", "and so\non", ROME)),
         ("</think>\n\nhello", ("", "hello", [])),
         ("\n\n<think>\n\n</think>\n\nhello", ("", "hello", [])),
         ("<think>cut off", ("cut off", "", [])),

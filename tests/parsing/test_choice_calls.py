@@ -21,6 +21,7 @@ from holdfast.messages.output import (
     ToolArgumentsDelta,
     ToolCallFinished,
     ToolCallStarted,
+    text_of,
 )
 from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
@@ -171,6 +172,31 @@ def test_a_stop_string_counts_neither_in_a_thought_nor_in_a_call(per_event: int)
     ]
     kept = tuple(token_id for event in deltas(events) for token_id in event.token_ids)
     assert kept == ids[: len(kept)] and len(kept) < len(ids)
+
+
+@pytest.mark.parametrize("per_event", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"I look.\n{CALL}\nI answer.", "I look.\nI answer."),
+        (f"I look.{CALL}I answer.", "I look.\nI answer."),
+        (f"I look.\n{CALL}\n{CALL}\n\nI answer.", "I look.\nI answer."),
+        (f"I look.<think>Hm.</think>\n\n{CALL}I answer.", "I look.\nI answer."),
+        (f"{CALL}\nI answer.", "I answer."),
+        (f"I look.\n{CALL}", "I look."),
+        ("I look.\n\nI answer.", "I look.\n\nI answer."),
+        ("I look. </think> I answer.", "I look.  I answer."),
+    ],
+)
+def test_texts_that_a_call_parts_are_lines_of_their_own_in_one_string(per_event: int, text: str, expected: str) -> None:
+    events, _ = answer(text, per_event=per_event)
+    assert text_of(deltas(events)) == expected
+
+
+def test_a_stop_string_is_not_looked_for_across_a_call() -> None:
+    events, _ = answer(f"I look.\n{CALL}\nI answer.", stops=("look.\nI", "\nI"))
+    assert text_of(deltas(events)) == "I look.\nI answer."
+    assert finish(events).stop_string is None
 
 
 def test_the_only_call_that_is_allowed_ends_the_answer() -> None:

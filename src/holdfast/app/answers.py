@@ -70,7 +70,9 @@ class TextStream:
         return self
 
     def __next__(self) -> str:
-        return next(event.text for event in self._outputs if isinstance(event, TextDelta) and event.kind == "text" and event.text)
+        return next(
+            event.appended for event in self._outputs if isinstance(event, TextDelta) and event.kind == "text" and event.text
+        )
 
     def __enter__(self) -> TextStream:
         return self

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from holdfast.intake.conversation import REASONING_FIELDS
 from holdfast.messages.output import OutputDelta, text_of, tool_calls_of
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, Segment, SegmentFormat
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, Segment, SegmentFormat, TextJoints
 
 _PIECE = 1024  # characters that are read at once: each step of a reader looks through all that has come
 _MOST_EXACT = 2**53  # a larger whole number does not survive a client that computes in doubles
@@ -59,12 +59,14 @@ def meaning_of_text(text: str, form: SegmentFormat, *, cut: bool = False) -> Ans
     cut: the text ends because the answer had become too long, so that what is open in it is not closed.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    joints = TextJoints()
     calls: list[tuple[str, list[str]]] = []
     pieces = (text[place : place + _PIECE] for place in range(0, len(text), _PIECE))
     parts: Iterable[AnswerPart] = (*(part for piece in pieces for part in form.push(piece)), *form.flush(cut=cut))
     for part in parts:
+        separator = joints.separator(part)
         if isinstance(part, Segment):
-            texts[part.kind].append(part.text)
+            texts[part.kind].append(separator + part.text)
         elif isinstance(part, CallBegun):
             calls.append((part.name, []))
         elif isinstance(part, CallArguments):

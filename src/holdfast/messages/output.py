@@ -30,6 +30,12 @@ class TextDelta(AnswerDelta, frozen=True, kw_only=True):
 
     text: str
     kind: TextKind = "text"
+    separator: str = ""  # goes before the text where a protocol has all text of a choice in one string
+
+    @property
+    def appended(self) -> str:
+        """What this adds to the one string."""
+        return self.separator + self.text
 
 
 class ToolCallStarted(AnswerDelta, frozen=True, kw_only=True):
@@ -137,7 +143,14 @@ OutputEvent: TypeAlias = OutputDelta | ChoiceFinished
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:
     """All text of one kind of a choice."""
-    return "".join([delta.text for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind])
+    return "".join([delta.appended for delta in deltas if isinstance(delta, TextDelta) and delta.kind == kind])
+
+
+def separator(before: str, after: str) -> str:
+    """What goes between two texts of an answer that a call or a thought has parted, where they become one string."""
+    if not before or not after or before.endswith("\n") or after.startswith("\n"):
+        return ""
+    return "\n"
 
 
 def tool_calls_of(deltas: Iterable[OutputDelta]) -> tuple[ToolCall, ...]:

@@ -40,7 +40,7 @@ from holdfast.parsing.formats.declared import DeclaredTools
 from holdfast.parsing.formats.plain import PlainFormat
 from holdfast.parsing.pieces import TokenPieces
 from holdfast.parsing.placed_tokens import PlacedTokens, rival, text_and_bytes
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, SegmentFormat
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, SegmentFormat, TextJoints
 from holdfast.parsing.visible_stops import VisibleStops
 
 _TOKENS_BEFORE = 16  # of the prompt, shown before the first token that differs from what is kept
@@ -95,6 +95,7 @@ class ChoiceText:
         )
         calls = rules.dialect.calls
         self._ids = CallIds(calls.id_form if calls else "random", earlier=rules.earlier_call_ids, random_text=rules.random_text)
+        self._joints = TextJoints()
         self._calls = 0  # complete ones
         self._begun = 0
         self._reasoning_tokens = 0
@@ -207,9 +208,10 @@ class ChoiceText:
         return tuple(deltas)
 
     def _delta(self, part: AnswerPart) -> OutputDelta:
+        separator = self._joints.separator(part)
         match part:
             case Segment():
-                return TextDelta(index=self.index, text=part.text, kind=part.kind)
+                return TextDelta(index=self.index, text=part.text, kind=part.kind, separator=separator)
             case CallBegun():
                 self._begun += 1
                 call_id = self._ids.next(part.name, written=part.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from holdfast.messages.output import TextKind
+from holdfast.messages.output import TextKind, separator
 
 
 class Segment(NamedTuple):
@@ -43,6 +43,24 @@ class CallEnded(NamedTuple):
 
 
 AnswerPart: TypeAlias = Segment | CallBegun | CallArguments | CallEnded
+
+
+class TextJoints:
+    """Follows the parts of an answer to tell what goes between its texts where they become one string. One per answer."""
+
+    def __init__(self) -> None:
+        self._last = ""  # the last character of visible text
+        self._parted = False  # something else has followed it
+
+    def separator(self, part: AnswerPart) -> str:
+        """What goes before this part, the next one."""
+        if not isinstance(part, Segment) or part.kind != "text":
+            self._parted = True
+            return ""
+        found = separator(self._last, part.text) if self._parted else ""
+        self._last = part.text[-1:] or self._last
+        self._parted = False
+        return found
 
 
 class SegmentFormat(Protocol):

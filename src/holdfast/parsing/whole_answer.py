@@ -10,7 +10,7 @@ from holdfast.parsing.answer import AnswerReader
 from holdfast.parsing.dialect import ModelDialect
 from holdfast.parsing.formats.call_format import Call
 from holdfast.parsing.formats.declared import DeclaredTools
-from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment
+from holdfast.parsing.segments import AnswerPart, CallArguments, CallBegun, CallEnded, Segment, TextJoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,15 @@ def read_answer(text: str, dialect: ModelDialect, *, tools: DeclaredTools, in_re
 def whole_answer(parts: Iterable[AnswerPart]) -> WholeAnswer:
     """The parts of an answer, joined. Raises ValueError when a call's arguments are no JSON object."""
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+    joints = TextJoints()
     calls: list[Call] = []
     repairs: list[str] = []
     begun, arguments = CallBegun(""), list[str]()
     for part in parts:
+        separator = joints.separator(part)
         match part:
             case Segment():
-                texts[part.kind].append(part.text)
+                texts[part.kind].append(separator + part.text)
             case CallBegun():
                 begun, arguments = part, []
             case CallArguments():

@@ -136,7 +136,7 @@ class AnswerRecord:
             for repair in event.repairs:
                 self._metrics.tool_call_repairs.labels(self._model, repair).inc()
         if isinstance(event, TextDelta) and self.prompt and len(self.texts.get(index, "")) < LONGEST_CONTENT:
-            self.texts[index] = self.texts.get(index, "") + event.text
+            self.texts[index] = self.texts.get(index, "") + event.appended
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:
         metrics, model = self._metrics, self._model

@@ -52,6 +52,11 @@ def test_a_system_prompt_goes_first_in_its_parts() -> None:
     assert talk(system=[]) == []
 
 
+def test_texts_on_either_side_of_a_call_are_lines_of_their_own() -> None:
+    (message,) = talk(("assistant", [text("I "), text("look."), use(city="Rome"), text("I answer.")]))
+    assert message["content"] == "I look.\nI answer."
+
+
 def test_an_answer_has_its_thoughts_texts_and_calls_apart() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": SEAL.sign("hm")}
     (message,) = talk(("assistant", [thought, text("I "), text("call"), use(city="Rom☃")]))

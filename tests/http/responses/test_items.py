@@ -57,8 +57,8 @@ def test_a_thought_or_a_second_text_begins_another_turn() -> None:
     assert got == [calling("f"), calling("f", reasoning_content="hm")]
 
 
-def test_text_behind_a_call_belongs_to_its_turn() -> None:
-    assert messages(said("assistant", "a"), CALL, said("assistant", "b")) == [calling("f", content="ab")]
+def test_text_behind_a_call_belongs_to_its_turn_on_a_line_of_its_own() -> None:
+    assert messages(said("assistant", "a"), CALL, said("assistant", "b")) == [calling("f", content="a\nb")]
 
 
 def test_a_sealed_thought_is_opened_and_others_are_left_out() -> None:

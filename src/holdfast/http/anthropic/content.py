@@ -14,6 +14,7 @@ from holdfast.http.server.fields import MANY, ONE, STRICT, one_or_many
 from holdfast.http.server.media import is_media, refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.sealing import Seal
+from holdfast.messages.output import separator
 from holdfast.messages.requests import CacheBreakpoint
 
 _OTHER = TAG_MARK + "other"
@@ -201,13 +202,14 @@ def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
 
 def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Message:
     """A turn of the assistant: its thoughts, texts and calls, each together."""
-    texts: list[str] = []
+    text = ""
+    follows_text = False
     thoughts: list[str] = []
     calls: list[Message] = []
     for place, block in enumerate(blocks):
         match block["type"]:
             case "text":
-                texts.append(block["text"])
+                text += ("" if follows_text else separator(text, block["text"])) + block["text"]
             case "thinking":
                 thoughts.append(_thought(block, seal))
             case "tool_use":
@@ -215,10 +217,11 @@ def _answer(blocks: Sequence[Mapping[str, Any]], field: str, seal: Seal) -> Mess
                 calls.append({"id": block["id"], "type": "function", "function": function})
             case _:
                 _refuse_unless_left_out(block["type"], f"{field}.{place}")
+        follows_text = block["type"] == "text"
     thought = "".join(thoughts)
     return {
         "role": "assistant",
-        "content": "".join(texts),
+        "content": text,
         **({"reasoning_content": thought} if thought else {}),
         **({"tool_calls": calls} if calls else {}),
     }

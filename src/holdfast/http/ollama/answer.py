@@ -58,7 +58,7 @@ class OllamaAnswer(AnswerFormat):
         """News as a line; parts of calls are kept until the call is complete."""
         fields: dict[str, Any] = {"logprobs": logprobs_of(event.logprobs)} if event.logprobs else {}
         if isinstance(event, TextDelta):
-            fields |= {"text" if event.kind == "text" else "thinking": event.text} if event.text else {}
+            fields |= {"text" if event.kind == "text" else "thinking": event.appended} if event.text else {}
             return written(self.line(done=False, **fields)) if fields else b""
         self._calls.append(event)
         if isinstance(event, ToolCallFinished):

@@ -83,7 +83,7 @@ class ChatAnswer(OpenAIAnswer):
     def _said(self, event: OutputDelta) -> bytes:
         """What an event says, as the `delta` of a chunk."""
         if isinstance(event, TextDelta):
-            text = _encode(event.text)
+            text = _encode(event.appended)
             return b'{"content":%b}' % text if event.kind == "text" else b'{"reasoning_content":%b,"reasoning":%b}' % (text, text)
         if isinstance(event, ToolCallStarted):
             function = CalledFunction(name=event.name, arguments="")

@@ -12,6 +12,7 @@ from holdfast.http.responses.tools import model_name
 from holdfast.http.server.fields import MANY, ONE, STRICT, one_or_many
 from holdfast.http.server.media import is_media, refused_media, without_media
 from holdfast.http.server.problem import RequestRefused
+from holdfast.messages.output import separator
 
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type → key of its text
 _ROLES = ("user", "system", "developer", "assistant")
@@ -112,7 +113,8 @@ class _Conversation:
             self.messages.append({"role": role, "content": content})
             return
         turn = self._assistant(is_new=lambda turn: bool(turn["content"]) and not turn.get("tool_calls"))
-        turn["content"] += _joined(content)
+        text = _joined(content)
+        turn["content"] += separator(turn["content"], text) + text
 
     def reasoning(self, item: Mapping[str, Any], place: str) -> None:
         """What the assistant thought; of others' making it is left out, as nobody can read it."""
