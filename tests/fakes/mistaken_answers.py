@@ -10,6 +10,12 @@ from typing import Any, Final
 
 from tests.fakes.recorded_answers import rome
 
+_ATEM_CALL = (
+    '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Rome</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>"
+)
+_DSML_CALL = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n{}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+
 MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     # tags that are missing
     (
@@ -108,6 +114,14 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
     ("glm47", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</tool_call>", [rome("unclosed_value")]),
     ("glm47", "<tool_call>get_weather<arg_key>city<arg_value>Rome</arg_value></tool_call>", [rome("missing_tag")]),
     ("glm47", '<tool_call>get_weather{"city": "Rome"}</tool_call>', [rome("json_body")]),
+    (
+        "glm47",
+        '<tool_call>get_weather city="New York" days=3</tool_call>',
+        [("get_weather", {"city": "New York", "days": 3}, ("words_for_tags",))],
+    ),
+    ("glm47", "<tool_call>get_weather\ncity=Rome</tool_call>", [rome("words_for_tags")]),
+    ("glm47", "<tool_call>get_weather in Rome</tool_call>", ["<tool_call>get_weather in Rome</tool_call>"]),
+    ("glm47", "<tool_call>get_weather town=Rome</tool_call>", ["<tool_call>get_weather town=Rome</tool_call>"]),
     ("glm47", "<tool_call>any words at all</tool_call>", ["<tool_call>any words at all</tool_call>"]),
     ("glm47", "<tool_call>word</tool_call>", ["<tool_call>word</tool_call>"]),
     ("pythonic", "I look.\n[get_weather(city='Rome', ok=true,)]", ["I look.", rome(ok=True)]),
@@ -146,6 +160,46 @@ MISTAKES: Final[list[tuple[str, str, list[Any]]]] = [
         '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Rome<|close|>'
         "call<|sep|><|close|>tools<|sep|>",
         [rome("unclosed_value")],
+    ),
+    (
+        "harmony",
+        "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        [("thought", "Hm."), "Yes."],
+    ),
+    # only a message to a tool has calls
+    (
+        "muse_spark",
+        f" to=user<|message|>Write\n{_ATEM_CALL}\nthen.<|eot|>",
+        [f"Write\n{_ATEM_CALL}\nthen."],
+    ),
+    (
+        "muse_spark",
+        f" to=self<|message|>Or {_ATEM_CALL}?<|eom|><|start|>assistant to=get_weather<|message|>{_ATEM_CALL}<|eom|>",
+        [("thought", f"Or {_ATEM_CALL}?"), rome()],
+    ),
+    # one parameter that holds all arguments
+    (
+        "deepseek_v3_2",
+        _DSML_CALL.format('<｜DSML｜parameter name="arguments" string="false">{"city": "Rome", "days": 3}</｜DSML｜parameter>'),
+        [rome("wrapped_arguments", days=3)],
+    ),
+    (
+        "deepseek_v3_2",
+        _DSML_CALL.format('<｜DSML｜parameter name="input" string="true">{"city": "Rome"}</｜DSML｜parameter>'),
+        [rome("wrapped_arguments")],
+    ),
+    (
+        "deepseek_v3_2",
+        _DSML_CALL.format('<｜DSML｜parameter name="arguments" string="false">{"town": "Rome"}</｜DSML｜parameter>'),
+        [("get_weather", {"arguments": {"town": "Rome"}}, ())],
+    ),
+    (
+        "deepseek_v3_2",
+        _DSML_CALL.format(
+            '<｜DSML｜parameter name="arguments" string="true">{"city": "Rome"}</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>'
+        ),
+        [("get_weather", {"arguments": '{"city": "Rome"}', "days": 3}, ())],
     ),
     # the same in families that are like these
     (

@@ -65,6 +65,7 @@ OTHER_FORMS: Final[list[tuple[str, str, tuple[str, ...]]]] = [
     ("deepseek_v3", '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rom"}<｜tool▁call▁end｜>', ()),
     ("internlm", '<|action_start|> <|plugin|>{"name": "get_weather", "parameters": {"city": "Rom"}}<|action_end|>', ()),
     ("xlam", '[{"name": "get_weather", "arguments": {"city": "Rom"}}]', ()),
+    ("command_r_plus", 'Action:\n```json\n[{"tool_name": "get_weather", "parameters": {"city": "Rom"}}]\n```', ()),
     ("phi4", 'functools[{"name": "get_weather", "arguments": {"city": "Rom"}}]', ()),
 ]
 """Of other families: each asks for the weather of Rom."""

@@ -17,6 +17,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.parsing.dialect import Call, ModelDialect, ReasoningFormat
+from holdfast.parsing.formats.call_format import ChannelFormat
 from holdfast.parsing.formats.families import FAMILIES
 from tests.fakes.family_bundles import bundle
 from tests.fakes.family_templates import FAMILY_TEMPLATES
@@ -146,6 +147,21 @@ def test_a_channel_of_visible_text_ends_a_thought() -> None:
     assert told(dialect, TOOLS, text) == [("thought", "Hm."), "Yes."]
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<|channel><|channel>thought\nHm.<channel|>Yes.", [("thought", "Hm."), "Yes."]),
+        ("<|channel>thought\n<|channel>thought\nHm.<channel|>Yes.", [("thought", "Hm."), "Yes."]),
+        ("<|channel>thought\nHm.<channel|><|channel>Yes.", [("thought", "Hm."), "Yes."]),
+        ("Yes.<|channel>thought\n<channel|><channel|>", ["Yes."]),
+    ],
+)
+def test_a_marker_that_is_written_twice_or_alone_is_not_shown(text: str, says: list[Any]) -> None:
+    dialect = bundle_of("gemma4").dialect
+    assert told(dialect, TOOLS, text) == says
+    assert told(dialect, TOOLS, text, at=range(len(text))) == says
+
+
 def test_the_end_of_a_thought_counts_within_a_call_too() -> None:
     for name in THINKING:
         dialect = bundle_of(name).dialect
@@ -162,13 +178,23 @@ GENERAL = sorted(name for name, family in FAMILIES.items() if any(family.write([
 
 
 def general(name: str) -> ModelDialect:
-    marks = sorted({"<think>", "</think>", *FAMILIES[name].marks})
+    marks = [mark for mark in FAMILIES[name].marks if not any(other in mark for other in FAMILIES[name].marks if other != mark)]
     return ModelDialect(
         family=name,
         calls=FAMILIES[name],
         reasoning=ReasoningFormat(start="<think>", end="</think>"),
-        marker_ids={mark: number for number, mark in enumerate(marks)},
+        marker_ids={mark: number for number, mark in enumerate(("<think>", "</think>", *marks))},
     )
+
+
+@pytest.mark.parametrize("name", [name for name in GENERAL if not isinstance(FAMILIES[name], ChannelFormat)])
+def test_a_call_that_ends_the_answer_is_made_in_an_open_thought_of_every_family(name: str) -> None:
+    dialect = general(name)
+    text = filled("Hm.\n{rome}", dialect)
+    for at in ([], range(len(text))):
+        assert told(dialect, TOOLS, text, at=at, in_reasoning=True) == [("thought", "Hm."), *called(ROME)]
+    weighed = filled(WEIGHED, dialect)
+    assert told(dialect, TOOLS, weighed, in_reasoning=True) == [("thought", weighed)]
 
 
 words = st.sampled_from(["{end}", "{rome}", "{time}", "Hm.", " ", "\n", "`", "{both}"])

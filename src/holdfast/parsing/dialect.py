@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.parsing.formats.call_format import Call as Call  # what rooms above need of it stands here
@@ -10,7 +10,7 @@ from holdfast.parsing.formats.call_format import CallFormat as CallFormat
 from holdfast.parsing.formats.call_format import ChannelFormat
 from holdfast.parsing.formats.call_format import IdForm as IdForm
 from holdfast.parsing.formats.families import FAMILIES, READ_TOO
-from holdfast.parsing.markers import Markers
+from holdfast.parsing.markers import Markers, is_marker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,18 @@ class ModelDialect:
             channel_openers=tuple(mark for form in channels for mark in form.channel_openers),
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
-            dropped=tuple(mark.strip() for mark in markers.encoded(self.dropped_marks)),
+            dropped=(*(mark.strip() for mark in markers.encoded(self.dropped_marks)), *_bare_start(reasoning, openers)),
         )
         object.__setattr__(self, "markers", markers)
         object.__setattr__(self, "encoded", encoded)
+
+
+def _bare_start(reasoning: ReasoningFormat | None, openers: Collection[str]) -> tuple[str, ...]:
+    """The token with which a longer marker of thoughts begins: Gemma 4 sometimes writes it twice, or alone, and means nothing."""
+    start = reasoning.start.strip() if reasoning else ""
+    if len(start) > 1 and is_marker(start) and start[0] not in openers:
+        return (start[0],)
+    return ()
 
 
 PLAIN = ModelDialect()

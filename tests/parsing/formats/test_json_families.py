@@ -110,6 +110,13 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert found.text == text and found.calls == ()
 
 
+@pytest.mark.parametrize("name", ["mistral_v3", "mistral_v11", "mistral_v13"])
+def test_a_word_before_other_markup_names_a_call_only_if_it_is_a_declared_tool(name: str) -> None:
+    text = '[TOOL_CALLS] junk [{"name": "get_weather", "arguments": {"city": "Rom"}}]'
+    assert read(text, name).text == text
+    assert [call.name for call in read('[TOOL_CALLS]junk[ARGS]{"city": "Rom"}', name).calls] == ["junk"]
+
+
 @pytest.mark.parametrize(("name", "text", "repairs"), OTHER_FORMS)
 def test_other_forms_of_a_family_are_read(name: str, text: str, repairs: tuple[str, ...]) -> None:
     found = read(text, name)

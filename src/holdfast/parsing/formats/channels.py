@@ -98,7 +98,8 @@ class Channels:
                 return None
         source.place = at + (len(mark) if mark == self.message else 0)
         text = source.text[start:at]
-        channel = _word(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else ""
+        named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
+        channel = named[-1] if named else ""  # some begin a header anew, `commentary to=assistant<|channel|>analysis`
         return MessageHeader(
             _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
             channel,
@@ -117,11 +118,15 @@ class Channels:
             source.drop_read()
             return
         kind: TextKind = "reasoning" if {header.channel, header.recipient} & self.reasoning else "text"
-        yield from self._read_text(source, parts, kind)
+        calls = self.calls if parts.reads_calls and name not in _NOBODY else None
+        yield from self._read_text(source, parts, kind, calls=calls)
 
-    def _read_text(self, source: Incoming, parts: CallParts, kind: TextKind) -> Waiting[None]:
-        """Read text up to the message's end, or to where another one begins."""
-        openers = tuple(self.calls.openers) if self.calls and kind == "text" and parts.reads_calls else ()
+    def _read_text(self, source: Incoming, parts: CallParts, kind: TextKind, *, calls: TaggedParameters | None) -> Waiting[None]:
+        """Read text up to the message's end, or to where another one begins.
+
+        calls: how calls are written in it. A message that is not to a tool has none, it only quotes them.
+        """
+        openers = tuple(calls.openers) if calls else ()
         begins = tuple(mark for mark in (self.start, self.channel) if mark)
         marks = (*self.ends, *begins, *openers)
         while True:
@@ -132,8 +137,8 @@ class Channels:
                 yield
                 continue
             mark = yield from source.standing(marks)
-            if mark in openers and mark and self.calls:
-                if (yield from self.calls.read(source, parts)):
+            if mark in openers and mark and calls:
+                if (yield from calls.read(source, parts)):
                     source.drop_read()
                 else:
                     say_up_to(source, parts, kind, len(mark))

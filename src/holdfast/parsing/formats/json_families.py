@@ -48,7 +48,7 @@ JSON_FAMILIES: Final[Mapping[str, CallFormat]] = {
     ),
     "command_r_plus": JsonCalls(
         section=("Action: ```json\n", "\n```"),
-        pairs_too=(("Action:```json", "```"),),
+        pairs_too=(("Action:```json", "```"), ("Action:\n```json", "```")),
         array=True,
         between=", ",
         name_key="tool_name",

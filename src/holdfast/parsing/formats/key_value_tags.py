@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
+from holdfast.parsing.formats.declared import ToolName
 from holdfast.parsing.formats.incoming import Incoming, Waiting
 from holdfast.parsing.formats.parameters import ValueEnd, read_json_body, read_json_call, read_value
+from holdfast.parsing.formats.typed_values import typed
 
 _SPACES = ("\\n",)  # written as two characters by models that saw it so in their training
 _NAME_LENGTH = 256
+_WORDS_LENGTH = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +85,44 @@ class KeyValueTags:
             yield from self._close(source)
             return True
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
-        ends = tuple(mark for mark in ("\n", "{", *_SPACES, name_end, key, close) if mark)
+        ends = tuple(mark for mark in (" ", "\n", "{", *_SPACES, name_end, key, close) if mark)
         at, _ = yield from source.find(ends, source.place, limit=_NAME_LENGTH)
         tool = parts.tools.named(source.plain(source.text[source.place : at]))
         if tool is None:
             return False
         source.place = at
         yield from self._skip_name_end(source, name_end)
-        if not tool.declared and not (yield from source.standing((key, "{"))):
-            return False  # a word between the markers is no call by itself
+        if not (yield from source.standing((key, "{"))):
+            if not tool.declared:
+                return False  # a word between the markers is no call by itself
+            if not (yield from self._ends_here(source)):
+                return (yield from self._read_words(source, parts, tool))
         parts.begin(tool)
         yield from self._read_pairs(source, parts)
+        return True
+
+    def _ends_here(self, source: Incoming) -> Waiting[bool]:
+        """Whether a call without arguments ends here."""
+        outer = tuple(mark for word in (self.section[1], *self.call) if (mark := word.strip()))
+        return bool((yield from source.standing(outer))) or (source.ended and source.place == len(source.text))
+
+    def _read_words(self, source: Incoming, parts: CallParts, tool: ToolName) -> Waiting[bool]:
+        """Read a call whose arguments are written as words, `KEY=VALUE`. False: there is anything else."""
+        at, mark = yield from source.find((self.call[1].strip(),), source.place, limit=_WORDS_LENGTH)
+        words = _words(source.plain(source.text[source.place : at])) if mark or at == len(source.text) else {}
+        properties = parts.tools.parameters(tool.name).properties
+        if not words or not words.keys() <= properties.keys():
+            return False
+        source.place = at
+        parts.begin(tool, repair="words_for_tags")
+        for key, text in words.items():
+            value = typed(text, parts.types.of(key))
+            parts.repair(value.repair)
+            parts.key(key)
+            parts.json(value.json)
+        closed = yield from self._close(source)
+        parts.end("" if closed else "unclosed_call")
+        source.drop_read()
         return True
 
     def _skip_name_end(self, source: Incoming, name_end: str) -> Waiting[None]:
@@ -133,3 +164,12 @@ class KeyValueTags:
     def _close(self, source: Incoming) -> Waiting[bool]:
         yield from source.skip_space(spaces=_SPACES)
         return bool((yield from source.taken(self.call[1].strip())))
+
+
+def _words(text: str) -> dict[str, str]:
+    """Keys and values of words such as `days=3 city="New York"`; empty when any word is another."""
+    try:
+        pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:
+        return {}
+    return {key: value for key, _, value in pairs} if all(key and equals for key, equals, _ in pairs) else {}

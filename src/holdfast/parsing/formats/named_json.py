@@ -100,7 +100,7 @@ class NamedJson:
             found = _NUMBERED.fullmatch(call_id)
             name = found[1] if found else call_id
         stops = self._ends
-        tool = parts.tools.named(name) or parts.tools.named(name.split()[0] if name.split() else "")
+        tool = parts.tools.named(name) or _first_word(parts, name)
         if tool is not None and name.isdigit() and not tool.declared:
             return (yield from self._read_unnamed(source, parts, call_id))
         if tool is None or not (source.text.startswith("{", source.place) or (yield from source.standing(stops))):
@@ -168,6 +168,13 @@ class NamedJson:
                 break
         parts.end("" if closed else "unclosed_call", complete=True)
         source.drop_read()
+
+
+def _first_word(parts: CallParts, name: str) -> ToolName | None:
+    """The declared tool that is named before more words, which some write there."""
+    words = name.split()
+    tool = parts.tools.named(words[0]) if words else None
+    return tool if tool is not None and tool.declared else None
 
 
 def _text(call: Call) -> str:

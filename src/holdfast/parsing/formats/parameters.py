@@ -93,6 +93,15 @@ def read_value(
     parts.json(value.json)
 
 
+def read_raw_value(source: Incoming, parts: CallParts, ends: Sequence[ValueEnd], *, padding: str = "") -> Waiting[str]:
+    """Read one argument's value as it stands, up to what ends it, without giving it out."""
+    if padding:
+        padding = yield from source.taken(padding)
+    pieces: list[str] = []
+    yield from _raw(source, parts, ends, padding, pieces.append)
+    return "".join(pieces)
+
+
 def read_json_body(source: Incoming, parts: CallParts, *, stops: Sequence[str] = (), repair: str = "json_body") -> Waiting[bool]:
     """Read the arguments of an open call where they stand as one object in place of tags, up to `stops` at most."""
     if parts.given or not source.text.startswith("{", source.place):

@@ -10,10 +10,19 @@ from typing import Any, Final
 from holdfast.parsing.formats.call_format import Call, IdForm
 from holdfast.parsing.formats.call_parts import CallParts
 from holdfast.parsing.formats.incoming import Incoming, Waiting
-from holdfast.parsing.formats.parameters import TagHeader, ValueEnd, header, read_json_body, read_json_call, read_value
-from holdfast.parsing.formats.typed_values import JSON_TYPES
+from holdfast.parsing.formats.parameters import (
+    TagHeader,
+    ValueEnd,
+    header,
+    read_json_body,
+    read_json_call,
+    read_raw_value,
+    read_value,
+)
+from holdfast.parsing.formats.typed_values import JSON_TYPES, from_json, typed
 
 _STRING: Final = frozenset({"string"})
+_WRAPPERS: Final = frozenset({"arguments", "input", "parameters"})
 _ID: Final = "{id}"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
@@ -142,16 +151,41 @@ class TaggedParameters:
             tag = (yield from header(source)) if form else None
             if tag is not None:
                 parts.repair("" if form == self._open_value else "parameter_form")
-                yield from self._read_value(source, parts, tag)
-                continue
+                if self.cdata or not _may_wrap(tag.name, parts):
+                    yield from self._read_value(source, parts, tag)
+                    continue
+                if not (yield from self._read_wrapped(source, parts, tag)):
+                    continue
+                yield from self._read_end(source, parts, complete=True)
+                return
             complete = yield from read_json_body(source, parts, stops=(self._close_call,))
             yield from self._read_end(source, parts, complete=complete)
             return
 
+    def _read_wrapped(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[bool]:
+        """Read a parameter that may hold all arguments as one object. False: it does not, and was given as what it is."""
+        raw = yield from read_raw_value(source, parts, self._value_ends(), padding=self.padding)
+        yield from source.skip_space()
+        follows = yield from source.standing(_forms(self._open_value))
+        found = from_json(raw.strip())
+        if isinstance(found, dict) and found and found.keys() <= parts.types.properties.keys() and not follows:
+            parts.repair("wrapped_arguments")
+            parts.json(raw.strip())
+            parts.given.update(found)
+            return True
+        value = typed(raw, self._types_of(tag, parts))
+        parts.repair(value.repair)
+        parts.key(tag.name)
+        parts.json(value.json)
+        return False
+
+    def _types_of(self, tag: TagHeader, parts: CallParts) -> frozenset[str]:
+        if self.types[0] and tag.type:
+            return JSON_TYPES if tag.type.lower() == "false" else _STRING
+        return parts.types.of(tag.name)
+
     def _read_value(self, source: Incoming, parts: CallParts, tag: TagHeader) -> Waiting[None]:
-        types = parts.types.of(tag.name)
-        if self.types[0]:
-            types = JSON_TYPES if tag.type.lower() == "false" else _STRING if tag.type else types
+        types = self._types_of(tag, parts)
         parts.key(tag.name)
         ends = self._value_ends()
         if self.cdata and (yield from source.taken(_CDATA[0])):
@@ -185,6 +219,12 @@ class TaggedParameters:
         if self.wrapper[1]:
             yield from source.skip_space()
             yield from source.taken(self.wrapper[1].strip())
+
+
+def _may_wrap(name: str, parts: CallParts) -> bool:
+    """Whether the first parameter may hold all arguments: some models write them so, under a name that the tool lacks."""
+    properties = parts.types.properties
+    return name in _WRAPPERS and name not in properties and bool(properties) and not parts.given
 
 
 def _forms(mark: str) -> tuple[str, ...]:
