@@ -24,7 +24,8 @@ from holdfast.messages.requests import ChatPrompt
 
 # As models have seen them in training; the order of what is not named here stays.
 _TOOL_KEYS = ("type", "function")
-_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
+_FUNCTION_KEYS = ("name", "description", "parameters")
+_WISHES = ("strict", "cache_control", "defer_loading", "eager_input_streaming", "allowed_callers")  # of the server, not the model
 _SCHEMA_KEYS = (
     "type",
     "title",
@@ -130,8 +131,11 @@ def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> Cha
 
 
 def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition with the keys that have a usual order in it. Names of parameters stay in theirs: it may matter."""
-    ready = _ordered(tool, _TOOL_KEYS)
+    """A tool's definition as the model is shown it: its keys in their usual order, without what is asked of the server.
+
+    Names of parameters stay in their order: it may matter.
+    """
+    ready = _without_wishes(_ordered(tool, _TOOL_KEYS))
     if isinstance(function := ready.get("function"), dict):
         ready["function"] = _function(function)
         return ready
@@ -139,10 +143,14 @@ def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(function: Mapping[str, Any]) -> dict[str, Any]:
-    ready = _ordered(function, ("type", *_FUNCTION_KEYS))
+    ready = _without_wishes(_ordered(function, ("type", *_FUNCTION_KEYS)))
     if "parameters" in ready:
         ready["parameters"] = _schema(ready["parameters"])
     return ready
+
+
+def _without_wishes(node: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in _WISHES}
 
 
 def _schema(schema: Any) -> Any:
