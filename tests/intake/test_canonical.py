@@ -186,3 +186,29 @@ def test_arguments_that_a_client_changed_are_its_own() -> None:
     forms = FirstForms()
     for arguments in ('{"path": "a"}', '{"path": "b"}', "no json", "", {"path": "an object"}, None):
         assert canonical(with_call(arguments), forms) == with_call(arguments)
+
+
+def test_a_found_tool_is_defined_at_its_first_reference_and_named_at_the_others() -> None:
+    reference = {"type": "tool_reference", "tool_name": "weather"}
+    unknown = {"type": "tool_reference", "tool_name": "nobody"}
+    messages = tuple(
+        {"role": "tool", "content": [each, {"type": "text", "text": "x"}]} for each in (reference, reference, unknown)
+    )
+    ready = canonical(ChatPrompt(messages=messages, tools=(WEATHER,), found_tools=("weather",)), FirstForms())
+    first, second, third = (message["content"] for message in ready.messages)
+    said, definition, rest = first.split("\n")
+    assert said == "The tool weather can be called from now on. This is its definition:"
+    assert (json.loads(definition), rest) == (WEATHER["function"], "x")
+    assert second == "The tool weather can be called from now on.\nx"
+    assert third == "The tool nobody can be called from now on.\nx"
+    assert (ready.tools, ready.listed_tools) == ((WEATHER,), ())
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_found_tool_is_defined_in_its_first_form(seed: int) -> None:
+    forms, order = FirstForms(), random.Random(seed)
+    message = {"role": "tool", "content": [{"type": "tool_reference", "tool_name": "weather"}]}
+    prompts = [
+        ChatPrompt(messages=(message,), tools=(tool,), found_tools=("weather",)) for tool in (WEATHER, shuffled(WEATHER, order))
+    ]
+    assert canonical(prompts[0], forms).messages == canonical(prompts[1], forms).messages

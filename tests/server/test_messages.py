@@ -37,7 +37,8 @@ def claude(store: Path) -> Iterator[anthropic.Anthropic]:
 
 
 def options(messages: Any, **more: Any) -> Any:
-    return {"model": "demo", "max_tokens": 200, "messages": messages, "extra_body": {"temperature": 0, **more}}
+    max_tokens = more.pop("max_tokens", 200)
+    return {"model": "demo", "max_tokens": max_tokens, "messages": messages, "extra_body": {"temperature": 0, **more}}
 
 
 def whole(client: anthropic.Anthropic, messages: Any, **more: Any) -> anthropic.types.Message:
@@ -52,6 +53,23 @@ def streamed(client: anthropic.Anthropic, messages: Any, **more: Any) -> anthrop
 def content(message: anthropic.types.Message) -> list[dict[str, Any]]:
     """What was said, without ids, which differ from answer to answer."""
     return [{**block.to_dict(), "id": ""} for block in message.content]
+
+
+def test_what_was_cached_stays_cached_as_tools_are_found(claude: anthropic.Anthropic) -> None:
+    names = [f"lighthouse_{number}" for number in range(10)]
+    deferred = [{**WEATHER, "name": name, "description": f"Get {name}", "defer_loading": True} for name in names]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the lighthouses."}]
+    known = 0
+    for number, name in enumerate(names):
+        usage = whole(claude, messages, max_tokens=1, tools=[WEATHER, *deferred]).usage
+        cached = usage.cache_read_input_tokens or 0
+        assert cached >= known - 4, f"search {number} made what was before it be read again"
+        known = usage.input_tokens + cached
+        search = {"type": "tool_use", "id": f"call_{number}", "name": "get_weather", "input": {"city": name}}
+        found = [{"type": "tool_reference", "tool_name": name}]
+        result = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": found}
+        messages = [*messages, {"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
+    assert known > 500
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])

@@ -86,6 +86,7 @@ def _claude(target: AgentTarget) -> AgentSetup:
         "CLAUDE_CODE_USE_VERTEX": "0",
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line at the top of the prompt that changes
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "ENABLE_TOOL_SEARCH": "true",  # off by default for hosts other than Anthropic's
     }
     if target.context_tokens is not None:
         environment |= _claude_limits(target.context_tokens)

@@ -47,6 +47,7 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")  # with which clients join the parts of a system prompt; the first is ours
 _ENTRY_BYTES = 256  # that each entry takes, however short
 _FORMS_OF_TOOL = 3  # as it came, without control tokens, as JSON
+_REFERENCE = "tool_reference"
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text"})
 _SYSTEM = frozenset({"system", "developer"})
 
@@ -122,12 +123,32 @@ class FirstForms:
 
 
 def canonical(prompt: ChatPrompt, forms: FirstForms, *, tenant: str = "") -> ChatPrompt:
-    """The conversation in the form in which it is rendered and remembered."""
-    return msgspec.structs.replace(
-        prompt,
-        messages=tuple(_message(message, forms, tenant) for message in prompt.messages),
-        tools=tuple(forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools),
-    )
+    """The conversation in the form in which it is rendered and remembered, found tools defined where they were found."""
+    tools = tuple(forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool for tool in prompt.tools)
+    undefined = {tool["function"]["name"]: tool["function"] for tool in tools} if prompt.found_tools else {}
+    undefined = {name: function for name, function in undefined.items() if name in prompt.found_tools}
+    messages = [_with_definitions(message, undefined) for message in prompt.messages]
+    return msgspec.structs.replace(prompt, messages=tuple(_message(message, forms, tenant) for message in messages), tools=tools)
+
+
+def _with_definitions(message: Any, undefined: dict[str, Any]) -> Any:
+    """The message with text in place of its references to tools. The first reference to a tool takes it out of `undefined`."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not any(map(_is_reference, content)):
+        return message
+    parts = [_definition(part["tool_name"], undefined) if _is_reference(part) else part for part in content]
+    return {**message, "content": parts}
+
+
+def _is_reference(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == _REFERENCE and isinstance(part.get("tool_name"), str)
+
+
+def _definition(name: str, undefined: dict[str, Any]) -> dict[str, str]:
+    text = f"The tool {name} can be called from now on."
+    if name in undefined:
+        text += f" This is its definition:\n{json.dumps(undefined.pop(name), ensure_ascii=False)}"
+    return {"type": "text", "text": text}
 
 
 def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,13 +139,13 @@ class ChatTemplate:
         )
         messages = with_habits(messages, self._habits)
         if self._habits.in_text is not None:
-            messages = tools_in_text(messages, prompt.tools, self._habits.in_text)
+            messages = tools_in_text(messages, prompt.listed_tools, self._habits.in_text)
         elif self._habits.told is not None:
-            messages = tools_told(messages, prompt.tools, self._habits.told)
+            messages = tools_told(messages, prompt.listed_tools, self._habits.told)
         return with_roles(messages, self._roles)
 
     def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool, tenant: str | None = None) -> str:
-        tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.tools]
+        tools = [tool if isinstance(tool, KeptTool) else dict(tool) for tool in prompt.listed_tools]
         tools = tools if self._habits.in_text is None and self._habits.told is None else []
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if _CHANGES_LISTS.search(self.sources[name]):
@@ -161,7 +161,7 @@ class ChatTemplate:
             if not tools:
                 raise
             # Some templates take descriptions and types for granted.
-            tools = [complete_tool(tool) for tool in prompt.tools]
+            tools = [complete_tool(tool) for tool in prompt.listed_tools]
             return self._run(name, messages, tools=tools, options=prompt.template_options, answer=answer)
 
     def judging(self, *, instruction: str, query: str, document: str) -> str:

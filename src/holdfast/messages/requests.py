@@ -75,12 +75,22 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
+    # Names of tools that are defined within the conversation, where a part {"type": "tool_reference", "tool_name": NAME} of a
+    # message refers to them, and not at its head: what was read before stays as it was.
+    found_tools: tuple[str, ...] = ()
     tool_fields: tuple[
         str, ...
     ] = ()  # the request's field of each tool's schema, to name in errors; none: as OpenAI's chat has it
     template_options: dict[str, Any] = {}  # e.g. {"enable_thinking": False}
     continue_last: bool = False  # the last assistant message is to be continued, not answered
     cache_breakpoints: tuple[CacheBreakpoint, ...] = ()  # a protocol allows a handful
+
+    @property
+    def listed_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools that the chat template lists."""
+        if not self.found_tools:
+            return self.tools
+        return tuple(tool for tool in self.tools if tool["function"]["name"] not in self.found_tools)
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):

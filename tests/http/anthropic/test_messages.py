@@ -112,7 +112,7 @@ async def test_what_must_be_there(field: str) -> None:
             {"messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
             "messages.1.content",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_reference", "tool_name": "f"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "messages.0.content"),
     ],
 )
 async def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:

@@ -184,7 +184,9 @@ class Conversation:
             elif (part := _read(block)) is not None:
                 parts.append(part)
                 self.mark(block, messages=len(self.messages), parts=len(parts))
-            elif block["type"] != "tool_reference":
+            elif block["type"] == "tool_reference":
+                parts.append(_reference(block))
+            else:
                 _refuse_unless_left_out(block["type"], f"{field}.{place}")
         if parts or not blocks:
             self.messages.append({"role": role, "content": parts or ""})
@@ -243,7 +245,7 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
             if (read := _read(part)) is not None:
                 parts.append(read)
             elif part["type"] == "tool_reference":
-                parts.append({"type": "text", "text": f"The tool {part['tool_name']} can be called from now on."})
+                parts.append(_reference(part))
             elif not _is_left_out(part["type"]):
                 if not is_media(part["type"]):
                     raise _refused_type(part["type"], f"{field}.content.{place}")
@@ -281,6 +283,10 @@ def _read(block: Mapping[str, Any]) -> Message | None:
 
 def _part(block: Mapping[str, Any]) -> Message:
     return {"type": "text", "text": block["text"]}
+
+
+def _reference(block: Mapping[str, Any]) -> Message:
+    return {"type": "tool_reference", "tool_name": block["tool_name"]}
 
 
 def _refuse_unless_left_out(kind: str, field: str) -> None:

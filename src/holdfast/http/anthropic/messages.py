@@ -90,6 +90,7 @@ class PromptFields(SharedFields):
             messages=tuple(talk.messages),
             tools=tools.definitions,
             tool_fields=tools.schema_fields,
+            found_tools=tools.found,
             continue_last=is_continued,
             cache_breakpoints=tuple(talk.breakpoints),
         )

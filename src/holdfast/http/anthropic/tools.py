@@ -77,14 +77,18 @@ class MessagesToolChoice(TypedDict):
 
 
 class ShownTools(NamedTuple):
-    """The tools as a prompt has them, without nulls, and the request's fields of their schemas."""
+    """The tools as a prompt has them, without nulls, and the request's fields of their schemas.
+
+    found: the names of those that searches have found; they stand after all others.
+    """
 
     definitions: tuple[dict[str, Any], ...]
     schema_fields: tuple[str, ...]
+    found: tuple[str, ...] = ()
 
 
 def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], limits: LimitsSettings) -> ShownTools:
-    """Those that are offered to the model; deferred ones once they are referenced, behind all others.
+    """Those that are offered to the model; deferred ones once they are referenced.
 
     Raises RequestRefused naming what cannot be served.
     """
@@ -97,11 +101,13 @@ def shown_tools(tools: Sequence[MessagesTool], *, referenced: Iterable[str], lim
             deferred[definition["function"]["name"]] = definition, field
         elif definition is not None:
             shown.append((definition, field))
-    # In the order of their references: the beginning of the prompt, up to the first of them, stays as it was.
-    shown += [deferred[name] for name in dict.fromkeys(referenced) if name in deferred]
+    found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
+    # Templates tell how to call tools only where they list some, so without any others the found ones are listed.
+    within = found if shown else ()
+    shown += [deferred[name] for name in found]
     definitions, fields = [definition for definition, _ in shown], tuple(field for _, field in shown)
     checked = checked_definitions(definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA)
-    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields))
+    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields), within)
 
 
 def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
