@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,3 +105,61 @@ async def test_a_body_over_the_limit_is_refused_by_its_announced_length_and_by_i
 def test_tags_of_unions_are_no_part_of_a_fields_name() -> None:
     assert field_name(("messages", 0, "content", "|many", 2, "text")) == "messages.0.content.2.text"
     assert field_name(("logit_bias", "12", "[key]")) == "logit_bias.12"
+
+
+def raw_deflate(body: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush()
+
+
+COMPRESSED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "gzip by its older name": ("X-GZip", gzip.compress),
+    "gzip of two members": ("gzip", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:])),
+    "deflate": ("deflate", zlib.compress),
+    "deflate without a header": ("deflate", raw_deflate),
+    "nothing": ("identity", bytes),
+}
+
+
+async def sent(pieces: list[bytes], encoding: str, *, most_bytes: int = 1 << 20) -> httpx.Response:
+    async def stream() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    async with client_of(ScriptedGateway(), limits=LimitsSettings(max_body_bytes=most_bytes)) as client:
+        return await client.post(CHAT, content=stream(), headers={"content-encoding": encoding})
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize("name", COMPRESSED)
+async def test_a_compressed_body_is_read_however_it_is_cut(name: str, pieces: int) -> None:
+    encoding, compress = COMPRESSED[name]
+    body = compress(json.dumps(chat_body()).encode())
+    size = -(-len(body) // pieces)
+    response = await sent([body[start : start + size] for start in range(0, len(body), size)], encoding)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
+async def test_an_unknown_encoding_is_a_415_that_names_the_header(encoding: str) -> None:
+    response = await sent([b"x"], encoding)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (415, "content-encoding", "unsupported_encoding")
+    assert response.headers["accept-encoding"] == "gzip, deflate"
+
+
+@pytest.mark.parametrize("body", [b"{}", gzip.compress(b"{}")[:-9], gzip.compress(b"{}") + b"more", zlib.compress(b"{}")])
+async def test_damaged_compressed_data_is_a_400_that_names_the_header(body: bytes) -> None:
+    response = await sent([body], "gzip")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "content-encoding")
+
+
+async def test_a_body_that_decompresses_to_more_than_the_limit_is_refused_before_it_is_decompressed() -> None:
+    bomb = gzip.compress(b" " * (64 << 20), compresslevel=1)
+    tracemalloc.start()
+    response = await sent([bomb], "gzip")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    assert most < 8 << 20

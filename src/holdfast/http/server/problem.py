@@ -147,4 +147,4 @@ def _headers(status: int, *, retry_seconds: int = _RETRY_WHEN_UNAVAILABLE_SECOND
     # Claude Code asks eleven times, over three minutes, before it says that the key is wrong, unless it is told not to.
     refused = {"www-authenticate": "Bearer", "x-should-retry": "false"}
     later = {"retry-after": str(retry_seconds)}
-    return {401: refused, 429: later, 503: later}.get(status, {})
+    return {401: refused, 415: {"accept-encoding": "gzip, deflate"}, 429: later, 503: later}.get(status, {})
