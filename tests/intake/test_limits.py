@@ -23,7 +23,7 @@ def check(*, sampling: dict[str, Any] | None = None, **fields: Any) -> None:
     [
         ({"choices": 0}, "n"),
         ({"choices": 17}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"top_logprobs": 21, "want_logprobs": True}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -55,6 +55,7 @@ def test_values_at_the_edges_are_taken() -> None:
     edges = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "min_p": 1.0, "logit_bias": {99: -100.0}}
     check(choices=16, max_tokens=1, top_logprobs=20, want_logprobs=True, stop=("x" * MAX_STOP_CHARACTERS,) * 16, sampling=edges)
     check(max_tokens=0, echo=True)
+    check(max_tokens=0)
     check(sampling={"logit_bias": dict.fromkeys(range(99), -100.0)})
     check(sampling={"logit_bias": dict.fromkeys(range(100), -99.0)})
 

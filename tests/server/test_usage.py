@@ -169,16 +169,53 @@ REFERENCE = "chat completions"
 Asked = dict[tuple[str, bool], dict[str, Figures]]  # by dialect, and whether it streams; then by the turn
 
 
-def ask(server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool) -> tuple[Figures, str]:
+def ask(server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool, test: str = "") -> tuple[Figures, str]:
     """One request, and its answer; each dialect and way is a tenant of its own, that finds only what it has read itself."""
     dialect = DIALECTS[name]
     body = {"model": "demo", "stream": streams, **body}
     if not streams:
         body.pop("stream_options", None)
-    headers = {"X-Holdfast-Tenant": f"{name} {streams}"}
+    headers = {"X-Holdfast-Tenant": f"{name} {streams} {test}"}
     answer = httpx.post(server.url + dialect.path, json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return (dialect.streamed(answer.text) if streams else dialect.whole(answer.json())), answer.text
+
+
+ONLY_READING = {  # fields with which nothing is generated, and how the answer says why it ended
+    "chat completions": ({"max_tokens": 0}, '"finish_reason":"length"'),
+    "Responses": ({"max_output_tokens": 0}, '"reason":"max_output_tokens"'),
+    "Messages": ({"max_tokens": 0}, '"stop_reason":"max_tokens"'),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", ONLY_READING)
+def test_a_request_for_no_tokens_reads_its_prompt_and_the_next_one_finds_it(
+    server: ServerProcess, name: str, streams: bool
+) -> None:
+    fields, end = ONLY_READING[name]
+    body = DIALECTS[name].body(FIRST)
+    read, answer = ask(server, name, {**body, **fields}, streams=streams, test="warming")
+    assert (read.cached, read.answer, read.text) == (0, 0, "")
+    assert end in answer
+    found, _ = ask(server, name, body, streams=streams, test="warming")
+    assert (found.prompt, found.cached, found.answer > 0) == (read.prompt, read.prompt - 1, True)
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_completions_of_no_tokens_read_their_prompt(server: ServerProcess, choices: int) -> None:
+    headers = {"X-Holdfast-Tenant": f"completions of no tokens {choices}"}
+    usages = []
+    for fields in ({"max_tokens": 0, "n": choices}, {"max_tokens": 1}):
+        response = httpx.post(f"{server.url}/v1/completions", json={"prompt": SYSTEM, **fields}, headers=headers, timeout=60)
+        assert response.status_code == 200, response.text
+        usages.append(response.json()["usage"])
+        if fields["max_tokens"] == 0:
+            ends = [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
+            assert ends == [("", "length")] * choices
+    prompt_tokens = usages[0]["prompt_tokens"]
+    assert usages[0]["completion_tokens"] == 0
+    assert usages[1]["prompt_tokens_details"]["cached_tokens"] == prompt_tokens - 1
 
 
 def next_turn(dialect: Dialect, figures: Figures, answer: str) -> dict[str, Any]:

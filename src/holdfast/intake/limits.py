@@ -40,7 +40,7 @@ def check_limits(request: GenerationRequest, *, limits: LimitsSettings, vocab_si
     """Raise InvalidRequest, naming the field, for what this server or the model cannot do."""
     _between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
-        _between("max_tokens", request.max_tokens, 0 if request.echo else 1, math.inf)
+        _between("max_tokens", request.max_tokens, 0, math.inf)
     _between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.top_logprobs and not request.want_logprobs:
         raise InvalidRequest("top_logprobs needs logprobs", field="top_logprobs")

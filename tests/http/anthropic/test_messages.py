@@ -88,7 +88,7 @@ async def test_what_must_be_there(field: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "9"}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"model": ""}, "model"),

@@ -42,8 +42,9 @@ async def test_both_names_of_max_tokens_are_known_and_the_newer_one_wins(fields:
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_a_chat_answer_has_at_least_one_token(field: str) -> None:
-    assert await refused(**{field: 0}) == (400, field)
+async def test_a_chat_answer_may_have_no_tokens_but_not_fewer(field: str) -> None:
+    assert (await accepted(**{field: 0})).max_tokens == 0
+    assert await refused(**{field: -1}) == (400, field)
 
 
 async def test_logprobs_are_asked_for() -> None:

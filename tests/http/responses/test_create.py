@@ -154,7 +154,7 @@ async def test_an_overflow_is_a_400_for_all_but_codex_which_is_told_within_its_s
         ({"n": 2}, "n"),
         ({"stop": "x"}, "stop"),
         ({"temperature": 3}, "temperature"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"top_logprobs": 10_000}, "top_logprobs"),
         ({"truncation": "middle"}, "truncation"),

@@ -162,7 +162,7 @@ class PromptFields(SharedFields):
 class MessagesRequest(PromptFields):
     """A conversation to be answered."""
 
-    max_tokens: MaxTokens = Field(description="Most tokens to generate, those of thought included.")
+    max_tokens: MaxTokens = Field(description="Most tokens to generate, those of thought included; 0: only read the prompt.")
     stream: bool | None = Field(None, description="Send the answer as server-sent events while it is made.")
     stop_sequences: Annotated[list[StopSequence], Field(fail_fast=True)] | None = Field(
         None, description="Strings that end the answer; they are not part of it."

@@ -17,7 +17,7 @@ from holdfast.http.openai.shapes import TextCompletion
 from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.body import parse
 from holdfast.http.server.dialect import operation
-from holdfast.http.server.fields import INT32_MAX, refuse_above
+from holdfast.http.server.fields import MaxTokens, refuse_above
 from holdfast.http.server.generation import generate
 from holdfast.http.server.openapi import answers_of, request_of
 from holdfast.http.server.problem import RequestRefused
@@ -31,9 +31,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     """Text or token ids to be continued."""
 
     prompt: PromptField = Field(description="A text, several texts, token ids, or several lists of them.")
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = Field(
-        None, description="Most tokens for each choice; 16 if not given."
-    )
+    max_tokens: MaxTokens | None = Field(None, description="Most tokens for each choice; 16 if not given.")
     logprobs: Annotated[int, Field(ge=0)] | None = Field(
         None, description="Log-probabilities of each token and so many of the likeliest."
     )

@@ -15,7 +15,7 @@ INT64_MAX = 2**63 - 1
 INT32_MAX = 2**31 - 1
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
-MaxTokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
+MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]  # 0: the prompt is read and cached, and nothing generated
 Model = Annotated[str, Field(min_length=1)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=4096)]
 
