@@ -85,6 +85,12 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
     (model,) = seen["models"]
     assert (model["id"], model["state"], model["pid"]) == ("demo", "ready", started.model()["pid"])
     assert min(model["memory_bytes"], seen["memory_bytes"]) > 10e6
+    assert model["written_today_bytes"] == 0
+    assert text_of(streamed(started, session="first", tokens=600))[1] == "length"
+    until(
+        lambda: json.loads(command("ps", "--json").stdout)[0]["models"][0]["written_today_bytes"] > 0, "what is read is written"
+    )
+    assert re.search(r"written today\n.*http://127.*[KM]iB\n", command("ps").stdout)
     write_settings(folders, level="debug")
     started.process.send_signal(signal.SIGHUP)
     until(lambda: "the level of the log is debug; it was info" in started.log(), "the settings are read again")

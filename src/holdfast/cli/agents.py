@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.models.context_window import LONGEST_ANSWER_TOKENS, planned_answer_tokens
+
 NO_KEY = "none"  # for agents that want some key, where the server wants none
 _PROVIDER = "holdfast"
-_ANSWER_TOKENS = 32_000  # the longest answer that an agent is told to plan for; a quarter of a smaller context
 _CLAUDE_SPARE_TOKENS = 13_000  # Claude Code keeps them free beside the longest answer, however small the context is
 _QWEN_COMPACTS_AT = 0.9  # of the context; its own default is 0.7, which is less than its first prompt takes of 32,768 tokens
 
@@ -41,7 +42,7 @@ class AgentTarget:
     def answer_tokens(self) -> int:
         """The longest answer to plan for; needs context_tokens."""
         assert self.context_tokens is not None
-        return min(_ANSWER_TOKENS, self.context_tokens // 4)
+        return planned_answer_tokens(self.context_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ def _claude_limits(context_tokens: int) -> dict[str, str]:
     named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
     return {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(_ANSWER_TOKENS, eighth)),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER_TOKENS, eighth)),
     }
 
 

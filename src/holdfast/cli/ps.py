@@ -19,7 +19,11 @@ _ASK_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One model of a server. `memory_bytes`: resident in its process, 0 where it has none."""
+    """One model of a server.
+
+    memory_bytes: resident in its process, 0 where it has none.
+    written_today_bytes: to its store's folder since midnight (UTC), by all models that share it.
+    """
 
     id: str
     state: str
@@ -27,6 +31,7 @@ class ServedModel:
     queued: int
     pid: int | None
     memory_bytes: int
+    written_today_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,7 @@ def _looked_at(server: Any) -> ServerAtWork:
 
 def _model(model: dict[str, Any]) -> ServedModel:
     pid = model.get("pid")
+    store = (model.get("memory") or {}).get("store") or {}
     return ServedModel(
         id=str(model.get("id")),
         state=str(model.get("state")),
@@ -77,6 +83,7 @@ def _model(model: dict[str, Any]) -> ServedModel:
         queued=int(model.get("queued", 0)),
         pid=pid,
         memory_bytes=0 if pid is None else _resident(pid),
+        written_today_bytes=int(store.get("written_today_bytes", 0)),
     )
 
 
@@ -91,17 +98,23 @@ def _resident(pid: int) -> int:
 
 
 def _show(servers: Sequence[ServerAtWork]) -> None:
-    numbers = ("running", "queued", "memory")
+    numbers = ("running", "queued", "memory", "written today")
     table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
         counts = [sum(getattr(model, name) for model in server.models) for name in ("running", "queued")]
         up = duration_text(server.up_seconds)
-        table.add_row(str(server.pid), server.url, up, server.state, *map(str, counts), size_text(server.memory_bytes))
+        # Models usually share one folder, and each says what was written to all of it.
+        written = _size_or_nothing(max((model.written_today_bytes for model in server.models), default=0))
+        table.add_row(str(server.pid), server.url, up, server.state, *map(str, counts), size_text(server.memory_bytes), written)
         for model in server.models:
-            memory = size_text(model.memory_bytes) if model.memory_bytes else ""
+            memory = _size_or_nothing(model.memory_bytes)
             pid = "" if model.pid is None else str(model.pid)
-            table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory)
+            table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory, "")
     print_table(table)
+
+
+def _size_or_nothing(size_bytes: int) -> str:
+    return size_text(size_bytes) if size_bytes else ""
 
 
 def duration_text(seconds: float) -> str:

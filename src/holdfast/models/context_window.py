@@ -22,6 +22,7 @@ _CONTEXT_KEYS = (
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
 _EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 where nobody knows
+LONGEST_ANSWER_TOKENS = 32_000  # that an agent is told to plan for
 UNKNOWN_CONTEXT_TOKENS = 32768  # recurrent models have no limit of their own
 
 
@@ -34,6 +35,15 @@ def context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None,
     if known and requested is not None and requested > known:
         raise ModelLoadError(f"model.context_tokens = {requested:,} is more than the model's own {known:,}")
     return requested or known or UNKNOWN_CONTEXT_TOKENS
+
+
+def planned_answer_tokens(context_tokens: int) -> int:
+    """The longest answer that an agent should plan for.
+
+    An answer may fill all of the context that its prompt leaves. But agents keep this much free before each turn, so with the
+    whole context as their limit they would have no room for a conversation.
+    """
+    return min(LONGEST_ANSWER_TOKENS, context_tokens // 4)
 
 
 def known_context_tokens(config: Mapping[str, Any]) -> int:

@@ -22,8 +22,9 @@ async def test_models_are_listed_with_their_context_state_and_aliases() -> None:
     models = (model_status(aliases=("tiny",)), model_status(id="b", state="loading", info=None))
     response = await get("/v1/models", ScriptedDirectory(models=models))
     usual = {"object": "model", "created": 1_700_000_000, "owned_by": "holdfast"}
-    first = usual | {"id": MODEL, "max_model_len": 2048, "state": "ready", "aliases": ["tiny"]}
-    second = usual | {"id": "b", "max_model_len": None, "state": "loading", "aliases": []}
+    lengths = {"max_model_len": 2048, "context_length": 2048, "context_window": 2048, "max_output_tokens": 512}
+    first = usual | lengths | {"id": MODEL, "state": "ready", "aliases": ["tiny"]}
+    second = usual | dict.fromkeys(lengths) | {"id": "b", "state": "loading", "aliases": []}
     assert response.json() == {"object": "list", "data": [first, second]}
 
 
@@ -99,11 +100,21 @@ async def test_health_tells_how_the_model_writes_calls_and_thoughts() -> None:
 
 
 async def test_health_tells_what_is_kept_and_whether_the_store_can_be_written() -> None:
-    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100)
+    store = StoreFigures(model="f00d", mode="memory-only", blocks=3, stored_bytes=70, allowed_bytes=100, written_today_bytes=9)
     memory = CacheFigures(kept_tokens=9, ram_bytes=5, ram_budget_bytes=10, parked_sequences=3, parked_bytes=7, store=store)
     kept = {"kept_tokens": 9, "ram_bytes": 5, "ram_budget_bytes": 10, "parked_sequences": 3, "parked_bytes": 7}
     for given, shown in (
-        (memory, {"model": "f00d", "mode": "memory-only", "blocks": 3, "stored_bytes": 70, "allowed_bytes": 100}),
+        (
+            memory,
+            {
+                "model": "f00d",
+                "mode": "memory-only",
+                "blocks": 3,
+                "stored_bytes": 70,
+                "allowed_bytes": 100,
+                "written_today_bytes": 9,
+            },
+        ),
         (msgspec.structs.replace(memory, store=None), None),
     ):
         response = await get("/health", ScriptedDirectory(models=(model_status(memory=given),)))

@@ -21,16 +21,19 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
 
 
-async def comments(exchange: Exchange, count: int) -> None:
-    await exchange.until(lambda: exchange.text.count(": keep-alive") >= count)
+EMPTY = '"delta":{},"logprobs":null,"finish_reason":null}'
+
+
+async def signs_of_life(exchange: Exchange, count: int) -> None:
+    await exchange.until(lambda: exchange.text.count(EMPTY) >= count)
 
 
 @pytest.mark.parametrize("state", ["unloaded", "loading", "stopping", "failed"])
-async def test_a_stream_is_kept_open_by_comments_until_its_model_serves(state: str) -> None:
+async def test_a_stream_is_kept_open_by_empty_chunks_until_its_model_serves(state: str) -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=ScriptedDirectory(models=(model_status(state=state),)))
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
-    await comments(exchange, 3)
+    await signs_of_life(exchange, 3)
     assert exchange.status == 200
     assert gateway.accept_when is not None
     gateway.accept_when.set()
@@ -44,7 +47,7 @@ async def test_a_stream_whose_model_is_not_loaded_in_time_ends_with_an_error_eve
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True)))
-    await comments(exchange, 1)
+    await signs_of_life(exchange, 1)
     gateway.refusal_at_last = WorkerUnavailable("still loading after 60 s")
     assert gateway.accept_when is not None
     gateway.accept_when.set()
@@ -93,7 +96,7 @@ async def test_what_was_waited_for_the_model_counts() -> None:
     gateway = ScriptedGateway(accept_when=asyncio.Event())
     exchange = Exchange(gateway, directory=LOADING)
     running = asyncio.create_task(exchange.run(CHAT, chat_body(stream=True, holdfast={"explain": True})))
-    await comments(exchange, 3)
+    await signs_of_life(exchange, 3)
     assert gateway.accept_when is not None
     gateway.accept_when.set()
     await running

@@ -22,7 +22,8 @@ _STOPPING = "stopping"
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written.
 
-    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder.
+    `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder. So is what was
+    written to it since midnight (UTC), which counts against `store.daily_write_bytes`.
     """
 
     model: str
@@ -30,6 +31,7 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     stored_bytes: int
     allowed_bytes: int
+    written_today_bytes: int
 
 
 class MemoryHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,10 @@ class ChatAnswer(OpenAIAnswer):
         self._calls_functions = calls_functions
         self._choices = [self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)]
 
+    def keep_alive(self) -> bytes:
+        """A chunk that says nothing: some clients give up on a stream whose events cease, and do not see comments."""
+        return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+
     def opening(self, *, prompt_tokens: int) -> bytes:
         """One chunk per choice that says who speaks."""
         super().opening(prompt_tokens=prompt_tokens)

@@ -21,6 +21,10 @@ class CompletionAnswer(OpenAIAnswer):
 
     id_prefix, chunk_object = "cmpl", "text_completion"
 
+    def keep_alive(self) -> bytes:
+        """A chunk without text: some clients give up on a stream whose events cease, and do not see comments."""
+        return self._chunk_begin + b'{"index":0,"text":"","logprobs":null,"finish_reason":null}' + self._chunk_end()
+
     def delta(self, event: OutputDelta) -> bytes:
         """New text of a choice."""
         if not isinstance(event, TextDelta):

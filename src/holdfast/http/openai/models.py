@@ -8,17 +8,26 @@ from typing import Literal
 import msgspec
 
 from holdfast.http.server.dialect import ModelShapes
+from holdfast.models.context_window import planned_answer_tokens
 from holdfast.residency.residency import ModelStatus
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `state` is that of /health; `aliases` are further names that requests may use."""
+    """One model, with its context length under the names that clients look for; null where it is not known before the load.
+
+    max_model_len: vLLM's name for the context length. context_length: OpenRouter's.
+    max_output_tokens: the longest answer to plan for; not a limit.
+    state: that of /health. aliases: further names that requests may use.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "holdfast"
-    max_model_len: int | None = None  # vLLM's name for the context length; clients look for it
+    max_model_len: int | None = None
+    context_length: int | None = None
+    context_window: int | None = None
+    max_output_tokens: int | None = None
     state: str
     aliases: tuple[str, ...] = ()
 
@@ -32,10 +41,14 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_card(model: ModelStatus) -> ModelCard:
     """A model as OpenAI shows it."""
+    context_tokens = model.context_tokens
     return ModelCard(
         id=model.id,
         created=model.created,
-        max_model_len=model.context_tokens,
+        max_model_len=context_tokens,
+        context_length=context_tokens,
+        context_window=context_tokens,
+        max_output_tokens=None if context_tokens is None else planned_answer_tokens(context_tokens),
         state=model.state,
         aliases=model.aliases,
     )
