@@ -96,7 +96,7 @@ def test_stat_tells_what_is_kept_and_what_may_be(folder: Path, running: BlockSto
 
 def test_verify_finds_all_whole(folder: Path, running: BlockStore) -> None:
     assert shown("verify", "--store", str(folder))["bad"] == []
-    assert "all are whole" in run("verify", "--store", str(folder)).stdout
+    assert "no damaged files" in run("verify", "--store", str(folder)).stdout
 
 
 def test_verify_ends_with_1_when_it_finds_damage_and_with_0_once_that_is_set_aside(folder: Path) -> None:

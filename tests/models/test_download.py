@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,6 +161,32 @@ def test_a_refused_connection_is_told(hub: HubState, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(ModelLoadError, match="the Hub cannot be reached"):
         fetch()
+
+
+def test_a_hub_that_is_not_reached_is_asked_once_and_not_again_and_again(
+    hub: HubState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as silent:  # takes connections, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("holdfast.models.download._REACH_SECONDS", 1.0)
+        with pytest.raises(ModelLoadError, match=r"the Hub cannot be reached.*no answer|timed out"):
+            fetch()
+        silent.setblocking(False)
+        connections = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                silent.accept()[0].close()
+                connections += 1
+    assert connections <= 1
+    assert not caplog.records
+
+
+def test_what_the_cache_holds_is_used_where_the_hub_is_not_reached(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, _ = fetch()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert fetch()[0] == there
 
 
 def test_a_disk_without_room_is_told_before_anything_is_fetched(hub: HubState, monkeypatch: pytest.MonkeyPatch) -> None:

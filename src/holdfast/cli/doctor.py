@@ -68,8 +68,8 @@ def _show(found: Diagnosis) -> None:
         _section(console, "tools and thinking", _dialect_rows(found.dialect))
     if found.last_crash is not None:
         _section(console, "the last worker that died", _crash_rows(found.last_crash))
-    console.print("what to install for more speed", style="bold")
-    for line in found.advice or ("nothing",):
+    console.print("recommendations", style="bold")
+    for line in found.advice or ("none",):
         console.print(f"  {line}")
 
 

@@ -47,7 +47,7 @@ def add(
         secret = new_secret()
         made = named_key(name, secret, is_admin=admin, priority=_priority(priority), max_requests=max_requests)
         write_keys(path, (*known, made))
-        _tell(f"{name} may come in by this key; it is not shown again. {_how_it_counts(path)}")
+        _tell(f"This is the key of {name}; it is not shown again. {_how_it_counts(path)}")
         typer.echo(secret)
 
 
@@ -61,7 +61,7 @@ def rotate(name: Name, file: File = None) -> None:
         secret = new_secret()
         made = named_key(name, secret, is_admin=old.is_admin, priority=old.priority, max_requests=old.max_requests)
         write_keys(path, tuple(made if key is old else key for key in known))
-        _tell(f"{name} comes in by this key from now on, and not by the one before. {_how_it_counts(path)}")
+        _tell(f"This is the new key of {name}; it replaces the old one, and is not shown again. {_how_it_counts(path)}")
         typer.echo(secret)
 
 
@@ -83,7 +83,7 @@ def list_keys(file: File = None) -> None:
 
 @keys.command("rm")
 def remove(name: Name, file: File = None) -> None:
-    """Remove a key: nobody comes in by it any more. What was read for the name is kept for a later key of that name."""
+    """Remove a key: the server refuses it from then on. The cache of that name is kept for a later key with the same name."""
     with plain_errors():
         path = _path(file)
         known = read_keys(path)
@@ -92,7 +92,7 @@ def remove(name: Name, file: File = None) -> None:
         write_keys(path, left)
     typer.echo(f"{name} is removed. {_how_it_counts(path)}")
     if not left:
-        typer.echo(f"No key is left, so nobody comes in by one. To serve without keys, delete {path}")
+        typer.echo(f"No keys are left, but clients still need one. To serve without keys, delete {path}")
 
 
 def _path(file: Path | None) -> Path:
@@ -122,7 +122,7 @@ def _priority(word: str) -> Priority:
 
 
 def _how_it_counts(path: Path) -> str:
-    return f"A running server takes it in with `kill -HUP` or a restart ({path})."
+    return f"A running server reads {path} again on SIGHUP (`kill -HUP`) or after a restart."
 
 
 def _tell(text: str) -> None:

@@ -134,4 +134,4 @@ def print_fit(info: ModelFit) -> None:
             typer.echo(f"{total:<12}  too large, in every form")
             continue
         form = f"{choice.form} ({size_text(choice.need.weight_bytes)})"
-        typer.echo(f"{total:<12}  take it {form}: room for {choice.agents:,} agents of {choice.tokens:,} tokens")
+        typer.echo(f"{total:<12}  use it {form}: enough memory for {choice.agents:,} agents with {choice.tokens:,} tokens each")

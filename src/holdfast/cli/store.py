@@ -173,4 +173,4 @@ def _print_verified(report: VerifyReport) -> None:
     typer.echo(f"checked {count_text(report.files, 'file')}, {size_text(report.file_bytes)}, in {report.seconds:.1f} s")
     for path, reason in report.bad.items():
         typer.echo(f"damaged: {path}: {reason}")
-    typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "all are whole")
+    typer.echo(f"{len(report.bad):,} damaged, now in quarantine" if report.bad else "no damaged files")

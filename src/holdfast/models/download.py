@@ -33,6 +33,7 @@ _PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "t
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _SPARE_BYTES = 256 << 20  # left free on the disk beside the model
+_REACH_SECONDS = 2.0  # to hear anything from the Hub; huggingface_hub itself tries for 23 s and prints each try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,10 @@ def fetch(source: ModelSource, *, with_code: bool = False, on_bytes: OnBytes) ->
     wanted: dict[str, Any] = {"repo_id": source.name, "revision": source.revision or None, "allow_patterns": patterns}
     with hub_errors(source):
         try:
+            check_reachable()
+        except (ConnectionError, TimeoutError) as error:
+            return FetchedModel(folder=_from_cache(source, wanted, error))
+        try:
             files = snapshot_download(**wanted, dry_run=True, tqdm_class=_bar_class(None))
         except DryRunError as error:
             return FetchedModel(folder=_from_cache(source, wanted, error))
@@ -158,6 +163,34 @@ def hub_errors(source: ModelSource) -> Iterator[None]:
         raise _explained(source, error.__cause__ or error) from error
     except (OSError, XetDownloadError, _network_error()) as error:
         raise _explained(source, error) from error
+
+
+def check_reachable() -> None:
+    """Raise ConnectionError or TimeoutError where the Hub gives no answer at all. Asks nothing where it must not be asked.
+
+    A thread asks, since nothing bounds the time that the system takes to look a name up.
+    """
+    import httpx
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    outcome: list[httpx.HTTPError | None] = []
+
+    def ask() -> None:
+        try:
+            httpx.head(constants.ENDPOINT, timeout=_REACH_SECONDS)
+            outcome.append(None)
+        except httpx.HTTPError as error:
+            outcome.append(error)
+
+    asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
+    asking.start()
+    asking.join(_REACH_SECONDS)
+    if not outcome:
+        raise TimeoutError(f"no answer from {constants.ENDPOINT} within {_REACH_SECONDS:.0f} s")
+    if (error := outcome[0]) is not None:
+        raise ConnectionError(f"{constants.ENDPOINT}: {error}")
 
 
 def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:

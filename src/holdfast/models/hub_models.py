@@ -66,7 +66,7 @@ def removal_of(hub_id: str, cache: Path) -> Any:
     try:
         found = scan_cache_dir(cache)
     except CacheNotFound:
-        raise NoSuchModel(f"{hub_id} is not here: there is no cache of the Hub at {cache}") from None
+        raise NoSuchModel(f"{hub_id} has not been downloaded: there is no Hub cache at {cache}") from None
     revisions = [
         revision.commit_hash
         for repository in found.repos

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import ModelLoadError
-from holdfast.models.download import ModelSource, hub_errors
+from holdfast.models.download import ModelSource, check_reachable, hub_errors
 from holdfast.models.model_folder import WEIGHT_FILES, checked_config, checked_tensor_bytes
 
 _CONFIG = "config.json"
@@ -57,6 +57,7 @@ def size_on_hub(source: ModelSource) -> StoredSize:
     revision = source.revision or None
     headers = importlib.import_module("huggingface_hub.utils").build_hf_headers()  # exported for users, but not typed as such
     with hub_errors(source):
+        check_reachable()
         api = HfApi()
         files = {entry.path: entry.size for entry in api.list_repo_tree(source.name, revision=revision) if hasattr(entry, "size")}
         weights = [name for name in files if fnmatchcase(name, WEIGHT_FILES)]

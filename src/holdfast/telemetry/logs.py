@@ -98,7 +98,7 @@ def configure_logging(
 def set_level(settings: LogSettings) -> None:
     """From now on log what is severe enough by these settings."""
     logging.getLogger().setLevel(settings.level.upper())
-    for noisy in ("uvicorn.error", "httpx", "filelock", "urllib3"):
+    for noisy in ("uvicorn.error", "httpx", "httpx2", "filelock", "urllib3"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 

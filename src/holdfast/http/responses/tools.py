@@ -213,4 +213,4 @@ def _custom(tool: NamespacedTool) -> dict[str, Any]:
 def _log_skipped(kind: str) -> None:
     if kind not in _skipped and len(_skipped) < _MOST_REMEMBERED:
         _skipped.add(kind)
-        _log.warning("requests offer tools of a type that nobody here can run; they are left out: %r", kind[:100])
+        _log.warning("requests offer tools of type %r, which this server cannot run; the model is not told of them", kind[:100])

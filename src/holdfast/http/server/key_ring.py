@@ -29,7 +29,7 @@ class KeyRing:
         except ConfigError as error:
             raise ConfigError(f"{error}; the keys stay as they were") from None if self._path else error
         self._path, self._by_hash = path, {key.sha256: key for key in keys}
-        return f"{len(keys)} API keys in {path}: {', '.join(sorted(key.name for key in keys)) or 'nobody can come in by one'}"
+        return f"{len(keys)} API keys in {path}: {', '.join(sorted(key.name for key in keys)) or 'no client can connect'}"
 
     @property
     def is_needed(self) -> bool:
