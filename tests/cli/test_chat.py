@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from holdfast.models.demo import DEMO_ID
 from tests.fakes.command_line import holdfast, only_line
 from tests.fakes.echo_server import EchoServer, running_server
-from tests.fakes.server_process import until
+from tests.fakes.server_process import ServerProcess, until
 from tests.fakes.tiny_models import write_tiny
 from tools.terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Terminal
 
@@ -45,6 +48,73 @@ def test_without_a_url_it_brings_its_own_server(tmp_path: Path) -> None:
     done = holdfast("chat", "model", "--max-tokens", "3", "--temperature", "0", cwd=tmp_path, stdin="one\n/stats\n")
     assert done.returncode == 0, done.stderr
     assert "3 answer tokens" in done.stdout
+
+
+def test_one_question_is_answered_whole_and_that_is_all(tmp_path: Path) -> None:
+    with running_server() as server:
+        done = holdfast("chat", "--url", server.url, "-p", "one\ntwo", cwd=tmp_path, stdin="not read\n")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "you said: one\ntwo\n", "")
+        assert len(server.requests) == 1
+        server.behaviour = "refuse"
+        assert holdfast("chat", "--url", server.url, "-p", "one", cwd=tmp_path).returncode == 1
+
+
+def test_all_of_the_standard_input_is_one_question(tmp_path: Path) -> None:
+    with running_server() as server:
+        done = holdfast("chat", "--url", server.url, "-p", "-", cwd=tmp_path, stdin="one\n\ntwo\n")
+    assert done.returncode == 0
+    assert said(server) == ["one\n\ntwo\n"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "piped", "asked"),
+    [
+        (["Say", "hello."], "", "Say hello."),
+        ([], "A note.\nAnother.\n", "A note.\nAnother."),
+        (["Sum it up."], "A note.\nAnother.\n", "A note.\nAnother.\n\nSum it up."),
+    ],
+)
+def test_run_asks_what_is_piped_and_then_the_prompt(prompt: list[str], piped: str, asked: str, tmp_path: Path) -> None:
+    with running_server() as server:
+        done = holdfast("run", "--url", server.url, "other", *prompt, cwd=tmp_path, stdin=piped)
+    assert done.returncode == 0, done.stderr
+    assert server.requests[-1]["model"] == "other"
+    assert said(server) == [asked]
+
+
+def test_run_without_anything_to_ask_says_how_to_ask(tmp_path: Path) -> None:
+    done = holdfast("run", "some-model", cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'holdfast run some-model "Why' in only_line(done.stderr)
+
+
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(command: str, tmp_path: Path) -> None:
+    done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin="x")
+    assert done.returncode == 2
+    assert '"When does it leave?" is no model. To ask one question: holdfast chat -p' in only_line(done.stderr)
+
+
+def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None:
+    server = ServerProcess(DEMO_ID, "--store", "off")
+    try:
+        server.wait_ready()
+        done = holdfast("chat", DEMO_ID, "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        until(lambda: server.log().count("POST /v1/chat/completions 200") == 1, "its line in the log")
+        done = holdfast("chat", DEMO_ID, "--own-server", "-p", "Hello!", "--temperature", "0", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert server.log().count("POST /v1/chat/completions") == 1
+    finally:
+        server.stop()
+
+
+def test_a_terminal_shows_lines_broken_between_words(tmp_path: Path) -> None:
+    with running_server() as server, chat_with(server, tmp_path, columns=30) as terminal:
+        terminal.type("the ferry leaves the harbour at noon\n```\n".replace("\n", ALT_ENTER))
+        terminal.type("a line of code is left as it is" + ENTER)
+        terminal.wait_for(r"(?s)you said.*^s\n>$")
+        assert "you said: the ferry leaves\nthe harbour at noon\n```\na line of code is left as it i\ns\n" in terminal.text
 
 
 def test_a_missing_model_is_one_line_and_code_2(tmp_path: Path) -> None:

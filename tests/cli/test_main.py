@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from typer.testing import CliRunner
 from holdfast.cli.main import app
 from tests.fakes.command_line import holdfast
 
-COMMANDS = ("serve", "chat", "launch", "doctor", "config", "version")
+COMMANDS = ("serve", "run", "chat", "launch", "doctor", "config", "version")
 
 
 def test_help_names_every_command() -> None:
@@ -33,7 +36,7 @@ def test_every_command_explains_itself(command: str) -> None:
     [
         (["serf"], "Did you mean 'serve'?"),
         (["start"], "Did you mean 'serve'?"),
-        (["run", "some/model"], "Did you mean 'chat'?"),
+        (["talk"], "Did you mean 'chat'?"),
         (["list"], "Did you mean 'models ls'?"),
         (["store", "lst"], "Did you mean 'ls'?"),
         (["mlx-community/Qwen3-4B-4bit"], "holdfast serve mlx-community/Qwen3-4B-4bit"),
@@ -52,6 +55,35 @@ def test_help_is_a_command_too(arguments: list[str], title: str) -> None:
     result = CliRunner().invoke(app, arguments, prog_name="holdfast")
     assert result.exit_code == 0
     assert f"{title} [" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_fits_a_screen(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    assert len(result.output.splitlines()) <= 60
+
+
+def test_help_all_has_the_settings_that_help_leaves_out() -> None:
+    short, whole = (
+        CliRunner().invoke(app, ["serve", option], env={"COLUMNS": "200"}).output for option in ("--help", "--help-all")
+    )
+    assert "--dtype" not in short
+    assert "--dtype" in whole
+    assert "--context" in short
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"), [("holdfast la", "launch"), ("holdfast launch co", "codex"), ("holdfast serve --cont", "--context")]
+)
+def test_a_shell_completes_commands_agents_and_options(typed: str, found: str, tmp_path: Path) -> None:
+    variables = {
+        "_HOLDFAST_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    command = [str(Path(sys.executable).with_name("holdfast"))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | variables, check=False)
+    assert found in done.stdout.split()
 
 
 def test_a_port_can_be_given_in_one_letter() -> None:

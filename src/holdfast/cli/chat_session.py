@@ -62,6 +62,10 @@ class ChatSession:
                 failed |= not self._answer(text.removeprefix("/") if text.startswith("//") else text)
         return 1 if failed and not self._interactive else 0
 
+    def ask(self, question: str) -> bool:
+        """Answer one question; returns whether the answer came to its end."""
+        return self._answer(question)
+
     def _obey(self, text: str) -> None:
         command, *rest = text.split(maxsplit=1)
         argument = "".join(rest)
@@ -96,7 +100,8 @@ class ChatSession:
         system = [{"role": "system", "content": self.system}] if self.system else []
         body = {"model": self._model, "messages": system + self._messages}
         body |= {name: value for name, value in self.options.items() if value is not None}
-        statistics, view = AnswerStatistics(), AnswerView(self._console, interactive=self._interactive)
+        for_person = self._interactive or self._console.is_terminal
+        statistics, view = AnswerStatistics(), AnswerView(self._console, interactive=for_person)
         try:
             stopped = asyncio.run(self._shown(body, statistics, view))
         except ServerFailed as error:

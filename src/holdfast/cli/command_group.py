@@ -11,7 +11,7 @@ _HELP = "help"
 _BENCH = "bench"  # of a distribution beside this one
 # What other programs call it, which no likeness of letters would find.
 _ELSEWHERE = {
-    "run": "chat",
+    "talk": "chat",
     "up": "serve",
     "start": "serve",
     "list": "models ls",

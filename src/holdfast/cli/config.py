@@ -16,7 +16,10 @@ def config(
     effective: EffectiveSettings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: key → value and origin.")] = False,
 ) -> None:
-    """Show the settings in force and where each one came from. Takes the same flags as `serve`."""
+    """Show the settings in force.
+
+    It says where each of them comes from. It takes the same options as `serve`.
+    """
     if as_json:
         print_json(_rows(effective))
     else:

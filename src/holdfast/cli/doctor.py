@@ -26,7 +26,10 @@ _LINES_SHOWN = 12  # of a dead worker's log; its report has more
 
 @settings_command
 def doctor(effective: EffectiveSettings, as_json: Json = False) -> None:
-    """Report on machine, MLX, BLAS and memory, measure their speed, and say how MODEL would be run and what to install."""
+    """Check this machine.
+
+    It reports on the machine, MLX, BLAS and memory, measures their speed, says how MODEL would be run, and gives recommendations.
+    """
     import msgspec
 
     from holdfast.app.run_folder import run_folder

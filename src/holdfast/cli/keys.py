@@ -15,7 +15,7 @@ from holdfast.key_file import OFF, ApiKey, key_file_of, named_key, new_secret, o
 from holdfast.messages.requests import Priority
 from holdfast.user_folders import expanded
 
-keys = typer.Typer(help="Make, list and remove named API keys.", no_args_is_help=True)
+keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")]
 File: TypeAlias = Annotated[

@@ -40,7 +40,12 @@ class LaunchFailed(HoldfastError):
 
 
 def launch(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", show_default=False, help="One of: " + ", ".join(AGENTS) + ".")] = "",
+    agent: Annotated[
+        str,
+        typer.Argument(
+            metavar="AGENT", show_default=False, help="One of: " + ", ".join(AGENTS) + ".", autocompletion=lambda: list(AGENTS)
+        ),
+    ] = "",
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="The agent's own.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -51,7 +56,10 @@ def launch(
     allow_demo: Annotated[bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")] = False,
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be run, and run nothing.")] = False,
 ) -> None:
-    """Start a coding agent on a running server, without changing the agent's own settings. What follows AGENT is passed to it."""
+    """Start a coding agent on a running server.
+
+    The agent's own configuration stays as it is. What follows AGENT is passed to the agent.
+    """
     if not agent:
         _list_agents()
         return

@@ -23,7 +23,10 @@ def load(
     name: ModelName,
     pin: Annotated[bool, typer.Option("--pin", help="And keep it loaded, whoever else needs its place.")] = False,
 ) -> None:
-    """Have a server load a model, and wait until it serves."""
+    """Load a model in a running server.
+
+    It waits until the model is ready.
+    """
     typer.echo(f"{name} is {_done(server, name, 'pin' if pin else 'load')}{', and stays loaded' if pin else ''}")
 
 
@@ -33,7 +36,10 @@ def unload(
     name: ModelName,
     unpin: Annotated[bool, typer.Option("--unpin", help="Also one that is pinned, which it is no longer then.")] = False,
 ) -> None:
-    """Have a server let a model go when its answers are done. What it has read stays on disk."""
+    """Unload a model from a running server.
+
+    The server finishes its answers first. What the model has read stays on disk.
+    """
     if unpin:
         _done(server, name, "pin", json={"pinned": False})
     typer.echo(f"{name} is {_done(server, name, 'unload')}")

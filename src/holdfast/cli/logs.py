@@ -29,7 +29,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 100,
 ) -> None:
-    """Show the log of a server that was started with --log-file, also of one that has ended, by its port; else the latest."""
+    """Show the log of a server.
+
+    It is that of the server that runs, else the latest. A server that has ended is named by its port.
+    """
     with plain_errors():
         path = _log_of(server)
         try:

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from holdfast.cli.chat import chat
+from holdfast.cli.chat import chat, run
 from holdfast.cli.command_group import CommandGroup
 from holdfast.cli.config import config
 from holdfast.cli.doctor import doctor
@@ -31,7 +31,6 @@ app = typer.Typer(
     name="holdfast",
     cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -43,18 +42,25 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
-for command in (serve, chat, ps, stop, logs, load, unload, doctor, config, version):
-    app.command()(command)
-# What stands behind the agent's name is the agent's: options of its own, `--` and all.
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
-app.add_typer(service, name="service")
-app.add_typer(state, name="state")
-app.add_typer(store, name="store")
-app.add_typer(models, name="models")
-app.add_typer(sessions, name="sessions")
-app.add_typer(keys, name="keys")
+_SERVING, _SERVERS, _KEPT, _MACHINE = "Serve and talk", "Running servers", "Models and data", "This machine"
+
+for panel, commands in {
+    _SERVING: (serve, run, chat),
+    _SERVERS: (ps, stop, logs, load, unload),
+    _MACHINE: (doctor, config, version),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+# What follows the agent's name is the agent's: options of its own, `--` and all.
+app.command(rich_help_panel=_SERVING, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(launch)
+app.add_typer(sessions, name="sessions", rich_help_panel=_SERVERS)
+app.add_typer(models, name="models", rich_help_panel=_KEPT)
+app.add_typer(store, name="store", rich_help_panel=_KEPT)
+app.add_typer(state, name="state", rich_help_panel=_KEPT)
+app.add_typer(keys, name="keys", rich_help_panel=_MACHINE)
+app.add_typer(service, name="service", rich_help_panel=_MACHINE)
 for found in entry_points(group=FURTHER_COMMANDS):
-    app.add_typer(found.load(), name=found.name)
+    app.add_typer(found.load(), name=found.name, rich_help_panel=_MACHINE)
 
 if __name__ == "__main__":
     app()

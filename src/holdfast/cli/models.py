@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 10.0
 _NOT_USED_YET = "not used yet"
 
-models = typer.Typer(help="List, fetch, remove, judge and convert models.", no_args_is_help=True)
+models = typer.Typer(help="List, pull, remove, inspect and convert models.", no_args_is_help=True)
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id (owner/name), or a name in models.toml.")]
 AnyModel: TypeAlias = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id, a folder, or a name in models.toml.")]

@@ -48,7 +48,10 @@ class ServerAtWork:
 
 
 def ps(as_json: Json = False) -> None:
-    """List your servers on this machine: where they listen, their models, what runs and waits, and the memory they take."""
+    """List your servers on this machine.
+
+    It shows where they listen, their models, what runs and waits, and the memory they take.
+    """
     from holdfast.app.running_servers import running_servers
 
     servers = [_looked_at(server) for server in running_servers(os.environ)]

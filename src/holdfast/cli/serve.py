@@ -20,7 +20,10 @@ def serve(
     effective: EffectiveSettings,
     until_stdin_closes: Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)] = False,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's, Anthropic's and Ollama's APIs, with /health and /metrics."""
+    """Serve models over HTTP.
+
+    It speaks the APIs of OpenAI, Anthropic and Ollama, and has /health and /metrics. docs/configuration.md has all settings.
+    """
     from holdfast.app import front
     from holdfast.cli.port_taken import who_has_the_port
     from holdfast.cli.progress import load_progress

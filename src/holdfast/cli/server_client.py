@@ -63,9 +63,9 @@ class ServerClient:
         """Close all connections."""
         self._http.close()
 
-    def model_ids(self) -> tuple[str, ...]:
-        """The models that the server serves. Raises ServerFailed."""
-        answer = self.call("GET", "/v1/models", timeout=CONNECT_SECONDS)
+    def model_ids(self, *, seconds: float = CONNECT_SECONDS) -> tuple[str, ...]:
+        """The models that the server serves, if it says so in that time. Raises ServerFailed."""
+        answer = self.call("GET", "/v1/models", timeout=seconds)
         self.is_holdfast = all(model.get("owned_by") == "holdfast" for model in answer.get("data", ()))
         return tuple(str(model["id"]) for model in answer.get("data", ()))
 

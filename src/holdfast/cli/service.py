@@ -21,7 +21,7 @@ from holdfast.config import EffectiveSettings, all_specs
 from holdfast.errors import HoldfastError
 from holdfast.whole_file import whole_file
 
-service = typer.Typer(help="Have the system run a server for you: launchd on macOS, systemd on Linux.", no_args_is_help=True)
+service = typer.Typer(help="Run a server as a service of the system.", no_args_is_help=True)
 
 FAILED = 1
 # What says where things are; secrets are not among them, since others may read what a system keeps of a service.

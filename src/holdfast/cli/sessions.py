@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
 
-sessions = typer.Typer(help="Show, pin, fork, close and carry sessions of a running server.", no_args_is_help=True)
+sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="The session.")]
 Pin: TypeAlias = Annotated[bool, typer.Option("--pin", help="Keep what it has read from eviction.")]

@@ -1,11 +1,14 @@
-"""Commands that take settings: every setting with a flag of its own becomes an option, all others are reached by --set."""
+"""Commands that take settings: every setting with a flag of its own becomes an option, all others are reached by --set.
+
+`--help` shows the options that most people need, `--help-all` all of them.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -17,7 +20,13 @@ from holdfast.config import EffectiveSettings, all_specs, default_file, load_set
 from holdfast.config_sources import SettingSpec, describe
 from holdfast.errors import ConfigError
 
+_PREFIX = "setting_"  # of the names of parameters
 _PANEL = "Settings"
+_PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}  # by the section of the setting
+_SHOWN = (
+    *("model.path", "model.name", "model.context_tokens", "server.host", "server.port", "server.api_key"),
+    *("store.folder", "log.level", "log.file"),
+)
 
 ConfigFile: TypeAlias = Annotated[
     Path | None,
@@ -29,19 +38,39 @@ FurtherSettings: TypeAlias = Annotated[
 ]
 
 
-def settings_command(command: Callable[..., None]) -> Callable[..., None]:
+def _show_all(context: typer.Context, is_asked: bool) -> None:
+    """Print the help with all settings, and leave."""
+    if not is_asked:
+        return
+    for parameter in context.command.params:
+        if (parameter.name or "").startswith(_PREFIX):
+            parameter.hidden = False  # type: ignore[attr-defined]
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
+HelpAll: TypeAlias = Annotated[
+    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options, and leave.")
+]
+
+
+def settings_command(
+    command: Callable[..., None], *, shown: Collection[str] = _SHOWN, left_out: Collection[str] = ()
+) -> Callable[..., None]:
     """Give a command `(effective, **own options)` an option for each setting, and plain errors.
 
+    shown: keys of the settings that `--help` shows. left_out: keys that mean nothing to this command.
     Typer reads the signature that is put together here, so a new setting needs no line in the command line.
     """
     own = own_parameters(command)
-    specs = [spec for spec in all_specs().values() if spec.flag]
-    added = [_parameter(spec) for spec in specs]
-    added += [option("config_file", ConfigFile), option("further", FurtherSettings)]
+    specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
+    added = [_parameter(spec, is_shown=spec.key in shown) for spec in specs]
+    added += [option("config_file", ConfigFile), option("further", FurtherSettings), option("help_all", HelpAll)]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         file, further = given.pop("config_file"), given.pop("further")
+        del given["help_all"]
         flags = {spec.key: given.pop(_name(spec)) for spec in specs}
         with plain_errors(flags["log.format"] or "text"):
             effective = _effective(file, further or [], flags)
@@ -52,19 +81,22 @@ def settings_command(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _name(spec: SettingSpec) -> str:
-    return "setting_" + spec.key.replace(".", "_")
+    return _PREFIX + spec.key.replace(".", "_")
 
 
-def _parameter(spec: SettingSpec) -> inspect.Parameter:
+def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
     """The option (or the argument MODEL) of one setting. All are texts: `config` converts and checks, for all sources."""
     default = describe(spec, spec.default) or False  # as help shows it; False: nothing
+    panel = _PANELS.get(spec.key.partition(".")[0], _PANEL)
     if spec.flag.startswith("--"):
         if spec.kind == "switch":
-            switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=_PANEL)
+            switch = typer.Option(spec.flag, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
             return option(_name(spec), Annotated[bool | None, switch])
         metavar = "|".join(spec.choices) if spec.choices else spec.key.rpartition(".")[2].rpartition("_")[2].upper()
         names = (spec.flag, spec.short) if spec.short else (spec.flag,)
-        text = typer.Option(*names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=_PANEL)
+        text = typer.Option(
+            *names, metavar=metavar, help=spec.doc, show_default=default, rich_help_panel=panel, hidden=not is_shown
+        )
         annotation: Any = Annotated[str | None, text]
     else:
         annotation = Annotated[str | None, typer.Argument(metavar=spec.flag, help=spec.doc, show_default=default)]

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 if TYPE_CHECKING:
     from holdfast.cli.state_kinds import StateKind
 
-state = typer.Typer(help="Show and delete what Holdfast keeps on this machine.", no_args_is_help=True)
+state = typer.Typer(help="Show and delete what Holdfast keeps on disk.", no_args_is_help=True)
 FAILED = 1
 
 

@@ -26,7 +26,10 @@ def stop(
     all_servers: Annotated[bool, typer.Option("--all", help="All of yours on this machine.")] = False,
     now: Annotated[bool, typer.Option("--now", help="Cut running answers off instead of waiting for them.")] = False,
 ) -> None:
-    """End a server: it takes nothing new, answers what runs for `server.shutdown_seconds` at most, and keeps what was read."""
+    """Stop a server.
+
+    It accepts no new requests, finishes those that run (for `server.shutdown_seconds` at most), and keeps what was read.
+    """
     from holdfast.app.running_servers import running_servers
 
     with plain_errors():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DAMAGE_FOUND = 1
 
-store = typer.Typer(help="Show, check and empty the folder in which what was read is kept.", no_args_is_help=True)
+store = typer.Typer(help="Show, check and empty the prefix cache on disk.", no_args_is_help=True)
 
 Folder: TypeAlias = Annotated[
     Path | None, typer.Option("--store", metavar="FOLDER", help="The store; else that of the settings.")
