@@ -44,6 +44,8 @@ HASH = "0" * 64
     [
         ("", "not a file of keys"),
         ("[]", "not a file of keys"),
+        ("{}", "required field `keys`"),
+        ('{"format": 1}', "required field `keys`"),
         ('{"keys": [{"name": "a"}]}', "sha256"),
         ('{"keys": [{"name": "a", "sha256": "00"}]}', "64 hexadecimal"),
         (f'{{"keys": [{{"name": "a/b", "sha256": "{HASH}"}}]}}', "cannot name a key"),
@@ -52,7 +54,7 @@ HASH = "0" * 64
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}", "admin": true}}]}}', "admin"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "b", "sha256": "{HASH}"}}]}}', "two keys of one sha256"),
         (f'{{"keys": [{{"name": "a", "sha256": "{HASH}"}}, {{"name": "a", "sha256": "{"1" * 64}"}}]}}', "two keys of one name"),
-        ('{"format": 2}', "format 2"),
+        ('{"format": 2, "keys": []}', "format 2"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, content: str, said: str) -> None:

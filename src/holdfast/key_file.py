@@ -36,10 +36,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that the file says."""
+    """All that the file says. It always has `keys`: a file without them is damaged, and must not lock everybody out."""
 
     format: int = _FORMAT
-    keys: tuple[ApiKey, ...] = ()
+    keys: tuple[ApiKey, ...]
 
 
 def new_secret() -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from holdfast.http.server.dialect import Dialect, operation
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.services import Services
 from holdfast.key_file import named_key, write_keys
-from tests.fakes.http_clients import CHAT, chat_body, client_of
+from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway
+from tests.fakes.scripted_gateway import answer as answer_script
 
 
 @operation("POST", "/admin/ping", needs_admin=True)
@@ -119,6 +121,23 @@ async def test_a_tenant_is_the_name_of_a_key_so_a_rotated_one_keeps_its_memory(t
     assert before != await tenant(tmp_path, "alice-key", name="team")
     write_keys(tmp_path / "keys.json", (named_key("alice", "fresh", is_admin=False, priority="interactive", max_requests=None),))
     assert await tenant(tmp_path, "fresh") == before
+
+
+async def test_a_stream_of_a_key_that_is_revoked_goes_on_to_its_end_and_the_next_request_is_refused(tmp_path: Path) -> None:
+    keys, gate = ring_of(tmp_path), asyncio.Event()
+    first, *rest = answer_script("Hel", "lo")
+    gateway = ScriptedGateway(script=[first, gate, *rest])
+    headers = {"authorization": "Bearer alice-key"}
+    async with client_of(gateway, keys=keys) as client:
+        running = asyncio.create_task(client.post(CHAT, json=chat_body(stream=True), headers=headers))
+        await gateway.until(lambda: bool(gateway.requests))
+        write_keys(tmp_path / "keys.json", ())
+        keys.reload()
+        assert (await client.post(CHAT, json=chat_body(), headers=headers)).status_code == 401
+        gate.set()
+        stream = events_of((await running).text)
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in stream[:-1]) == "Hello"
+    assert stream[-1] == "[DONE]"
 
 
 async def test_what_the_single_key_has_read_is_still_there_for_it_beside_named_ones(tmp_path: Path) -> None:

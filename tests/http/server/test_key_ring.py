@@ -26,7 +26,7 @@ def test_keys_are_found_and_read_again(tmp_path: Path) -> None:
     assert ring.find(b"alice's") is None and ring.find(b"carol's") is not None and ring.names_an_admin
 
 
-@pytest.mark.parametrize("damage", ["gone", "broken", "open"])
+@pytest.mark.parametrize("damage", ["gone", "broken", "emptied", "open"])
 def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "holdfast" / "keys.json"
     written(path, "alice")
@@ -35,6 +35,8 @@ def test_a_file_that_went_bad_changes_nothing_and_never_opens_the_server(tmp_pat
         path.unlink()
     elif damage == "broken":
         path.write_text("{")
+    elif damage == "emptied":
+        path.write_text("{}")
     else:
         path.chmod(0o644)
     with pytest.raises(ConfigError, match="the keys stay as they were"):
