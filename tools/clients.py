@@ -22,6 +22,7 @@ from tools.environments import ROOT, environment_of, modules_of
 
 SCRIPTS = ROOT / "tests" / "clients"
 WAITING_MODEL = "demo/tiny"
+ALIASES = "claude-*,gpt-*"  # some clients know by the name what a model can do
 _LIMIT_SECONDS = 600
 # Nothing but this server is called: no proxy, and litellm fetches a table of prices from the web unless it is told not to.
 _ALONE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -86,7 +87,7 @@ def main(names: Sequence[str]) -> int:
     """Run the clients that are named, or all. Returns 1 when a check failed."""
     from tests.fakes.server_process import ServerProcess
 
-    server, failed = ServerProcess("--store", "off", "--name", "demo"), []
+    server, failed = ServerProcess("--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}"), []
     try:
         server.wait_ready()
         for script in [each for each in scripts() if not names or each.stem.removeprefix("with_") in names]:

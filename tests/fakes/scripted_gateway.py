@@ -29,7 +29,7 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.catalog import Catalog, CatalogEntry
 from holdfast.residency.library import Library
@@ -108,6 +108,7 @@ class ScriptedStream:
     ) -> None:
         self._script, self._on_close = iter(script), on_close
         self.put_back_tokens = 0
+        self.sampling = SamplingParams(temperature=0.6, top_p=0.9)
         self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
         self.breakpoints = breakpoints
         self.is_paused = False

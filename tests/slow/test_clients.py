@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.server_process import ServerProcess
-from tools.clients import WAITING_MODEL, checked, scripts, waiting_scripts, waiting_server
+from tools.clients import ALIASES, WAITING_MODEL, checked, scripts, waiting_scripts, waiting_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    server = ServerProcess("--store", "off", "--name", "demo")
+    server = ServerProcess("--store", "off", "--name", "demo", "--set", f"server.model_aliases={ALIASES}")
     server.wait_ready()
     yield server
     assert server.stop() == 0, server.log()

@@ -40,6 +40,7 @@ class GenerationStream:
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
+        self.sampling = prepared.sequences[0].sampling
         self.put_back_tokens = prepared.put_back_tokens  # of earlier answers, as they were generated
         self.dropped_tokens = prepared.dropped_tokens  # of earlier answers, which the prompt does not show
         self.breakpoints = prepared.breakpoints  # the cache breakpoints of its client, in the prompt

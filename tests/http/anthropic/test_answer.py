@@ -110,6 +110,16 @@ def test_any_stream_folds_to_the_whole_answer(script: list[OutputEvent], hides: 
     assert got.usage.to_dict() | {"cache_creation": None} == expected["usage"] | {"cache_creation": None}
 
 
+def test_what_is_of_no_use_here_is_there_for_clients_that_check_anthropics_types() -> None:
+    script = cast(list[OutputEvent], calling(("f", "{}"), said="I call"))
+    answer = whole(script, form())
+    text, call = answer["content"]
+    assert (text["citations"], call["caller"]) == (None, {"type": "direct"})
+    assert (answer["stop_details"], answer["container"]) == (None, None)
+    usage = answer["usage"]
+    assert (usage["service_tier"], usage["server_tool_use"], usage["inference_geo"]) == ("standard", None, None)
+
+
 @given(script=scripts())
 def test_blocks_come_strictly_one_after_the_other(script: list[OutputEvent]) -> None:
     is_open, begun = False, 0
@@ -150,7 +160,7 @@ def test_a_stream_has_exactly_these_events() -> None:
     assert kinds == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta", "input_json_delta"]
     begun, end = events[0][1]["message"]["usage"], events[-2][1]
     assert (begun["input_tokens"], begun["output_tokens"], begun["cache_read_input_tokens"]) == (20, 0, 0)
-    assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert end["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None, "container": None}
     assert end["usage"]["input_tokens"] + end["usage"]["cache_read_input_tokens"] == 20
     assert (end["usage"]["output_tokens"], end["usage"]["output_tokens_details"]) == (9, {"thinking_tokens": 4})
 

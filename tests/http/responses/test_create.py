@@ -52,7 +52,8 @@ async def test_thought_text_and_calls_are_items_of_the_output() -> None:
 
 
 async def test_what_the_request_says_is_told_again() -> None:
-    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}, {"type": "web_search"}]
+    function = {"type": "function", "name": "f", "description": "D", "parameters": {"type": "object"}, "strict": False}
+    tools = [function, {"type": "web_search"}]
     schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
     said = {
         "instructions": "Be brief.",
@@ -61,8 +62,6 @@ async def test_what_the_request_says_is_told_again() -> None:
         "parallel_tool_calls": False,
         "max_tool_calls": 3,
         "max_output_tokens": 50,
-        "temperature": 0.5,
-        "top_p": 0.9,
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": schema, "verbosity": "low"},
         "metadata": {"a": "b"},
@@ -73,6 +72,19 @@ async def test_what_the_request_says_is_told_again() -> None:
     got = await whole(ScriptedGateway(), **said)
     assert {name: got[name] for name in said} == said
     assert (await whole(ScriptedGateway(), truncation="auto", service_tier="flex"))["truncation"] == "disabled"
+
+
+async def test_the_sampling_that_was_used_is_told_whether_it_was_asked_for_or_is_the_models_own() -> None:
+    used = {"temperature": 0.6, "top_p": 0.9, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert (await whole(ScriptedGateway())).items() >= used.items()
+    stream = data_of(await asked(ScriptedGateway(), stream=True))
+    assert all(event["response"].items() >= used.items() for event in stream if "response" in event)
+
+
+async def test_a_function_is_told_again_with_all_its_fields() -> None:
+    tools = [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]
+    got = await whole(ScriptedGateway(), tools=tools)
+    assert got["tools"] == [{**tools[0], "description": None, "parameters": None, "strict": None}, tools[1]]
 
 
 async def test_the_fields_of_a_request_reach_the_gateway() -> None:

@@ -10,7 +10,7 @@ import msgspec
 from pydantic_core import from_json
 
 from holdfast.http.anthropic.errors import anthropic_error
-from holdfast.http.anthropic.shapes import AnswerBlock, MessageAnswer, StopReason
+from holdfast.http.anthropic.shapes import AnswerBlock, DirectCaller, MessageAnswer, StopReason
 from holdfast.http.anthropic.usage import usage_of
 from holdfast.http.server.answers import AnswerFormat, TokenCounts, WholeChoice
 from holdfast.http.server.explanation import Explanation
@@ -78,7 +78,7 @@ class MessagesAnswer(AnswerFormat):
         """Why it ended, and the counts."""
         assert self._end is not None, "an answer has an end"
         reason, sequence = self._end_of(self._end, counts)
-        delta = _encode({"stop_reason": reason, "stop_sequence": sequence})
+        delta = _encode({"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None})
         extra = b"" if explanation is None else b',"holdfast":%b' % _encode(explanation)
         usage = _encode(usage_of(counts))
         data = b'{"type":"message_delta","delta":%b,"usage":%b%b}' % (delta, usage, extra)
@@ -106,9 +106,9 @@ class MessagesAnswer(AnswerFormat):
 
     def _start(self, place: Place, event: OutputDelta) -> bytes:
         if isinstance(event, ToolCallStarted):
-            block = AnswerBlock(type="tool_use", id=event.id, name=event.name, input=_NO_INPUT)
+            block = AnswerBlock(type="tool_use", id=event.id, name=event.name, input=_NO_INPUT, caller=DirectCaller())
         elif place == "text":
-            block = AnswerBlock(type="text", text="")
+            block = AnswerBlock(type="text", text="", citations=None)
         else:
             block = AnswerBlock(type="thinking", thinking="", signature="")
         self._open, self._blocks = place, self._blocks + 1
@@ -145,7 +145,7 @@ class MessagesAnswer(AnswerFormat):
             return _call(deltas)
         text = "".join([delta.text for delta in deltas if isinstance(delta, TextDelta)])
         if place == "text":
-            return AnswerBlock(type="text", text=text)
+            return AnswerBlock(type="text", text=text, citations=None)
         return AnswerBlock(type="thinking", thinking="" if self._hides_thinking else text, signature=self._signature(text))
 
     def _end_of(self, end: ChoiceFinished, counts: TokenCounts) -> tuple[StopReason, str | None]:
@@ -182,4 +182,4 @@ def _call(deltas: Sequence[OutputDelta]) -> AnswerBlock:
     given = msgspec.Raw(arguments.encode()) if arguments else _NO_INPUT
     if arguments and not any(isinstance(delta, ToolCallFinished) for delta in deltas):
         given = msgspec.Raw(_encode(from_json(arguments, allow_partial=True)))
-    return AnswerBlock(type="tool_use", id=head.id, name=head.name, input=given)
+    return AnswerBlock(type="tool_use", id=head.id, name=head.name, input=given, caller=DirectCaller())

@@ -13,16 +13,24 @@ from holdfast.http.server.explanation import Explanation
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
+class DirectCaller(msgspec.Struct, frozen=True, kw_only=True):
+    """The model itself calls, not a program of Anthropic's."""
+
+    type: Literal["direct"] = "direct"
+
+
 class AnswerBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer, all of one kind: each kind has fields of its own."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: str | msgspec.UnsetType = msgspec.UNSET
+    citations: msgspec.UnsetType | None = msgspec.UNSET
     thinking: str | msgspec.UnsetType = msgspec.UNSET
     signature: str | msgspec.UnsetType = msgspec.UNSET
     id: str | msgspec.UnsetType = msgspec.UNSET
     name: str | msgspec.UnsetType = msgspec.UNSET
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET  # a JSON object
+    caller: DirectCaller | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +43,8 @@ class MessageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: list[AnswerBlock]
     stop_reason: StopReason | None
     stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
     usage: MessageUsage
     holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.http.server.answers import TokenCounts
@@ -31,6 +33,10 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_creation: CacheCreation
     output_tokens: int  # with those of thoughts
     output_tokens_details: ThinkingTokens
+    # Of Anthropic's own service; clients that check its types expect them.
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
+    inference_geo: None = None
 
 
 def usage_of(counts: TokenCounts) -> MessageUsage:

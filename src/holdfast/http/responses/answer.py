@@ -43,6 +43,7 @@ from holdfast.messages.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from holdfast.messages.requests import SamplingParams
 
 _FAILURES: Mapping[str, str] = {  # code of a problem → the one that clients of Responses act upon
     "context_length_exceeded": "context_length_exceeded",
@@ -60,6 +61,16 @@ class Shows:
     logprobs: bool = False
     sealed_thoughts: bool = False  # thoughts also in a form that can be brought back
     summaries: bool = False  # thoughts as summary, not as they are
+
+
+def told_sampling(sampling: SamplingParams) -> dict[str, Any]:
+    """Fields of a response object."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
 
 
 def unheard(number: int, event: bytes) -> None:
@@ -103,6 +114,10 @@ class ResponseAnswer(AnswerFormat):
     def thoughts(self) -> Mapping[str, str]:
         """The thoughts in the output, by the id of their item, however they are shown."""
         return self._thoughts
+
+    def sampled_by(self, sampling: SamplingParams) -> None:
+        """The response tells the sampling parameters that were used, whether they were asked for or are the model's own."""
+        self._response = msgspec.structs.replace(self._response, **told_sampling(sampling))
 
     def keep_alive(self) -> bytes:
         """`response.in_progress` again, or `response.queued`: clients count events, not bytes."""

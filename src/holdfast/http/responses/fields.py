@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.fields import SamplingFields
-from holdfast.http.responses.answer import ResponseAnswer, Shows, unheard
+from holdfast.http.responses.answer import ResponseAnswer, Shows, told_sampling, unheard
 from holdfast.http.responses.formats import TextOptions
 from holdfast.http.responses.items import Input, InputItem, conversation, items_of
 from holdfast.http.responses.run import ResponseRun
@@ -25,6 +25,7 @@ from holdfast.http.server.services import Services, model_of
 from holdfast.http.server.thinking import ReasoningOptions, thinking_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
+_FUNCTION = dict.fromkeys(("description", "parameters", "strict"))  # what of a tool is told again even if it was not given
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MOST_METADATA = 16
 MetadataKey = Annotated[str, Field(max_length=64)]
@@ -165,6 +166,8 @@ class ResponseRequest(SamplingFields):
         given = {name: value for name, value in told.items() if value is not None}
         if self.parallel_tool_calls is None:
             given["parallel_tool_calls"] = True
+        if "tools" in given:
+            given["tools"] = [_FUNCTION | tool if tool["type"] == "function" else tool for tool in given["tools"]]
         text = {"format": {"type": "text"}, **given.pop("text", {})}
         return ResponseObject(
             id=f"resp_{uuid.uuid4().hex}",
@@ -174,6 +177,7 @@ class ResponseRequest(SamplingFields):
             created_at=int(time.time()),
             model=model_of(services, self.model),
             text=text,
+            **told_sampling(self.sampling()),
             **given,
         )
 
@@ -197,8 +201,6 @@ _TOLD = {
     "parallel_tool_calls",
     "max_tool_calls",
     "max_output_tokens",
-    "temperature",
-    "top_p",
     "top_logprobs",
     "reasoning",
     "text",

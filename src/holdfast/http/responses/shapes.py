@@ -133,8 +133,10 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     top_logprobs: int = 0
     reasoning: Any = None
     text: Any = None

@@ -12,7 +12,7 @@ from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextKind, TokenText, ToolCall, text_of, tool_calls_of
-from holdfast.messages.requests import GenerationRequest
+from holdfast.messages.requests import GenerationRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,9 @@ class StreamFormat(abc.ABC):
 
 class AnswerFormat(StreamFormat):
     """How one answer looks: the events of a stream, each complete as the protocol frames it, or the whole as JSON."""
+
+    def sampled_by(self, sampling: SamplingParams) -> None:
+        """The request is accepted, and its answer is drawn like this."""
 
     def opening(self, *, prompt_tokens: int) -> bytes:
         """What comes before the first text; may be empty."""

@@ -66,6 +66,7 @@ class MergedStream:
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
+        self.sampling = streams[0].sampling
         self.breakpoints: tuple[PinnedPrefix, ...] = ()  # a protocol that has them takes one prompt
         self.unenforced = tuple(dict.fromkeys(place for stream in streams for place in stream.unenforced))
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()

@@ -163,6 +163,7 @@ class GenerationResponse(Response):
                 prompt=_content(self._plan) if self._services.log.content else "",
             )
             record.answer = self._answer
+            self._plan.form.sampled_by(self._stream.sampling)
         return self._stream
 
     async def _submitted(self) -> OutputStream:

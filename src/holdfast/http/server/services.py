@@ -21,7 +21,7 @@ from holdfast.intake.tokenize import Tokenizer
 from holdfast.messages.commands import PinnedPrefix
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.output import Embedding, OutputEvent, Relevance
-from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest
+from holdfast.messages.requests import EmbeddingRequest, GenerationRequest, RankRequest, SamplingParams
 from holdfast.messages.sessions import SessionCommand, SessionInfo
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.library import Library
@@ -40,6 +40,7 @@ class OutputStream(Protocol):
     prompt_tokens: int  # counted once however many choices there are
     put_back_tokens: int  # of earlier answers, which stand in the prompt as they were generated
     dropped_tokens: int  # of earlier answers, which the chat template has left out of the prompt
+    sampling: SamplingParams  # by which tokens are drawn: what the request left open is as the model has it
     breakpoints: tuple[PinnedPrefix, ...]  # where the prompt has the cache breakpoints of its client, ascending
     unenforced: tuple[str, ...]  # places in the schemas of tools, of keywords that the answer need not keep to
 

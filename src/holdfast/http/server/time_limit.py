@@ -45,6 +45,7 @@ class LimitedStream:
     def __init__(self, stream: OutputStream, limit: TimeLimit) -> None:
         self._stream, self._limit, self._events = stream, limit, aiter(stream)
         self.prompt_tokens, self.put_back_tokens = stream.prompt_tokens, stream.put_back_tokens
+        self.sampling = stream.sampling
         self.dropped_tokens, self.breakpoints = stream.dropped_tokens, stream.breakpoints
         self.unenforced = stream.unenforced
 
