@@ -115,6 +115,7 @@ class Exchange:
         services = scripted_services(gateway, server=server, sessions=sessions, directory=directory)
         self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []
+        self.leaves_behind = b""  # the client leaves as soon as it has this
         self.first_body = asyncio.Event()
         self.gone = asyncio.Event()
         self._written = asyncio.Event()
@@ -178,5 +179,7 @@ class Exchange:
             self._written.set()
             if message.get("body"):
                 self.first_body.set()
+            if self.leaves_behind and self.leaves_behind in message.get("body", b""):
+                asyncio.get_running_loop().call_soon(self.gone.set)
 
         await self.app(scope, receive, send)

@@ -134,6 +134,8 @@ class ScriptedStream:
 
     async def aclose(self) -> None:
         self._on_close()
+        for _ in range(5):  # the lease of a real one is given back meanwhile
+            await asyncio.sleep(0)
 
 
 @dataclass

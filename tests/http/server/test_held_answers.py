@@ -20,7 +20,7 @@ from holdfast.http.server.answers import AnswerPlan
 from holdfast.http.server.held_answers import HeldAnswer, HeldAnswers, RequestIdentity
 from holdfast.http.server.services import Services
 from holdfast.telemetry.request_log import RequestRecord
-from tests.fakes.http_clients import CHAT, COMPLETIONS, MESSAGES, Exchange, chat_body, completion_body, message_body
+from tests.fakes.http_clients import CHAT, COMPLETIONS, MESSAGES, Exchange, chat_body, completion_body, message_body, served
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, ScriptedStream, answer, calling, scripted_services
 
 PATIENT = ServerSettings(port=0, shutdown_seconds=0)
@@ -173,6 +173,34 @@ async def test_a_connection_that_is_lost_again_and_again_gets_the_answer_in_the_
         await running
         assert len(server.gateway.requests) == 1
         assert last.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("of_taker", [False, True])
+async def test_a_client_that_leaves_with_the_last_event_has_had_its_answer(
+    of_taker: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    goes_on = asyncio.Event()
+    async with line(lambda _: in_two_parts(until=goes_on)) as server:
+        if of_taker:
+            await server.lost(CHAT, chat_body(stream=True))
+        goes_on.set()
+        hasty = server.exchange()
+        hasty.leaves_behind = b"[DONE]"
+        await hasty.run(CHAT, chat_body(stream=True))
+        assert len(server.gateway.requests) == 1
+        assert "aborted by the client" not in str(caplog.records[-1].msg)
+        assert len(server.services.held) == 0
+        await server.whole(CHAT, chat_body(stream=True))
+        assert len(server.gateway.requests) == 2
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_real_server_makes_a_new_answer_for_each_request_that_was_answered(streams: bool) -> None:
+    gateway = ScriptedGateway(script=lambda _: answer("Hel", "lo"))
+    async with served(gateway, settings=PATIENT) as url, httpx.AsyncClient(timeout=60) as client:
+        texts = [(await client.post(url + CHAT, json=chat_body(stream=streams))).text for _ in range(5)]
+    assert len(gateway.requests) == len(set(texts)) == 5
 
 
 async def test_equal_requests_of_clients_that_stay_get_answers_of_their_own() -> None:

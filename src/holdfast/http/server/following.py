@@ -30,7 +30,8 @@ class FollowingResponse(Response):
         events = self._log.after(self._after)
         keep_alive = self._form.keep_alive_of_follower
         writer = EventWriter(send, self._form, events, request_id=record.request_id, keep_alive=keep_alive)
-        record.is_aborted = not await unless_disconnected(receive, writer.run())
+        is_done = await unless_disconnected(receive, writer.run())
+        record.is_aborted = not is_done and not writer.has_sent_all
 
 
 class RejoiningResponse(Response):

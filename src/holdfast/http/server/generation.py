@@ -63,6 +63,7 @@ class GenerationResponse(Response):
         self._answer = answer
         self._identity = identity
         self._held: HeldAnswer | None = None
+        self._has_sent_all = False
         self._writer: EventWriter | None = None  # of a stream
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
@@ -80,6 +81,7 @@ class GenerationResponse(Response):
             nonlocal has_ended
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
+            self._has_sent_all = has_ended
 
         answers = sum(request.choices for request in self._plan.requests)
         with ExitStack() as counted, self._services.active.entered(record) as active:
@@ -116,6 +118,8 @@ class GenerationResponse(Response):
         """Wait until nobody wants the answer any more."""
         await disconnected(receive)
         services, held = self._services, self._held
+        if self._has_sent_all or (self._writer is not None and self._writer.has_sent_all):
+            await asyncio.Future()  # the answer is delivered: what is left to be done takes a moment
         if held is None or services.drain.is_on:
             return
         is_alone = not services.active.has_others(record)

@@ -42,6 +42,13 @@ class EventWriter:
         self._quiet = False
         self._started = False
         self._is_detached = False
+        self._has_read_all = False
+        self._is_sending = False
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Whether all events have been handed to the connection. Many clients close it when they have read the last one."""
+        return self._has_read_all and not self._ready and not self._is_sending
 
     def detach(self) -> None:
         """The client is gone: read the events to their end all the same, and write nothing more."""
@@ -83,6 +90,7 @@ class EventWriter:
             while self._ready_bytes >= MOST_READY_BYTES:  # the client has left so much unread
                 self._taken.clear()
                 await self._taken.wait()
+        self._has_read_all = True
 
     async def _flush(self, *, more: bool = True) -> None:
         if self._is_detached:
@@ -98,7 +106,9 @@ class EventWriter:
         self._ready_bytes = 0
         self._taken.set()
         self._quiet = False
+        self._is_sending = True
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)  # one per stream: it costs nothing per token
