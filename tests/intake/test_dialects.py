@@ -213,6 +213,32 @@ def test_marks_that_say_nothing_are_known_where_they_are_tokens() -> None:
     assert source_of(NO_TOOLS).dialect.dropped_marks == ()
 
 
+@pytest.mark.parametrize(
+    ("wrote", "said"),
+    [
+        ("<think>\nHm.\n</think>\n<answer>\nYes, <b>3</b>.\n</answer>", [("thought", "Hm."), "Yes, <b>3</b>."]),
+        ("<answer>\nYes.\n</answer>\n", ["Yes."]),
+        ("<answer>Yes.", ["Yes."]),
+        ("<answer>\nWrite <answer> and </answer> around it.\n</answer>", ["Write <answer> and </answer> around it."]),
+        ("Write <answer>x</answer>", ["Write <answer>x</answer>"]),
+        ("Yes.\n</answer>", ["Yes.\n</answer>"]),
+        ('<answer>\nI look.\n</answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', ["I look.", ("f", {}, ())]),
+        ('<answer>\n<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>\n</answer>', [("f", {}, ())]),
+        ("<answer>\n</answer>", []),
+    ],
+)
+def test_what_stands_around_every_answer_is_left_out_where_the_template_names_it(wrote: str, said: list[Any]) -> None:
+    named = "{% if '<answer>' in m %}{{ m.split('<answer>')[-1].split('</answer>')[0] }}{% endif %}"
+    family = replace(FAMILY_TEMPLATES["hunyuan"], before="{% set m = '' %}" + named, plain_markers=True)
+    dialect = found(family).dialect
+    assert dialect.dropped_marks == ()
+    for at in ((), range(0, len(wrote), 3), range(len(wrote))):
+        assert told(dialect, [TOOL], wrote, at=at) == said
+    assert "".join(str(part) for part in told(found(replace(family, before="")).dialect, [], "<answer>Yes.</answer>")) == (
+        "<answer>Yes.</answer>"
+    )
+
+
 def test_what_a_prompt_begins_of_a_call_is_left_to_the_model() -> None:
     family = FamilyTemplate(
         family="functionary_v32", call=">>>{{ c.name }}\n{{ c.arguments | tojson }}", opening=">>>", plain_markers=True

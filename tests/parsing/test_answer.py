@@ -27,6 +27,7 @@ TOOLS = DeclaredTools(
 )
 AS_TOKENS = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, marker_ids=TOKENS)
 AS_TEXT = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK)
+FRAMED = ModelDialect(family="hermes", calls=FAMILIES["hermes"], reasoning=THINK, frame=("<answer>", "</answer>"))
 BOTH = pytest.mark.parametrize("dialect", [AS_TOKENS, AS_TEXT], ids=["tokens", "text"])
 
 pieces = st.sampled_from(
@@ -86,6 +87,19 @@ def test_cuts_change_nothing(
     in_parts = read(text, dialect, at=at, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
     at_once = read(text, dialect, ends_cut=ends_cut, in_reasoning=in_reasoning, reads_calls=reads_calls)
     assert joined(in_parts) == joined(at_once)
+
+
+@given(
+    text=st.lists(pieces | st.sampled_from(["<answer>", "</answer>", "<ans"]), max_size=10).map("".join),
+    at=places,
+    in_reasoning=st.booleans(),
+    ends_cut=st.booleans(),
+)
+def test_cuts_change_nothing_in_an_answer_that_stands_between_marks(
+    text: str, at: list[int], in_reasoning: bool, ends_cut: bool
+) -> None:
+    whole = read(text, FRAMED, in_reasoning=in_reasoning, ends_cut=ends_cut)
+    assert joined(read(text, FRAMED, at=at, in_reasoning=in_reasoning, ends_cut=ends_cut)) == joined(whole)
 
 
 @given(text=texts, at=places)

@@ -146,6 +146,8 @@ SILENT_MARKS: Final = (
     "[END FINAL RESPONSE]",
 )
 """Stand around visible text and say nothing; counted as such where they are tokens."""
+FRAMES: Final = (("<answer>", "</answer>"),)
+"""Stand as ordinary text around the whole visible answer of models whose templates name them: Hunyuan A13B."""
 SILENT_BY_FAMILY: Final[Mapping[str, tuple[str, ...]]] = {"functionary_v32": (">>>all",)}
 
 
@@ -196,6 +198,12 @@ def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
     """Whether a rendered conversation holds a whole thought, or ends with the beginning of one."""
     start = reasoning.start.strip()
     return shown.rstrip().endswith(start) or (start in shown and reasoning.end in shown)
+
+
+def frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:
+    """What stands in text around every answer, named by the template; empty where it is tokens or there is none."""
+    named = (frame for frame in FRAMES if all(mark in source and mark not in tokens for mark in frame))
+    return next(named, ("", ""))
 
 
 def _first_token(marker: str, tokens: Collection[str]) -> bool:

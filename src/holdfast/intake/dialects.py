@@ -19,7 +19,7 @@ from holdfast.intake.dialect_proof import (
     shows_tools,
     takes_text_and_thought,
 )
-from holdfast.intake.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, reasoning_for
+from holdfast.intake.dialect_rules import SILENT_BY_FAMILY, SILENT_MARKS, families_for, frame_for, reasoning_for
 from holdfast.intake.template import ChatTemplate
 from holdfast.intake.thinking import Options, ThinkingSwitch, find_switch
 from holdfast.intake.tokenize import Tokenizer
@@ -98,9 +98,8 @@ def find_dialect(
     says = read_response_template(config.get("response_template"))
     if reasoning is None and says.reasoning is not None:
         reasoning = ReasoningFormat(start=says.reasoning[0], end=says.reasoning[1])
-    plain = _dialect("", None, reasoning, tokenizer)
     if template is None:
-        return FoundDialect(dialect=plain)
+        return FoundDialect(dialect=_dialect("", None, reasoning, tokenizer))
     search = _Search(template, tokenizer, reasoning, tokens)
     parser_type = str(config.get("tool_parser_type", ""))
     names = tuple(families_for(template.with_tools, tokens, parser_type=parser_type, model_type=model_type))
@@ -115,7 +114,7 @@ def find_dialect(
     adapted = template.with_tool_habits(found.habits)
     switch = find_switch(template.with_tools, lambda options: _rendered(template, options))
     return FoundDialect(
-        dialect=found.dialect,
+        dialect=replace(found.dialect, frame=frame_for(template.with_tools, tokens)),
         template=adapted,
         switch=switch,
         report=DialectReport(

@@ -45,7 +45,7 @@ class AnswerReader:
         self._openers = self._marks.openers if reads_calls else self._marks.channel_openers
         self._openers_in_thought = tuple(mark for mark in self._openers if mark in self._marks.marked_openers)
         marks = self._marks
-        self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *self._openers)
+        self._marks_in_text = _given(marks.start, marks.end, *marks.dropped, *marks.frame, *self._openers)
         self._marks_in_thought = _given(marks.end, marks.start, *self._openers_in_thought)
         self._first_in_text, self._first_in_thought = _first(self._marks_in_text), _first(self._marks_in_thought)
         self._thinking = in_reasoning and bool(self._marks.end)
@@ -59,6 +59,8 @@ class AnswerReader:
         self._last = ""  # the last character that was given
         self._reading = False  # a call, or what may be one
         self._is_cut = False  # the answer was ended by its length
+        self._any_text = False  # visible text has been given
+        self._in_frame = False  # the answer began with the marks that enclose it
         self._in_vain = 0  # characters that were read for calls where none are
         self._in_vain_before = 0  # the same, before the thought began
         self._steps = self._read()
@@ -161,7 +163,10 @@ class AnswerReader:
             self._drop(behind)
         elif mark == marks.end and (is_marker(mark) or not self._is_quoted(space)):
             self._leave_out(mark, space)  # nothing was opened
-        elif mark in marks.dropped:
+        elif mark in marks.dropped or (mark == marks.frame[0] and not self._any_text):
+            self._in_frame = self._in_frame or mark == marks.frame[0]
+            self._drop(behind)
+        elif mark == marks.frame[1] and self._in_frame and (yield from self._ends_frame(behind)):
             self._drop(behind)
         elif mark in self._openers and (begins_line or mark in marks.marked_openers):
             yield from self._read_call(mark, space)
@@ -181,6 +186,12 @@ class AnswerReader:
             yield from self._read_call_in_thought(mark, space)
         else:
             self._give(behind)
+
+    def _ends_frame(self, place: int) -> Waiting[bool]:
+        """Whether no more text follows: nothing but white space, or calls. The answer may speak of its own marks."""
+        place = yield from self._source.behind_space(place)
+        at_end = place == len(self._source.text)
+        return at_end or bool((yield from self._source.standing(self._openers, place)))
 
     def _is_quoted(self, place: int) -> bool:
         """Whether what stands here is told rather than meant."""
@@ -307,6 +318,7 @@ class AnswerReader:
     def _note(self, text: str) -> None:
         """Text is given: what follows does not begin a thought any more, and may not begin a line."""
         self._thought_text = self._thinking
+        self._any_text = self._any_text or not self._thinking
         *above, line = text.rsplit("\n", 1)
         self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
         self._skips, self._last = "", text[-1]

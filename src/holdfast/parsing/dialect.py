@@ -33,6 +33,7 @@ class EncodedDialect:
     start: str  # of a thought; empty: it has no marker
     end: str
     dropped: tuple[str, ...]
+    frame: tuple[str, str]  # around the visible answer; empty: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,14 @@ class ModelDialect:
     reasoning: ReasoningFormat | None = None
     marker_ids: Mapping[str, int] = field(default_factory=dict)  # markers, as text, that are single tokens of the model
     dropped_marks: tuple[str, ...] = ()  # stand around visible text and say nothing, such as <response> and </response>
+    frame: tuple[str, str] = ("", "")  # stands in ordinary text around the whole visible answer, such as <answer> and </answer>
     markers: Markers = field(init=False, repr=False, compare=False)
     encoded: EncodedDialect = field(init=False, repr=False, compare=False)
 
     @property
     def is_plain(self) -> bool:
         """Whether answers are text throughout."""
-        return self.calls is None and self.reasoning is None and not self.dropped_marks
+        return self.calls is None and self.reasoning is None and not self.dropped_marks and not self.frame[0]
 
     def __post_init__(self) -> None:
         markers = Markers(self.marker_ids)
@@ -71,6 +73,7 @@ class ModelDialect:
             start=reasoning.start.strip() if reasoning else "",
             end=reasoning.end.strip() if reasoning else "",
             dropped=(*(mark.strip() for mark in markers.encoded(self.dropped_marks)), *_bare_start(reasoning, openers)),
+            frame=self.frame,
         )
         object.__setattr__(self, "markers", markers)
         object.__setattr__(self, "encoded", encoded)
