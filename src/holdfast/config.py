@@ -367,8 +367,9 @@ class LogSettings:
     format: LogFormat = _setting("text", "Lines for people, or one JSON object per line.", flag="--log-format")
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
     file: str = _setting(
-        "off",
-        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none.",
+        "background",
+        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none; "
+        "`background`: as `auto` if standard error is neither a terminal nor a pipe, else none.",
         flag="--log-file",
     )
     file_bytes: int = _setting(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import stat
 import subprocess
 import sys
@@ -19,11 +20,12 @@ def auto(folder: Path, **settings: int) -> LogFile:
     return file
 
 
+def homeless() -> Path:
+    raise RuntimeError("no home")
+
+
 @pytest.mark.parametrize("off", ["", "off"])
 def test_without_the_setting_there_is_none_and_no_home_is_asked_for(off: str) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("no home")
-
     assert open_log_file(LogSettings(file=off), folder=homeless, name="n") is None
     with pytest.raises(ConfigError, match="there is no place for a log: no home"):
         open_log_file(LogSettings(file="auto"), folder=homeless, name="n")
@@ -76,3 +78,23 @@ log_uncaught()
 """
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 1
     assert "ZeroDivisionError" in (tmp_path / "own.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("redirected", "is_written"), [("2>/dev/null", True), ("2>own.txt", True), ("2>&1 | cat", False), ("2>&-", True)]
+)
+def test_a_server_in_the_background_writes_a_log_file_unless_its_standard_error_is_a_pipe(
+    redirected: str, is_written: bool, tmp_path: Path
+) -> None:
+    program = (
+        "from pathlib import Path; from holdfast.config import LogSettings; "
+        "from holdfast.telemetry.log_file import open_log_file; open_log_file(LogSettings(), folder=Path, name='n')"
+    )
+    command = f"{sys.executable} -c {shlex.quote(program)} {redirected}"
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert (tmp_path / "n.log").exists() == is_written
+
+
+def test_where_there_is_no_place_a_server_in_the_background_does_without_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert open_log_file(LogSettings(), folder=homeless, name="n") is None

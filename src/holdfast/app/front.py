@@ -104,7 +104,7 @@ class Front:
         self._settings, self._started_at, self._certificate = settings, started_at, certificate
         self.reloads: list[Reload] = [] if certificate is None else [certificate.reload]  # on SIGHUP
         self._folder_of_record: Path | None = None
-        self._log_file: LogFile | None = None
+        self._log_path = ""
         self._was_ready = False
         self._residency = Residency(
             catalog,
@@ -140,7 +140,8 @@ class Front:
 
     def tells_of_itself(self, folder: Path, *, log_file: LogFile | None) -> None:
         """Once it listens, it is to say in this folder who and where it is."""
-        self._folder_of_record, self._log_file = folder, log_file
+        self._folder_of_record = folder
+        self._log_path = "" if log_file is None else str(log_file.path)
 
     async def serve(self, on_begin: Callable[[], None] = lambda: None) -> None:
         """Start the worker, then everything else; serve until a signal; end everything in order. on_begin: called in the loop.
@@ -204,7 +205,7 @@ class Front:
             started_at=time.time(),
             version=__version__,
             store_folder=self._settings.store.folder,
-            log_file="" if self._log_file is None else str(self._log_file.path),
+            log_file=self._log_path,
             certificate=self._settings.server.tls_cert and os.path.abspath(self._settings.server.tls_cert),
         )
         try:
@@ -235,6 +236,7 @@ class Front:
             lan_urls=_lan_urls(listens_on, url),
             is_open=not needs_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
+            log_file=self._log_path,
         )
         self._was_ready = True
         announce(ready, self._settings.log)

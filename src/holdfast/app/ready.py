@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from holdfast.config import LogSettings
 from holdfast.messages.events import ModelInfo
 from holdfast.messages.figures import CacheFigures
-from holdfast.telemetry.log_file import OFF
 
 logger = logging.getLogger("holdfast.app")
 OPEN = (
@@ -41,12 +40,13 @@ class ReadyServer:
     store_folder: str  # empty: what is read is kept in RAM only
     memory: CacheFigures | None  # None: this model's layout does not allow to keep anything
     lan_urls: tuple[str, ...] = ()  # for other machines, where it listens on all addresses
+    log_file: str = ""  # empty: none
     is_open: bool = False  # others than this machine can come in, and without a key
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
     """A short block on standard output for people; one log line where logs are JSON, or kept in a file."""
-    if log.format == "json" or log.file not in ("", OFF):
+    if log.format == "json" or ready.log_file:
         urls = ", ".join((ready.url, *ready.lan_urls))
         what = f"model {ready.model}, layout {ready.info.layout}" if ready.info else f"models {_names(ready)}"
         logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
@@ -87,6 +87,8 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     if len(ready.models) > 1 or info is None:
         rows.append(("models", f"{_names(ready)}; each is loaded when it is asked for"))
     rows.append(("store", _store(ready)))
+    if ready.log_file:
+        rows.append(("log", ready.log_file))
     rows.append(("ready in", f"{ready.ready_seconds:.2f} s"))
     return rows
 

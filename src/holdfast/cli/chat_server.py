@@ -56,6 +56,8 @@ def _arguments(effective: EffectiveSettings, port: int) -> list[str]:
     arguments += ["--host", "127.0.0.1", "--port", str(port)]
     level = "error" if effective.origins["log.level"] == "default" else effective.settings.log.level
     arguments += ["--log-level", level]
+    if effective.origins["log.file"] == "default":
+        arguments += ["--log-file", "off"]  # it goes to a temporary file, from which its last words are told
     if effective.origins["store.folder"] == "default":
         arguments += ["--set", "store.folder=off"]  # nobody has its key again, so nothing stored would be found again
     for key, origin in effective.origins.items():

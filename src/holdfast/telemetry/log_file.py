@@ -6,18 +6,20 @@ import contextlib
 import fcntl
 import logging.handlers
 import os
+import stat
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from holdfast.config import LogSettings
 from holdfast.errors import ConfigError
 from holdfast.user_folders import expanded
 
 LOG_SUFFIX = ".log"  # those that were set aside end with a number more: server-8321.log.1
-AUTO, OFF = "auto", "off"
+AUTO, OFF, BACKGROUND = "auto", "off", "background"
 _MOST_AT_ONCE = 100  # servers that would write the same file
 
 
@@ -54,17 +56,29 @@ class LogFile(logging.handlers.RotatingFileHandler):
 
 def open_log_file(settings: LogSettings, *, folder: Callable[[], Path], name: str) -> LogFile | None:
     """The file that the settings ask for; None: none. folder, name: of the one that `auto` means. Raises ConfigError."""
-    if settings.file in ("", OFF):
+    if settings.file in ("", OFF) or (settings.file == BACKGROUND and _is_read(sys.stderr)):
         return None
-    if settings.file != AUTO:
+    if settings.file not in (AUTO, BACKGROUND):
         return _opened(expanded(settings.file), settings)
     try:
         for number in range(1, _MOST_AT_ONCE):
             with contextlib.suppress(BlockingIOError):
                 return LogFile(folder() / f"{name}{'' if number == 1 else f'-{number}'}{LOG_SUFFIX}", settings)
     except (OSError, RuntimeError) as error:  # or a user without a home
+        if settings.file == BACKGROUND:  # nobody asked for it
+            logging.getLogger(__name__).warning("there is no place for a log file: %s", error)
+            return None
         raise ConfigError(f"log.file: there is no place for a log: {error}") from None
     raise ConfigError("log.file: too many servers write a log at this port already; name another file")
+
+
+def _is_read(stream: TextIO | None) -> bool:
+    """Whether somebody reads a stream: a person at a terminal, or the program at the other end of a pipe or socket."""
+    try:
+        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
+    except (OSError, ValueError):  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stream is not None and stream.isatty())
 
 
 def _opened(path: Path, settings: LogSettings) -> LogFile:
