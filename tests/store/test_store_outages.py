@@ -254,3 +254,28 @@ def test_a_limit_on_the_size_of_files_harms_nobody(tmp_path: Path) -> None:
 
 def test_few_files_are_open_at_once_however_many_blocks_come(tmp_path: Path) -> None:
     run(LIMITED_FILES, tmp_path / "s")
+
+
+def test_a_volume_that_others_have_filled_is_told_once_and_written_again_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = StoreLimits(volume_percent=100, spare_bytes=1 << 20)
+    with small_volume(tmp_path / "volume", size_bytes=8 << 20) as volume:
+        (volume / "another program's").write_bytes(bytes(7 << 20))
+        with BlockStore(volume / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+            put_all(store)
+            statistics = store.statistics()
+            assert (statistics.mode, statistics.blocks) == ("memory-only", 0)
+            (volume / "another program's").unlink()
+            assert put_all(store)
+            statistics = store.statistics()
+            assert (statistics.mode, statistics.blocks) == ("writing", len(CHAIN))
+
+
+def test_only_the_owner_may_read_any_file_of_a_store(tmp_path: Path) -> None:
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, served_as="a model") as store:
+        assert put_all(store)
+        modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(name.endswith("/name") for name in modes)
+    assert any("-wal" in name for name in modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}

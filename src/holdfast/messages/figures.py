@@ -24,7 +24,7 @@ class StoreFigures(msgspec.Struct, kw_only=True):
     """
 
     model: str  # short name of the model in the folder
-    mode: Literal["writing", "memory-only"] = "writing"  # memory-only while the folder cannot be written
+    mode: Literal["writing", "memory-only"] = "writing"  # memory-only while the folder cannot be written or has no room
     blocks: int = 0
     stored_bytes: int = 0
     allowed_bytes: int = 0

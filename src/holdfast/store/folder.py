@@ -123,6 +123,7 @@ class StoreFolder:
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
         if not self.exists:
             fresh = self.path / f"{MARKER}.{secrets.token_hex(4)}"
+            fresh.touch(mode=0o600)
             fresh.write_text("Holdfast keeps here what its models have read. Safe to delete as a whole.\n", encoding="utf-8")
             fresh.replace(self.path / MARKER)
 
@@ -215,6 +216,7 @@ class StoreFolder:
         name = self._names.get(fingerprint, "")[:_LONGEST_NAME]
         if name and self.served_as(folder.name) != name:
             fresh = folder / f"{_NAME_FILE}.{secrets.token_hex(4)}"
+            fresh.touch(mode=0o600)
             fresh.write_text(name, encoding="utf-8")
             fresh.replace(folder / _NAME_FILE)
         return folder

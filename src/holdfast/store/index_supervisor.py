@@ -86,6 +86,7 @@ class IndexSupervisor:
             *older, self._path = index_files(self._folder) or [self._folder.index_folder / f"{time.time_ns():020d}{_SUFFIX}"]
             if not self._path.exists():  # the first of this format
                 older += [path for path in self._folder.index_folder.glob("*.sqlite") if path.stem.isdigit()]  # of format 1
+                self._path.touch(mode=0o600)  # what SQLite keeps beside it gets the same mode
             for path in older:
                 remove_index(path)
             self._index = BlockIndex(self._path)

@@ -133,7 +133,7 @@ class IoThread:
         if self._retry_at is not None:
             _LOG.info("the store can be written again: %s", self._folder.path)
         self._retry_at = None
-        self._figures.mode = "writing"
+        self._figures.mode = "writing" if self._figures.allowed_bytes else "memory-only"
         return True
 
     def _pause(self, error: OSError | StoreRefused) -> None:
@@ -183,9 +183,20 @@ class IoThread:
             self._drop([block.key], "daily_budget")
         elif not self._has_room(block, file_bytes):
             self._drop([block.key], "no_room")
+            self._note_room(self._maintenance.allowed_bytes() >= file_bytes)
         else:
+            self._note_room(True)
             steady_now = self._clocks.steady()
             self._with_room(lambda: self._ahead.write(block.block, buffers, now=now, steady_now=steady_now), block)
+
+    def _note_room(self, has_room: bool) -> None:
+        """Say in the figures, and once in the log, whether the store may hold a block at all."""
+        if not has_room and self._figures.mode == "writing":
+            _LOG.warning(
+                "the volume of the store is full: what is read is kept in memory only until there is room again: %s",
+                self._folder.path,
+            )
+        self._figures.mode = "writing" if has_room else "memory-only"
 
     def _parents_in_use(self, *blocks: StoredBlock) -> set[BlockKey]:
         """The parents of what is being written: these must not be evicted."""

@@ -20,7 +20,7 @@ _STOPPING = "stopping"
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written.
+    """The disk side of a model's memory. `mode` is writing, or memory-only while the folder cannot be written or has no room.
 
     `model` is the name under which `holdfast store ls` lists the model; the sizes are those of the whole folder. So is what was
     written to it since midnight (UTC), which counts against `store.daily_write_bytes`.
