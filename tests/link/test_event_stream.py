@@ -13,6 +13,7 @@ from holdfast.messages.events import (
     CacheReport,
     Finished,
     FinishReason,
+    PromptRead,
     Rejected,
     Started,
     Timings,
@@ -219,3 +220,12 @@ async def test_a_stream_that_has_ended_is_neither_paused_nor_resumed() -> None:
     front.route([tokens()] * 50)
     _ = [event async for event in stream]
     assert front.asked == []
+
+
+async def test_how_far_the_prompt_is_read_is_told_until_the_answer_has_begun() -> None:
+    front = Front()
+    stream = front.open()
+    read = PromptRead(request_id="a", total_tokens=9, cached_tokens=0, read_tokens=4, seconds=1.0)
+    started = Started(request_id="a", memory=CacheReport(), timings=Timings())
+    front.route([read, started, read, finished()])
+    assert [type(event) async for event in stream] == [PromptRead, Started, Finished]

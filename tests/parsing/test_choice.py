@@ -18,12 +18,13 @@ from holdfast.messages.events import (
     Divergence,
     Finished,
     FinishReason,
+    PromptRead,
     Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
 )
-from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, TextDelta
+from holdfast.messages.output import ChoiceFinished, DivergentTexts, OutputEvent, PromptProgress, TextDelta
 from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules, ChoiceText
 from holdfast.parsing.pieces import TokenPieces
@@ -269,3 +270,16 @@ def test_a_first_differing_token_is_told_as_text() -> None:
     ]
     assert isinstance(end, ChoiceFinished)
     assert end.divergent == DivergentTexts(before="x", stored="a", prompt="b")
+
+
+@pytest.mark.parametrize("tells_progress", [True, False])
+def test_that_all_of_the_prompt_is_read_is_told_only_when_that_is_asked_for(tells_progress: bool) -> None:
+    text = choice(tells_progress=tells_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
+    read = PromptRead(request_id="a", total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5)
+    memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
+    told = [*text.feed(read), *text.feed(Started(request_id="a", memory=memory, timings=timings))]
+    expected = [
+        PromptProgress(index=3, total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),
+        PromptProgress(index=3, total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),
+    ]
+    assert told == expected[: 2 if tells_progress else 1]

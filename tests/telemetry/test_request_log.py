@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from holdfast.messages.events import CacheReport, FinishReason
-from holdfast.messages.output import ChoiceFinished, TextDelta
+from holdfast.messages.output import ChoiceFinished, PromptProgress, TextDelta
 from holdfast.telemetry.metrics import Metrics
-from holdfast.telemetry.request_log import RequestRecord, write_line
+from holdfast.telemetry.request_log import RequestRecord, write_line, write_progress
 from holdfast.telemetry.requests import AnswerRecord
 
 
@@ -146,3 +146,32 @@ def test_polls_are_for_debugging_and_nothing_that_a_client_does_is_an_error(
     with caplog.at_level(logging.DEBUG):
         write_line(record(Clock(), path=path, status=status))
     assert [line.levelno for line in caplog.records] == [level]
+
+
+def lines_about(
+    reads: list[tuple[float, int]], caplog: pytest.LogCaptureFixture, *, total: int = 17_403, cached: int = 0
+) -> list[str]:
+    """reads: after how many seconds of prefill how many tokens are read."""
+    clock = Clock()
+    asked = record(clock, model="demo")
+    asked.answer = accepted(clock, prompt_tokens=total)
+    began = clock.now
+    with caplog.at_level(logging.INFO):
+        for seconds, tokens in reads:
+            clock.now = began + seconds
+            progress = PromptProgress(index=0, total_tokens=total, cached_tokens=cached, read_tokens=tokens, seconds=seconds)
+            write_progress(asked, progress)
+    return [entry.getMessage() for entry in caplog.records]
+
+
+def test_a_long_prefill_is_told_of_when_it_begins_and_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    lines = lines_about([(1.0, 512), (2.0, 1024), (6.5, 3000), (7.0, 3500), (12.0, 8192), (30.0, 17_403)], caplog, cached=12)
+    assert lines == [
+        "10.0.0.7 POST /v1/chat/completions demo prefill 512 of 17,403 tokens (12 cached) after 1.0 s, about 34 s left",
+        "10.0.0.7 POST /v1/chat/completions demo prefill 3,000 of 17,403 tokens (12 cached) after 6.5 s, about 31 s left",
+        "10.0.0.7 POST /v1/chat/completions demo prefill 8,192 of 17,403 tokens (12 cached) after 12.0 s, about 14 s left",
+    ]
+
+
+def test_a_prefill_that_is_soon_over_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert lines_about([(0.5, 500), (1.0, 900)], caplog, total=1000) == []

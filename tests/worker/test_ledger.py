@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from holdfast.errors import InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.messages.events import (
     Accepted,
+    CacheReport,
     Finished,
     FinishReason,
+    PromptRead,
     Rejected,
     Started,
     TokenLogprob,
@@ -129,3 +131,18 @@ def test_whatever_happens_each_accepted_request_has_one_end_and_nothing_after_it
             assert getattr(event, "request_id", None) in open_ids
     assert not open_ids
     assert sum(ledger.counters.finished.values()) == accepted
+
+
+def test_how_far_a_long_prompt_is_read_is_told_now_and_then_and_never_at_its_end() -> None:
+    now = 0.0
+    ledger = Ledger(clock=lambda: now)
+    sequence = ledger.accept(request("a", *range(1000)))
+    sequence.admit(now=0.0, capacity_tokens=1000)
+    sequence.report = CacheReport(ram_tokens=100)
+    for now, start in ((0.4, 100), (0.6, 200), (0.9, 300), (1.1, 400), (9.0, 900)):  # noqa: B007 - the clock reads it
+        ledger.count_prompt(sequence, start=start, tokens=100)
+    _, *told = ledger.take_outbox()
+    assert told == [
+        PromptRead(request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=300, seconds=0.6),
+        PromptRead(request_id="a", total_tokens=1000, cached_tokens=100, read_tokens=500, seconds=1.1),
+    ]

@@ -16,6 +16,7 @@ from holdfast.messages.output import (
     ChoiceFinished,
     OutputDelta,
     OutputEvent,
+    PromptProgress,
     TextDelta,
     TokenText,
     ToolCall,
@@ -126,6 +127,8 @@ class TextStream:
             if isinstance(event, Rejected):
                 raise refusal(event)
             for output in self._choice.feed(event):
+                if isinstance(output, PromptProgress):
+                    continue
                 self._observe(output)
                 if isinstance(output, ChoiceFinished):
                     self._finished = output

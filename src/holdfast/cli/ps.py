@@ -11,10 +11,32 @@ from typing import Any
 import typer
 
 from holdfast.cli.output import Json, new_table, print_json, print_table
-from holdfast.cli.server_choice import health_of
+from holdfast.cli.server_choice import health_of, requests_of
 from holdfast.cli.sizes import size_text
 
 _ASK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAtWork:
+    """A request that a model is answering. `prefilled_tokens`: how much of a prompt that takes long is read."""
+
+    id: str
+    path: str
+    state: str
+    age_seconds: float
+    prompt_tokens: int
+    prefilled_tokens: int
+    answer_tokens: int
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        if self.answer_tokens:
+            return f"{self.answer_tokens:,} tokens written"
+        if self.prefilled_tokens:
+            return f"prefill {self.prefilled_tokens:,} of {self.prompt_tokens:,}"
+        return self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +54,7 @@ class ServedModel:
     pid: int | None
     memory_bytes: int
     written_today_bytes: int
+    requests: tuple[RequestAtWork, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +73,7 @@ class ServerAtWork:
 def ps(as_json: Json = False) -> None:
     """List your servers on this machine.
 
-    It shows where they listen, their models, what runs and waits, and the memory they take.
+    It shows where they listen, their models, what runs and how far it is, and the memory they take.
     """
     from holdfast.app.running_servers import running_servers
 
@@ -65,6 +88,9 @@ def ps(as_json: Json = False) -> None:
 
 def _looked_at(server: Any) -> ServerAtWork:
     health = health_of(server, seconds=_ASK_SECONDS) or {"status": "does not answer"}
+    models = health.get("models", ())
+    is_busy = any(model.get("running") or model.get("queued") for model in models)
+    requests = requests_of(server, seconds=_ASK_SECONDS) if is_busy else []
     return ServerAtWork(
         pid=server.pid,
         url=server.url,
@@ -72,13 +98,14 @@ def _looked_at(server: Any) -> ServerAtWork:
         state=str(health.get("status", "")),
         memory_bytes=_resident(server.pid),
         log_file=server.log_file,
-        models=tuple(_model(model) for model in health.get("models", ())),
+        models=tuple(_model(model, requests) for model in models),
     )
 
 
-def _model(model: dict[str, Any]) -> ServedModel:
+def _model(model: dict[str, Any], requests: Sequence[dict[str, Any]]) -> ServedModel:
     pid = model.get("pid")
     store = (model.get("memory") or {}).get("store") or {}
+    own = [request for request in requests if request.get("model") == model.get("id")]
     return ServedModel(
         id=str(model.get("id")),
         state=str(model.get("state")),
@@ -87,6 +114,19 @@ def _model(model: dict[str, Any]) -> ServedModel:
         pid=pid,
         memory_bytes=0 if pid is None else _resident(pid),
         written_today_bytes=int(store.get("written_today_bytes", 0)),
+        requests=tuple(_request(request) for request in own),
+    )
+
+
+def _request(request: dict[str, Any]) -> RequestAtWork:
+    return RequestAtWork(
+        id=str(request.get("id", "")),
+        path=str(request.get("path", "")),
+        state=str(request.get("state", "")),
+        age_seconds=float(request.get("age_seconds", 0.0)),
+        prompt_tokens=int(request.get("prompt_tokens", 0)),
+        prefilled_tokens=int(request.get("prefilled_tokens", 0)),
+        answer_tokens=int(request.get("answer_tokens", 0)),
     )
 
 
@@ -113,6 +153,8 @@ def _show(servers: Sequence[ServerAtWork]) -> None:
             memory = _size_or_nothing(model.memory_bytes)
             pid = "" if model.pid is None else str(model.pid)
             table.add_row(pid, f"  {model.id}", "", model.state, str(model.running), str(model.queued), memory, "")
+            for request in model.requests:
+                table.add_row("", f"    {request.path}", duration_text(request.age_seconds), request.progress, "", "", "")
     print_table(table)
 
 

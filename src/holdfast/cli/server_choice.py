@@ -45,6 +45,17 @@ def client_of(server: RunningServer, *, api_key: str = "") -> ServerClient:
     return ServerClient(url=server.url, api_key=api_key, use_proxies=False, certificate=server.certificate, any_name=True)
 
 
+def requests_of(server: RunningServer, *, seconds: float) -> list[dict[str, Any]]:
+    """The requests that a server is answering; none where it tells only its administrators, or gives no answer in that time."""
+    from holdfast.cli.server_client import ServerFailed
+
+    try:
+        with client_of(server) as client:
+            return list(client.call("GET", "/admin/requests", timeout=seconds).get("requests", ()))
+    except ServerFailed:
+        return []
+
+
 def health_of(server: RunningServer, *, seconds: float) -> dict[str, Any] | None:
     """A server's account of itself; None where it gives none in that time."""
     from holdfast.cli.server_client import ServerFailed

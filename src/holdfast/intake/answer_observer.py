@@ -12,7 +12,7 @@ from holdfast.intake.prepare import Prepared
 from holdfast.intake.read_history import answer_reader, without_hidden
 from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted, tool_calls_of
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, PromptProgress, ToolCallStarted, tool_calls_of
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 from holdfast.messages.token_ids import TokenIds
 
@@ -57,7 +57,7 @@ class AnswerObserver:
             if isinstance(event, ChoiceFinished):
                 self._keep_arguments(deltas[event.index])
                 self._keep(deltas.pop(event.index, []), was_cut=event.reason is not FinishReason.STOP)
-            else:
+            elif not isinstance(event, PromptProgress):
                 deltas[event.index].append(event)
 
         return observe

@@ -38,6 +38,7 @@ def answer_rules(
         form_field=request.output_format.field if request.output_format else "tools" if chat and chat.tools else "",
         want_logprobs=request.want_logprobs,
         at_start=_opens_a_text(request, bundle.tokenizer, tokens.token_ids),
+        tells_progress=request.tells_progress,
         echo=request.echo,
         echo_text=_echo_text(prompt, bundle.tokenizer) if request.echo else "",
     )

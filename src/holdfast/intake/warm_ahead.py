@@ -18,7 +18,7 @@ from holdfast.intake.tokenizer_bundle import TokenizerBundle
 from holdfast.link.client import EngineClient
 from holdfast.messages.commands import SequenceRequest
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, ToolCallStarted
+from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, PromptProgress, ToolCallStarted
 from holdfast.messages.requests import ChatPrompt, GenerationRequest
 
 logger = logging.getLogger("holdfast.intake")
@@ -47,6 +47,8 @@ class WarmAhead:
 
         def see(event: OutputEvent) -> None:
             observe(event)
+            if isinstance(event, PromptProgress):
+                return
             if not isinstance(event, ChoiceFinished):
                 deltas.append(event)
             elif event.reason is FinishReason.STOP:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.messages.commands import ControlAction
-from holdfast.messages.events import Accepted, Finished, FinishReason, Rejected, Started, TokensGenerated
+from holdfast.messages.events import Accepted, Finished, FinishReason, PromptRead, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
-RequestEvent = Accepted | Rejected | Started | TokensGenerated | Finished
+RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
 
 
 _TOKEN_BYTES = 256  # of an event as a chunk of JSON or as objects here, about the same
@@ -98,6 +98,9 @@ class EventStream:
             return
         if isinstance(event, TokensGenerated):
             self.token_ids += event.token_ids
+        elif isinstance(event, PromptRead):
+            if self.started is not None:
+                return  # another worker reads it once more, for an answer that has begun
         else:
             known = self._noted(event)
             if known is None:

@@ -113,6 +113,16 @@ class PromptUnknown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     number: int
 
 
+class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How far a prompt is read that takes long. Comes now and then, and never once all of it is read."""
+
+    request_id: RequestId
+    total_tokens: int  # of the prompt
+    cached_tokens: int  # of these, need not be read
+    read_tokens: int  # of these, are read; those that were cached included
+    seconds: float  # since it was admitted
+
+
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The prompt has been read. Comes right before the first token; when there is none, only if the prompt was scored."""
 
@@ -206,6 +216,7 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Event: TypeAlias = (
     Accepted
     | Rejected
+    | PromptRead
     | Started
     | TokensGenerated
     | Finished

@@ -137,8 +137,18 @@ class Relevance(TextRead, frozen=True, kw_only=True):
     logprob: float  # natural; of the yes, or the mean of the query's tokens
 
 
+class PromptProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the prompt of a choice is read. Only prompts that take long have this, and requests that ask for it."""
+
+    index: int
+    total_tokens: int
+    cached_tokens: int  # of these, need not be read
+    read_tokens: int  # of these, are read; those that were cached included
+    seconds: float  # since its turn came
+
+
 OutputDelta: TypeAlias = TextDelta | ToolCallStarted | ToolArgumentsDelta | ToolCallFinished
-OutputEvent: TypeAlias = OutputDelta | ChoiceFinished
+OutputEvent: TypeAlias = OutputDelta | ChoiceFinished | PromptProgress
 
 
 def text_of(deltas: Iterable[OutputDelta], kind: TextKind = "text") -> str:

@@ -151,6 +151,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     echo: bool = False  # the prompt is part of the answer (with its logprobs if wanted)
     ignore_eos: bool = False
+    tells_progress: bool = False  # how far the prompt is read, also when it is read at once
     tool_choice: ToolChoice = ToolChoice()  # the tools themselves are a part of the chat prompt
     thinking: Thinking = Thinking()
     output_format: OutputFormat | None = None

@@ -15,6 +15,7 @@ from holdfast.messages.events import (
     Event,
     Finished,
     FinishReason,
+    PromptRead,
     Started,
     Timings,
     TokenLogprob,
@@ -25,6 +26,7 @@ from holdfast.messages.output import (
     DivergentTexts,
     OutputDelta,
     OutputEvent,
+    PromptProgress,
     TextDelta,
     TokenText,
     ToolArgumentsDelta,
@@ -64,6 +66,7 @@ class ChoiceRules:
     random_text: Callable[[int], str] = random_text  # letters and digits for the ids of calls
     want_logprobs: bool = False
     at_start: bool = True  # the answer is a text of its own, not the continuation of one
+    tells_progress: bool = False  # that the prompt is read is told before the answer's first text
     echo: bool = False
     echo_text: str = ""
 
@@ -113,8 +116,26 @@ class ChoiceText:
             return self._finished(event)
         if isinstance(event, Started):
             self.memory, self.timings = event.memory, event.timings
-            return self._echo(event.logprobs)
+            return (*self._all_is_read(), *self._echo(event.logprobs))
+        if isinstance(event, PromptRead):
+            return (self._progress(event.read_tokens, cached_tokens=event.cached_tokens, seconds=event.seconds),)
         return self._echo(()) if self._owes_echo and not self._rules.want_logprobs else ()
+
+    def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
+        return PromptProgress(
+            index=self.index,
+            total_tokens=len(self._rules.prompt_token_ids),
+            cached_tokens=cached_tokens,
+            read_tokens=read_tokens,
+            seconds=seconds,
+        )
+
+    def _all_is_read(self) -> tuple[PromptProgress, ...]:
+        if not self._rules.tells_progress:
+            return ()
+        total_tokens = len(self._rules.prompt_token_ids)
+        seconds = self.timings.prefill_seconds
+        return (self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),)
 
     def _generated(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
         echo = self._echo(()) if self._owes_echo else ()

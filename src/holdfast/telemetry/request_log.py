@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from holdfast.messages.output import PromptProgress
 from holdfast.messages.requests import GenerationRequest
 from holdfast.telemetry.printable import LONGEST_CONTENT, printable
 
@@ -18,7 +19,9 @@ CLIENT_GONE = 499  # in place of a status when the client left before the answer
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
 UNKNOWN_ROUTE = "other"  # of paths that nothing is served at
-QUIET_PATHS = frozenset({"/", "/health", "/metrics"})  # polled by programs
+LONG_PREFILL_SECONDS = 5.0  # a prefill that takes this long, by what is known when it begins, is told of
+PROGRESS_LINE_SECONDS = 5.0  # between two lines about the same prefill
+QUIET_PATHS = frozenset({"/", "/health", "/metrics", "/admin/requests"})  # polled by programs
 _log = logging.getLogger(__name__)
 
 
@@ -150,6 +153,33 @@ def write_line(record: RequestRecord) -> None:
     level = logging.DEBUG if record.path in QUIET_PATHS and record.has_status else logging.INFO
     if _log.isEnabledFor(level):
         _log.log(level, record)
+
+
+def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
+    """Log how far a prompt is read: at the start of a long prefill, and every few seconds from then on."""
+    answer = record.answer
+    if answer is None or progress.read_tokens >= progress.total_tokens:
+        return
+    now = record.clock()
+    new_tokens = max(1, progress.read_tokens - progress.cached_tokens)
+    seconds_left = progress.seconds * (progress.total_tokens - progress.read_tokens) / new_tokens
+    if answer.progress_logged_at is None:
+        is_due = progress.seconds + seconds_left >= LONG_PREFILL_SECONDS
+    else:
+        is_due = now - answer.progress_logged_at >= PROGRESS_LINE_SECONDS
+    if not is_due:
+        return
+    answer.progress_logged_at = now
+    _log.info(
+        "%s %s prefill %s of %s tokens (%s cached) after %.1f s, about %.0f s left",
+        record.head,
+        printable(record.model),
+        f"{progress.read_tokens:,}",
+        f"{progress.total_tokens:,}",
+        f"{progress.cached_tokens:,}",
+        progress.seconds,
+        seconds_left,
+    )
 
 
 def _once_each(reasons: list[str]) -> str:

@@ -8,7 +8,15 @@ from time import perf_counter
 from prometheus_client import Histogram
 
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputDelta, OutputEvent, TextDelta, TextRead, ToolCallFinished
+from holdfast.messages.output import (
+    ChoiceFinished,
+    OutputDelta,
+    OutputEvent,
+    PromptProgress,
+    TextDelta,
+    TextRead,
+    ToolCallFinished,
+)
 from holdfast.telemetry.metrics import Metrics
 from holdfast.telemetry.printable import LONGEST_CONTENT
 
@@ -29,6 +37,8 @@ class AnswerRecord:
         self.accept_seconds = 0.0
         self.prompt_tokens = self.put_back_tokens = self.dropped_tokens = 0
         self.texts: dict[int, str] = {}  # by choice
+        self.progress: dict[int, PromptProgress] = {}  # by choice whose prompt takes long, the latest
+        self.progress_logged_at: float | None = None
         self.finish_reasons: list[str] = []
         self._choices_per_prompt = 1
         self._tokens: dict[int, int] = {}  # by choice
@@ -64,6 +74,8 @@ class AnswerRecord:
         now = self._clock()
         if isinstance(event, ChoiceFinished):
             self._observe_end(event, now)
+        elif isinstance(event, PromptProgress):
+            self.progress[event.index] = event
         else:
             self._observe_news(event, now)
 
@@ -110,6 +122,11 @@ class AnswerRecord:
             return None
         seconds = max(self._latest_text.values()) - first_text_at
         return None if seconds < _LEAST_SECONDS else following / seconds
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """How much of the prompts is read, as far as was told."""
+        return sum(progress.read_tokens for progress in self.progress.values())
 
     @property
     def first_text_at(self) -> float | None:

@@ -12,6 +12,7 @@ from holdfast.messages.events import (
     Accepted,
     Event,
     FinishReason,
+    PromptRead,
     Rejected,
     RejectionKind,
     TokenLogprob,
@@ -20,6 +21,8 @@ from holdfast.messages.events import (
 from holdfast.messages.requests import RequestId
 from holdfast.worker.counters import Counters
 from holdfast.worker.sequences import LiveSequence
+
+PROGRESS_SECONDS = 0.5  # at least, between two messages about how far the same prompt is read
 
 
 class Ledger:
@@ -89,6 +92,8 @@ class Ledger:
             sequence.read_to = end
         else:
             self.counters.prompt_tokens += max(0, end - start)
+            if end < len(sequence.request.prompt_token_ids):
+                self._tell_progress(sequence, read_tokens=end)
 
     def set_back(self, sequence: LiveSequence) -> LiveSequence:
         """Put a new one, of which nothing has begun, in the place of a live sequence; nothing is said about it."""
@@ -125,6 +130,22 @@ class Ledger:
         for request_id, sequence in self._live.items():
             assert sequence.request.request_id == request_id
             assert len(sequence.generated) <= sequence.request.max_tokens
+
+    def _tell_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
+        now = self._clock()
+        admitted_at = now if sequence.admitted_at is None else sequence.admitted_at
+        if now - max(admitted_at, sequence.progress_told_at) < PROGRESS_SECONDS:
+            return
+        sequence.progress_told_at = now
+        self.emit(
+            PromptRead(
+                request_id=sequence.request.request_id,
+                total_tokens=len(sequence.request.prompt_token_ids),
+                cached_tokens=0 if sequence.report is None else sequence.report.cached_tokens,
+                read_tokens=read_tokens,
+                seconds=now - admitted_at,
+            )
+        )
 
     def _emit_started(self, sequence: LiveSequence, *, now: float) -> None:
         self.emit(sequence.started(now=now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from holdfast.messages.commands import SequenceRequest
@@ -21,6 +22,7 @@ class LiveSequence:
     request: SequenceRequest
     submitted_at: float
     admitted_at: float | None = None
+    progress_told_at: float = -math.inf  # how far its prompt is read
     first_token_at: float | None = None
     last_token_at: float | None = None
     capacity_tokens: int = 0

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from holdfast.config import ServerSettings
+from holdfast.messages.output import PromptProgress
 from tests.fakes.http_clients import CHAT, MESSAGES, chat_body, client_of, events_of, message_body, named_events_of, served
 from tests.fakes.scripted_gateway import MODEL, ScriptedGateway, answer
 
@@ -41,6 +42,7 @@ async def test_a_request_is_listed_while_it_runs_and_cancelled_with_a_clear_end(
                 "client": "127.0.0.1",
                 "session_id": "agent-1",
                 "prompt_tokens": 7,
+                "prefilled_tokens": 0,
                 "answer_tokens": 2,
             }
             assert (await client.delete(f"{REQUESTS}/mine")).json() == {"id": "mine", "cancelled": True}
@@ -111,3 +113,16 @@ async def test_a_request_that_is_not_there_cannot_be_cancelled() -> None:
     async with client_of(ScriptedGateway()) as client:
         refused = await client.delete(f"{REQUESTS}/none")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "request_not_found")
+
+
+async def test_it_is_listed_how_far_a_long_prompt_is_read() -> None:
+    progress = PromptProgress(index=0, total_tokens=7, cached_tokens=0, read_tokens=3, seconds=0.5)
+    gateway = ScriptedGateway(script=[progress, asyncio.Event()])
+    async with served(gateway) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        body = chat_body(stream=True, return_progress=True)
+        async with client.stream("POST", CHAT, json=body) as stream:
+            lines = stream.aiter_lines()
+            while "prompt_progress" not in await anext(lines):
+                continue
+            (shown,) = await listed(client)
+            assert (shown["state"], shown["prefilled_tokens"], shown["prompt_tokens"]) == ("reading", 3, 7)

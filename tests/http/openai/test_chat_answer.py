@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.http.openai.shapes import ChatCompletion
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import TextDelta, TokenText, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
+from holdfast.messages.output import PromptProgress, TextDelta, TokenText, ToolArgumentsDelta, ToolCallFinished, ToolCallStarted
 from tests.fakes.http_clients import CHAT, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import MODEL, PROMPT_TOKENS, ScriptedGateway, answer, calling, token
 
@@ -239,3 +239,30 @@ async def test_tokens_that_say_nothing_count_with_what_comes_next() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await streamed(ScriptedGateway(script=calling(("f", "{}"), ("g", "{}"))), stream_options=options)
     assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 2, 3, 5, 6, 7, 8, 8]
+
+
+PROGRESS = [
+    PromptProgress(index=0, total_tokens=7, cached_tokens=2, read_tokens=4, seconds=0.5),
+    PromptProgress(index=0, total_tokens=7, cached_tokens=2, read_tokens=7, seconds=1.25),
+]
+
+
+async def test_a_stream_tells_how_far_the_prompt_is_read_when_it_is_asked_to() -> None:
+    gateway = ScriptedGateway(script=[*PROGRESS, *answer("Hel")])
+    opening, *told, first, _ = [event for event in await streamed(gateway, return_progress=True) if event != "[DONE]"]
+    assert gateway.request.tells_progress
+    assert [event["prompt_progress"] for event in told] == [
+        {"total": 7, "cache": 2, "processed": 4, "time_ms": 500},
+        {"total": 7, "cache": 2, "processed": 7, "time_ms": 1250},
+    ]
+    for event in told:
+        assert event["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}]
+        assert {"id": event["id"], "object": event["object"]} == {"id": opening["id"], "object": "chat.completion.chunk"}
+    assert first["choices"][0]["delta"] == {"content": "Hel"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_progress": False}])
+async def test_a_stream_that_is_not_asked_to_tells_nothing_of_progress(fields: dict[str, Any]) -> None:
+    events = await streamed(ScriptedGateway(script=[*PROGRESS, *answer("Hel")]), **fields)
+    assert [event for event in events if "prompt_progress" in event] == []
+    assert len(events) == len(await streamed(ScriptedGateway(script=answer("Hel"))))

@@ -21,7 +21,7 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     state: waiting (for its model, or to be taken), reading (in the queue, or its prompt is read), writing, or abandoned (its
     client is gone and may come back for the answer). key: the name of the API key that it came with, empty for none. client: its
-    address.
+    address. prefilled_tokens: how much of a prompt that takes long is read, 0 as long as nothing is known.
     """
 
     id: str
@@ -33,6 +33,7 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     age_seconds: float
     prompt_tokens: int
+    prefilled_tokens: int
     answer_tokens: int
 
 
@@ -78,5 +79,6 @@ def _shown(active: ActiveRequest) -> RunningRequest:
         session_id=record.asked.session_id if record.asked is not None else "",
         age_seconds=round(record.seconds, 3),
         prompt_tokens=0 if answer is None else answer.prompt_tokens,
+        prefilled_tokens=0 if answer is None else answer.prefilled_tokens,
         answer_tokens=0 if answer is None else answer.tokens,
     )

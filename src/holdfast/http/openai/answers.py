@@ -13,6 +13,7 @@ from holdfast.http.openai.shapes import CompletionTokensDetails, PromptTokensDet
 from holdfast.http.server.answers import AnswerFormat, TokenCounts
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
+from holdfast.messages.output import PromptProgress
 
 _DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
@@ -22,17 +23,27 @@ class OpenAIAnswer(AnswerFormat):
     """AnswerFormat of both endpoints. All that is the same in every chunk is encoded once.
 
     shows_usage: a stream's last chunk has the token counts. shows_counts: every chunk has those so far.
+    shows_progress: a stream tells how far the prompt is read, as llama.cpp's server does.
     shows_logprobs: a whole answer has the log-probabilities of its tokens.
     """
 
     id_prefix: str  # chatcmpl or cmpl
     chunk_object: str  # what a chunk of a stream is called
+    no_news: bytes  # of a choice, in a chunk
 
     def __init__(
-        self, *, model: str, version: str, shows_usage: bool = False, shows_counts: bool = False, shows_logprobs: bool = False
+        self,
+        *,
+        model: str,
+        version: str,
+        shows_usage: bool = False,
+        shows_counts: bool = False,
+        shows_logprobs: bool = False,
+        shows_progress: bool = False,
     ) -> None:
         self.id, self.model = f"{self.id_prefix}-{uuid.uuid4().hex}", model
         self._shows_usage, self._shows_counts, self._shows_logprobs = shows_usage, shows_counts, shows_logprobs
+        self._shows_progress = shows_progress
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model, "system_fingerprint": fingerprint}
         head = msgspec.json.encode({"id": self.id, "object": self.chunk_object, **self._head})
@@ -44,6 +55,20 @@ class OpenAIAnswer(AnswerFormat):
         """Nothing, but from here on the prompt counts."""
         self._prompt_tokens = prompt_tokens
         return b""
+
+    def progress(self, event: PromptProgress) -> bytes:
+        """A chunk without news of the choice; `processed` has what was cached in it."""
+        if not self._shows_progress:
+            return b""
+        progress = {
+            "total": event.total_tokens,
+            "cache": event.cached_tokens,
+            "processed": event.read_tokens,
+            "time_ms": round(event.seconds * 1000),
+        }
+        end = self._chunk_end().removesuffix(b"}\n\n")
+        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (event.index, self.no_news)
+        return b'%b%b%b,"prompt_progress":%b}\n\n' % (self._chunk_begin, choice, end, msgspec.json.encode(progress))
 
     def closing(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """A chunk that has no choices, only token counts and explanation, if there is one of both; then the end mark."""

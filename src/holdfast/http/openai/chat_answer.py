@@ -41,6 +41,7 @@ class ChatAnswer(OpenAIAnswer):
     """
 
     id_prefix, chunk_object = "chatcmpl", "chat.completion.chunk"
+    no_news = b'"delta":{}'
 
     def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
         super().__init__(**given)

@@ -20,6 +20,7 @@ class CompletionAnswer(OpenAIAnswer):
     """AnswerFormat of a completion, of all its prompts' choices."""
 
     id_prefix, chunk_object = "cmpl", "text_completion"
+    no_news = b'"text":""'
 
     def keep_alive(self) -> bytes:
         """A chunk without text: some clients give up on a stream whose events cease, and do not see comments."""

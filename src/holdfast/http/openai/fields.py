@@ -123,6 +123,9 @@ class GenerationFields(SamplingFields):
     """Further fields of chat and of completions."""
 
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        None, description="Tell in a stream how far the prompt is read, as llama.cpp's server: chunks with `prompt_progress`."
+    )
     max_tokens: MaxTokens | None = Field(None, description="Most tokens to generate for each choice.")
     n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many answers to give.")
     stop: Stop | None = Field(None, description="Strings that end the answer; they are not part of it.")
@@ -140,7 +143,12 @@ class GenerationFields(SamplingFields):
 
     def request_options(self) -> dict[str, Any]:
         """Fields of a GenerationRequest that the two endpoints have in common."""
-        return {**super().request_options(), "choices": self.choices, "stop": self.stop_strings()}
+        return {
+            **super().request_options(),
+            "choices": self.choices,
+            "stop": self.stop_strings(),
+            "tells_progress": bool(self.return_progress and self.stream),
+        }
 
     def answer_options(self, services: Services) -> dict[str, Any]:
         """What an OpenAIAnswer has to know."""
@@ -148,6 +156,7 @@ class GenerationFields(SamplingFields):
         return {
             "model": model_of(services, self.model),
             "version": services.version,
+            "shows_progress": bool(self.return_progress),
             "shows_usage": bool(options and options.include_usage),
             "shows_counts": bool(options and options.include_usage and options.continuous_usage_stats),
         }

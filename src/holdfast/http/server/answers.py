@@ -11,7 +11,17 @@ from holdfast.http.server.caller import Caller
 from holdfast.http.server.explanation import Explanation
 from holdfast.http.server.problem import Problem
 from holdfast.messages.commands import PinnedPrefix
-from holdfast.messages.output import ChoiceFinished, EndWord, OutputDelta, TextKind, TokenText, ToolCall, text_of, tool_calls_of
+from holdfast.messages.output import (
+    ChoiceFinished,
+    EndWord,
+    OutputDelta,
+    PromptProgress,
+    TextKind,
+    TokenText,
+    ToolCall,
+    text_of,
+    tool_calls_of,
+)
 from holdfast.messages.requests import GenerationRequest, SamplingParams
 
 
@@ -83,6 +93,10 @@ class AnswerFormat(StreamFormat):
     @abc.abstractmethod
     def delta(self, event: OutputDelta) -> bytes:
         """News of a choice: text, reasoning, calls. Empty where the protocol says nothing of it."""
+
+    def progress(self, event: PromptProgress) -> bytes:
+        """How far the prompt is read; empty unless the client has asked for it, and the protocol has a form for it."""
+        return b""
 
     @abc.abstractmethod
     def finish(self, event: ChoiceFinished) -> bytes:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
-from holdfast.http.server.answers import AnswerPlan, TokenCounts, WholeChoice
+from holdfast.http.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
 from holdfast.http.server.batch import open_streams
 from holdfast.http.server.body import read_body
 from holdfast.http.server.disconnect import disconnected, unless_first
@@ -27,9 +27,9 @@ from holdfast.http.server.services import OutputStream, Services, is_waited_for
 from holdfast.http.server.sse import EventWriter
 from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputEvent
+from holdfast.messages.output import ChoiceFinished, OutputEvent, PromptProgress
 from holdfast.messages.requests import ChatPrompt
-from holdfast.telemetry.request_log import RequestRecord
+from holdfast.telemetry.request_log import RequestRecord, write_progress
 from holdfast.telemetry.requests import AnswerRecord
 
 
@@ -132,7 +132,7 @@ class GenerationResponse(Response):
     async def _generate(self, send: Send, record: RequestRecord) -> None:
         try:
             if not self._plan.streams:
-                await self._write_whole(send, await self._opened(record))
+                await self._write_whole(send, await self._opened(record), record)
                 return
             # A full queue still gets its own status, which a client understands better. A model that is being loaded may take
             # minutes, though, and a line on which nothing comes for so long is cut by whatever stands between.
@@ -188,17 +188,19 @@ class GenerationResponse(Response):
             stream = await self._opened(record)
             yield form.opening(prompt_tokens=stream.prompt_tokens)
             async for event in stream:
-                self._observe(event)
-                yield form.finish(event) if isinstance(event, ChoiceFinished) else form.delta(event)
+                self._observe(event, record)
+                yield _piece_of(form, event)
         except HoldfastError as error:
             record_problem(record, problem_of(error), error)
             raise
         yield form.closing(self._counts(), explanation_of(self._explained))
 
-    async def _write_whole(self, send: Send, stream: OutputStream) -> None:
+    async def _write_whole(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
         choices = [WholeChoice() for _ in range(len(self._plan.requests) * self._plan.choices_per_prompt)]
         async for event in stream:
-            self._observe(event)
+            self._observe(event, record)
+            if isinstance(event, PromptProgress):
+                continue
             if isinstance(event, ChoiceFinished):
                 choices[event.index].finish_reason, choices[event.index].end = event.finish_reason, event
             else:
@@ -210,9 +212,11 @@ class GenerationResponse(Response):
         if not self._is_lost:
             await send_whole(send, body)
 
-    def _observe(self, event: OutputEvent) -> None:
+    def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
         """Count one event. Raises for a choice that ended as none should."""
         self._answer.observe(event)
+        if isinstance(event, PromptProgress):
+            write_progress(record, event)
         if not isinstance(event, ChoiceFinished):
             return
         _refuse_broken_end(event)
@@ -237,6 +241,12 @@ class GenerationResponse(Response):
             reasoning_tokens=self._reasoning_tokens,
             breakpoints=self._stream.breakpoints if self._stream is not None else (),
         )
+
+
+def _piece_of(form: AnswerFormat, event: OutputEvent) -> bytes:
+    if isinstance(event, ChoiceFinished):
+        return form.finish(event)
+    return form.progress(event) if isinstance(event, PromptProgress) else form.delta(event)
 
 
 def _refuse_broken_end(event: ChoiceFinished) -> None:
