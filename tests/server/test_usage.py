@@ -175,7 +175,7 @@ def ask(server: ServerProcess, name: str, body: dict[str, Any], *, streams: bool
     body = {"model": "demo", "stream": streams, **body}
     if not streams:
         body.pop("stream_options", None)
-    headers = {"X-Holdfast-Tenant": f"{name} {streams} {test}"}
+    headers = {"X-Holdfast-Tenant": f"{name} {streams} {test}".strip()}
     answer = httpx.post(server.url + dialect.path, json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return (dialect.streamed(answer.text) if streams else dialect.whole(answer.json())), answer.text
