@@ -267,6 +267,11 @@ class LimitsSettings:
     max_choices: int = _setting(16, "Largest `n`.", limits=Limits(at_least=1))
     max_stop_strings: int = _setting(16, "Most stop strings.", limits=Limits(at_least=0))
     max_top_logprobs: int = _setting(20, "Largest `top_logprobs`.", limits=Limits(at_least=0))
+    repeated_thought_tokens: int = _setting(
+        2048,
+        "A thought ends when its last so many tokens are one piece of at most an eighth of them, again and again; 0: never.",
+        limits=Limits(at_least=0),
+    )
     max_body_bytes: int = _setting(64 * _MIB, "Largest body of a request.", limits=Limits(at_least=1024))
     max_import_bytes: int = _setting(
         64 * 1024 * _MIB, "Largest file of a session that is taken in.", limits=Limits(at_least=1024)

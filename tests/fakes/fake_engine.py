@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.engine.plan import Span, SpanResult, StepPlan
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import TokenLogprob
 
 RAISES_AT_DISPATCH = 666  # a prompt with this token id makes every plan that has a span of it raise
@@ -80,6 +80,9 @@ class FakeEngine:
     def grow(self, request_id: str, capacity_tokens: int) -> None:
         assert capacity_tokens > self.opened[request_id].capacity
         self.opened[request_id].capacity = capacity_tokens
+
+    def limit_thoughts(self, request_id: str, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
+        raise AssertionError("this engine's sequences have no thoughts")
 
     def close(self, request_id: str) -> None:
         del self.opened[request_id]

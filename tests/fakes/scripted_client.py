@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream
-from holdfast.messages.commands import ControlAction, SequenceRequest
+from holdfast.messages.commands import ControlAction, SequenceRequest, ThinkingBudget
 from holdfast.messages.events import (
     Accepted,
     CacheReport,
@@ -51,6 +51,7 @@ class ScriptedClient:
         self.info = info or model_info()
         self.submitted: list[SequenceRequest] = []
         self.cancelled: list[str] = []
+        self.thought_limits: list[tuple[str, ThinkingBudget]] = []
         self.leases = 0
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -62,7 +63,7 @@ class ScriptedClient:
         if self.refuses_after is not None and len(self.submitted) >= self.refuses_after:
             raise WorkerUnavailable("the worker is gone")
         self.submitted.append(request)
-        stream = EventStream(request.request_id, control=self._steer)
+        stream = EventStream(request.request_id, control=self._steer, limit_thoughts=self._limit_thoughts)
         feeder = asyncio.create_task(self._feed(stream, self._script(request)))
         self._feeders.add(feeder)
         feeder.add_done_callback(self._feeders.discard)
@@ -71,6 +72,9 @@ class ScriptedClient:
     def _steer(self, request_id: str, action: ControlAction) -> None:
         assert action == "cancel", "these streams are read as they come"
         self.cancelled.append(request_id)
+
+    def _limit_thoughts(self, request_id: str, budget: ThinkingBudget) -> None:
+        self.thought_limits.append((request_id, budget))
 
     async def statistics(self) -> WorkerStatistics:
         return WorkerStatistics()

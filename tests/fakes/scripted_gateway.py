@@ -112,6 +112,8 @@ class ScriptedStream:
         self.prompt_tokens, self.dropped_tokens, self.unenforced = PROMPT_TOKENS, dropped_tokens, unenforced
         self.breakpoints = breakpoints
         self.is_paused = False
+        self.ended_thoughts = 0
+        self.can_end_thoughts = True
 
     def __aiter__(self) -> AsyncIterator[OutputEvent]:
         return self
@@ -131,6 +133,10 @@ class ScriptedStream:
 
     def go_on(self) -> None:
         self.is_paused = False
+
+    def end_thoughts(self) -> bool:
+        self.ended_thoughts += 1
+        return self.can_end_thoughts
 
     async def aclose(self) -> None:
         self._on_close()

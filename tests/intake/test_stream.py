@@ -11,12 +11,13 @@ import pytest
 
 from holdfast.intake.prepare import Prepared
 from holdfast.intake.stream import GenerationStream
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import Event, FinishReason
 from holdfast.messages.output import ChoiceFinished
 from holdfast.messages.requests import GenerationRequest, SamplingParams
 from holdfast.messages.token_ids import TokenIds
 from holdfast.parsing.choice import ChoiceRules
+from holdfast.parsing.dialect import ModelDialect, ReasoningFormat
 from holdfast.parsing.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
 from tests.fakes.scripted_client import ScriptedClient, answers
@@ -41,6 +42,63 @@ async def open_stream(engine: ScriptedClient, name: str, *, choices: int, stops:
     )
     await stream.accepted()
     return stream
+
+
+THINKING = ModelDialect(reasoning=ReasoningFormat(start="<think>", end="</think>"))
+END = ThinkingBudget(tokens=0, end_token_ids=(7,))
+
+
+async def thinking_stream(engine: ScriptedClient, *, thought_end: ThinkingBudget | None = END) -> GenerationStream:
+    """A choice that is in a thought from its first token on; 32 tokens that repeat are enough to end it."""
+    rules = ChoiceRules(
+        prompt_token_ids=TokenIds.of((1,)), stop_token_ids=frozenset(), max_tokens=1000, dialect=THINKING, in_reasoning=True
+    )
+    sequence = SequenceRequest(
+        request_id="a/0", prompt_token_ids=TokenIds.of((1,)), max_tokens=1000, sampling=SamplingParams(seed=1)
+    )
+    stream = GenerationStream(
+        GenerationRequest(request_id="a", model="toy", prompt="x"),
+        Prepared(sequences=(sequence,), rules=rules, pieces=PIECES, thought_end=thought_end),
+        sources=[engine.submit(sequence)],
+        repeated_thought_tokens=32,
+    )
+    await stream.accepted()
+    return stream
+
+
+async def test_a_thought_that_goes_round_in_circles_is_ended_once_and_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    engine = ScriptedClient(answers(*WORDS[:3] * 100))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert end.thought_ended_by == "repetition"
+    assert engine.thought_limits == [("a/0", END)]
+    assert caplog.text.count("went round in circles") == 1
+
+
+async def test_a_thought_that_goes_on_and_what_is_said_again_and_again_behind_it_are_left_alone() -> None:
+    dice = random.Random(1)
+    thought = [dice.choice(WORDS) for _ in range(300)]
+    said = TOKENIZER.encode("</think>", add_special_tokens=False).ids + list(WORDS[:3] * 100)
+    engine = ScriptedClient(answers(*thought, *said))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert (end.thought_ended_by, engine.thought_limits) == (None, [])
+
+
+async def test_thoughts_are_ended_on_request_where_the_model_has_a_marker() -> None:
+    engine = ScriptedClient(answers(*WORDS))
+    async with aclosing(await thinking_stream(engine)) as stream:
+        assert stream.end_thoughts()
+        assert stream.end_thoughts()
+        *_, end = [event async for event in stream]
+    assert isinstance(end, ChoiceFinished)
+    assert (end.thought_ended_by, engine.thought_limits) == ("request", [("a/0", END)])
+    async with aclosing(await thinking_stream(engine, thought_end=None)) as stream:
+        assert not stream.end_thoughts()
+    assert len(engine.thought_limits) == 1
 
 
 async def read(engine: ScriptedClient, name: str, *, choices: int, events: int, stops: tuple[str, ...]) -> Counter[int]:

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.model_client import ModelClient
-from holdfast.messages.commands import ControlAction, ReadAhead, SequenceRequest
+from holdfast.messages.commands import ControlAction, ReadAhead, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
 from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionFailure
 from tests.fakes.fake_worker import a_request
@@ -28,6 +28,7 @@ class WrittenLink:
         self.sent: list[SequenceRequest] = []
         self.commands: list[SessionCommand] = []
         self.steered: list[str] = []
+        self.limited: list[ThoughtLimit] = []
 
     def submit(self, request: SequenceRequest) -> None:
         if not self.is_open:
@@ -41,6 +42,9 @@ class WrittenLink:
 
     def steer(self, request_id: str, action: ControlAction) -> None:
         self.steered.append(f"{action} {request_id}")
+
+    def limit_thoughts(self, limit: ThoughtLimit) -> None:
+        self.limited.append(limit)
 
     @property
     def ids(self) -> list[str]:
@@ -130,6 +134,17 @@ async def test_an_unread_stream_is_paused_at_the_next_worker_too_and_goes_on_whe
     await anext(stream)
     await anext(stream)
     assert front.worker.steered == ["pause a", "resume a"]
+
+
+async def test_a_thought_that_was_ended_stays_ended_at_the_next_worker(front: Front) -> None:
+    budget = ThinkingBudget(tokens=0, end_token_ids=(7,))
+    (stream,) = front.submit("a")
+    front.tokens("a")
+    stream.limit_thoughts(budget)
+    assert front.worker.limited == [ThoughtLimit(request_id="a", budget=budget)]
+    front.die()
+    (again,) = front.next_worker().sent
+    assert (again.thinking_budget, front.worker.limited) == (budget, [])
 
 
 async def test_when_no_worker_comes_all_end_with_one_error_and_later_ones_are_taken(front: Front) -> None:

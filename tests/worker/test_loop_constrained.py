@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.engine.engine import Engine
-from holdfast.messages.commands import SequenceRequest, ThinkingBudget
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.messages.events import FinishReason
 from holdfast.messages.requests import SamplingParams
 from holdfast.messages.token_ids import TokenIds
@@ -106,6 +106,31 @@ def test_a_beginning_restored_after_a_restart_gives_the_same_answer(tmp_path: Pa
     after = subject.serve([[request]])
     assert after.started("digits").memory.cached_tokens > 0
     assert after.tokens("digits") == before.tokens("digits")
+
+
+def end_thought(request_id: str) -> ThoughtLimit:
+    return ThoughtLimit(request_id=request_id, budget=replace(BUDGET, tokens=0))
+
+
+@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+@pytest.mark.parametrize("name", ["plain", "thought"])
+def test_a_thought_under_way_is_ended_and_others_are_left_alone(name: str, engine: type[Engine]) -> None:
+    alone = all_alone("llama")
+    inbox = a_worker(engine=engine).serve([[*ASKED], *[[]] * 12, [end_thought(name), end_thought("nobody")]])
+    said = inbox.tokens(name)
+    ended_at = said.index(261)
+    assert 0 < ended_at < 20
+    assert said[:ended_at] == alone[name][:ended_at], "what was drawn before it stays"
+    others = [each for each in alone if each != name]
+    assert [inbox.tokens(each) for each in others] == [alone[each] for each in others]
+
+
+@pytest.mark.parametrize("engine", [Engine, RunningAhead])
+def test_an_ended_thought_stays_ended_when_its_sequence_is_preempted(engine: type[Engine]) -> None:
+    subject = a_worker(engine=engine, budget_tokens=230, expected_output_tokens=4)
+    inbox = subject.serve([[*ASKED], [end_thought("plain")]])
+    assert subject.scheduler.statistics().preemptions > 0
+    assert 261 in inbox.tokens("plain")[:3]
 
 
 @pytest.mark.parametrize(("grammar", "bias"), [(DEAD_END, {}), ('start: "abc"\n', {ord("c"): -100.0})], ids=["grammar", "ban"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.engine.grammars import GrammarMatcher, Grammars, Words
 from holdfast.engine.thinking import ThoughtMeter
 from holdfast.errors import InvalidRequest
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.figures import ConstraintFigures
 
 
@@ -43,6 +43,18 @@ class Constraints:
         if constraint.failure:
             raise InvalidRequest(constraint.failure, field="grammar")
         self.figures.sequences += not generated
+        return constraint
+
+    def with_budget(
+        self, constraint: SequenceConstraint | None, budget: ThinkingBudget, *, generated: Sequence[int]
+    ) -> SequenceConstraint:
+        """The constraint of a sequence that gets another thinking budget after it has `generated` these tokens."""
+        if constraint is None:
+            self.figures.sequences += 1
+            constraint = SequenceConstraint(matcher=None, meter=None, figures=self.figures)
+        constraint.meter = ThoughtMeter(budget)
+        for token_id in generated:
+            constraint.meter.take(token_id)
         return constraint
 
     def _matcher(self, request: SequenceRequest) -> GrammarMatcher:

@@ -12,7 +12,7 @@ pass is laid out and launched as ever, and the draw follows while it runs: the t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -32,7 +32,7 @@ from holdfast.errors import NoEmbeddings
 from holdfast.kv.form import ModelForm
 from holdfast.kv.live import LiveState
 from holdfast.kv.snapshot import can_be_kept, form_of
-from holdfast.messages.commands import SequenceRequest
+from holdfast.messages.commands import SequenceRequest, ThinkingBudget
 from holdfast.messages.events import TokenLogprob
 from holdfast.messages.requests import RequestId, SamplingParams
 from holdfast.messages.token_ids import TokenIds
@@ -106,6 +106,14 @@ class Engine:
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Reserve more room; the next append begins another buffer, or copies once where layers keep to one."""
         self._sequences[request_id].reserve(capacity_tokens)
+
+    def limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
+        """Give an open sequence another thinking budget. No step with a span of it may be under way.
+
+        generated: all tokens that it has drawn.
+        """
+        sequence = self._sequences[request_id]
+        sequence.constraint = self._constraints.with_budget(sequence.constraint, budget, generated=generated)
 
     def close(self, request_id: RequestId) -> None:
         """Drop a sequence and its state. Steps that are under way may still hold it; their results for it are to be ignored."""

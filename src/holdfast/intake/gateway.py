@@ -126,7 +126,14 @@ class Gateway:
         try:
             for sequence in prepared.sequences:
                 sources.append(client.submit(sequence))  # noqa: PERF401 - those that were made are closed if the next one raises
-            stream = GenerationStream(request, prepared, sources=sources, intake_seconds=intake_seconds, observe=observe)
+            stream = GenerationStream(
+                request,
+                prepared,
+                sources=sources,
+                intake_seconds=intake_seconds,
+                observe=observe,
+                repeated_thought_tokens=self._limits.repeated_thought_tokens,
+            )
             await stream.accepted()
             is_accepted = True
         finally:

@@ -49,6 +49,7 @@ class Prepared:
     put_back_tokens: int = 0  # of earlier answers, as they were generated
     dropped_tokens: int = 0  # of earlier answers, which the prompt does not show
     breakpoints: tuple[PinnedPrefix, ...] = ()  # the cache breakpoints of its client
+    thought_end: ThinkingBudget | None = None  # a budget of 0, which ends a thought; None: no token ends one
     unenforced: tuple[str, ...] = ()  # places in schemas of tools, of keywords that its grammar leaves out
 
     @property
@@ -228,6 +229,8 @@ def assemble(
     stop_token_ids = _stop_token_ids(request, bundle, vocab_size=info.vocab_size)
     pins = pinned_prefixes(request.prompt, tokens)
     seed = secrets.randbits(62) if request.sampling.seed is None else request.sampling.seed
+    thought_end = _thought_end(request, bundle, in_reasoning=prompt.in_reasoning)
+    budget = _thinking_budget(request, thought_end)
     sequences = tuple(
         SequenceRequest(
             request_id=f"{request.request_id}/{index}",
@@ -240,7 +243,7 @@ def assemble(
             want_prompt_logprobs=request.echo and request.want_logprobs,
             tenant=request.tenant,
             service=request.service,
-            thinking_budget=_thinking_budget(request, bundle, in_reasoning=prompt.in_reasoning),
+            thinking_budget=budget,
             branch_points=tuple(sorted({*tokens.branch_points, *(pin.tokens for pin in pins)})),
             pins=() if index else pins,
             session_id="" if index else request.session_id,  # of several answers only one can be what the next turn goes on from
@@ -256,16 +259,23 @@ def assemble(
         breakpoints=pins,
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=prompt.dropped_tokens,
+        thought_end=thought_end,
     )
 
 
-def _thinking_budget(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+def _thinking_budget(request: GenerationRequest, thought_end: ThinkingBudget | None) -> ThinkingBudget | None:
     """The bound on the thought, for models that have a marker for its end."""
-    budget, reasoning = request.thinking.budget_tokens, bundle.dialect.reasoning
-    if budget is None or reasoning is None or not isinstance(request.prompt, ChatPrompt):
+    tokens = request.thinking.budget_tokens
+    return None if tokens is None or thought_end is None else msgspec.structs.replace(thought_end, tokens=tokens)
+
+
+def _thought_end(request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool) -> ThinkingBudget | None:
+    """A budget of nothing; None where the model has no marker for a thought's end."""
+    reasoning = bundle.dialect.reasoning
+    if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None
     start, end = (tuple(bundle.tokenizer.encode(mark, add_special_tokens=False)) for mark in (reasoning.start, reasoning.end))
-    return ThinkingBudget(tokens=budget, start_token_ids=() if in_reasoning else start, end_token_ids=end)
+    return ThinkingBudget(tokens=0, start_token_ids=() if in_reasoning else start, end_token_ids=end)
 
 
 def _stop_token_ids(request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int) -> tuple[int, ...]:

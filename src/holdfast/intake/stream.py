@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+
+import msgspec
 
 from holdfast.errors import GenerationFailed, HoldfastError, InvalidRequest, QueueFull, TooLargeForMemory, WorkerUnavailable
 from holdfast.intake.answer_observer import Observe
 from holdfast.intake.prepare import Prepared
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.messages.events import Rejected
-from holdfast.messages.output import ChoiceFinished, OutputEvent
+from holdfast.messages.output import ChoiceFinished, OutputEvent, TextDelta, ThoughtEnder
 from holdfast.messages.requests import GenerationRequest
 from holdfast.parsing.choice import ChoiceText
+from holdfast.parsing.repetition import RepetitionGuard
 
+_log = logging.getLogger(__name__)
 _LONG_ANSWER_TOKENS = 2048  # about 20 ms of reading: below, the hop to a thread costs more than it gives
 _MOST_READY = 64  # events of several choices that are taken from the link before they are asked for
 
@@ -35,8 +40,9 @@ class GenerationStream:
         sources: Sequence[EventStream],
         intake_seconds: float = 0.0,
         observe: Observe = lambda event: None,
+        repeated_thought_tokens: int = 0,
     ) -> None:
-        """sources: of the request's sequences, in their order."""
+        """sources: of the request's sequences, in their order. repeated_thought_tokens: see `RepetitionGuard`."""
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens
         self.intake_seconds = intake_seconds  # rendering and tokenization
@@ -48,6 +54,9 @@ class GenerationStream:
         self._observe = observe
         self._choices = tuple(prepared.choice(index) for index in range(len(sources)))
         self._sources = tuple(sources)
+        self._thought_end = prepared.thought_end
+        self._guards = tuple(RepetitionGuard(repeated_thought_tokens) for _ in sources)
+        self._thought_ended_by: dict[int, ThoughtEnder] = {}  # by choice
         self._ready: deque[OutputEvent] = deque()
         self._pumps: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()  # for several choices: something is ready, or a pump has ended
@@ -103,6 +112,12 @@ class GenerationStream:
         for source in self._sources:
             source.go_on()
 
+    def end_thoughts(self) -> bool:
+        """Have no choice think any more. Returns whether that can be done: the model needs a marker for a thought's end."""
+        for index in range(len(self._sources)):
+            self._end_thought(index, by="request")
+        return self._thought_end is not None
+
     async def aclose(self) -> None:
         """Cancel what still runs and end the iteration. May be called twice."""
         self._closed = True
@@ -119,7 +134,7 @@ class GenerationStream:
     async def _next_of_one(self) -> None:
         """Straight from the link: no task and no queue between."""
         choice, source = self._choices[0], self._sources[0]
-        self._ready.extend(choice.feed(await _next_event(source)))
+        self._ready.extend(self._watched(choice.feed(await _next_event(source))))
         if choice.done:
             self._closed = True
             await source.aclose()
@@ -145,11 +160,29 @@ class GenerationStream:
         while not choice.done:
             await self._has_room.wait()  # what nobody reads stays in the link, which stops the worker when it is too much
             if events := choice.feed(await _next_event(source)):
-                self._ready.extend(events)
+                self._ready.extend(self._watched(events))
                 self._changed.set()
                 if len(self._ready) >= _MOST_READY:
                     self._has_room.clear()
         await source.aclose()
+
+    def _watched(self, events: Iterable[OutputEvent]) -> Iterator[OutputEvent]:
+        """The same events. A thought that goes round in circles is ended; the end of a choice says what ended its thoughts."""
+        for event in events:
+            if isinstance(event, TextDelta) and event.kind == "reasoning" and self._guards[event.index].take(event.token_ids):
+                self._end_thought(event.index, by="repetition")
+            if isinstance(event, ChoiceFinished) and event.index in self._thought_ended_by:
+                yield msgspec.structs.replace(event, thought_ended_by=self._thought_ended_by[event.index])
+            else:
+                yield event
+
+    def _end_thought(self, index: int, *, by: ThoughtEnder) -> None:
+        if self._thought_end is None or index in self._thought_ended_by or self._choices[index].done:
+            return
+        self._thought_ended_by[index] = by
+        self._sources[index].limit_thoughts(self._thought_end)
+        if by == "repetition":
+            _log.info("the thought of %s went round in circles and was ended", self.request.request_id)
 
 
 async def _next_event(source: EventStream) -> RequestEvent:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.messages.commands import ControlAction
+from holdfast.messages.commands import ControlAction, ThinkingBudget
 from holdfast.messages.events import Accepted, Finished, FinishReason, PromptRead, Rejected, Started, TokensGenerated
 from holdfast.messages.requests import RequestId
 
@@ -22,6 +22,11 @@ _RIVAL_BYTES = 100  # for each log-probability beside it
 
 
 Control = Callable[[RequestId, ControlAction], None]
+LimitThoughts = Callable[[RequestId, ThinkingBudget], None]
+
+
+def _unlimited(request_id: RequestId, budget: ThinkingBudget) -> None:
+    """Of a stream whose thoughts nobody limits."""
 
 
 class EventStream:
@@ -33,7 +38,13 @@ class EventStream:
     """
 
     def __init__(
-        self, request_id: RequestId, *, control: Control, unread_bytes: float = math.inf, prompt_tokens: int = 0
+        self,
+        request_id: RequestId,
+        *,
+        control: Control,
+        limit_thoughts: LimitThoughts = _unlimited,
+        unread_bytes: float = math.inf,
+        prompt_tokens: int = 0,
     ) -> None:
         self.request_id, self.prompt_tokens = request_id, prompt_tokens
         self.token_ids: list[int] = []  # of the answer, whether or not they were read
@@ -43,6 +54,7 @@ class EventStream:
         self._is_full = False  # too much of it is unread
         self._is_set_aside = False  # by its reader
         self._opened_at, self._started_at, self._lost_seconds = time.monotonic(), 0.0, 0.0
+        self._limit_thoughts = limit_thoughts
         self._control, self._most_unread_bytes, self._unread_bytes = control, unread_bytes, 0
         self._events: deque[RequestEvent] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -91,6 +103,11 @@ class EventStream:
         was_paused = self.is_paused
         self._is_set_aside = False
         self._tell_if_changed(was_paused=was_paused)
+
+    def limit_thoughts(self, budget: ThinkingBudget) -> None:
+        """Give it another thinking budget, of all that it has thought."""
+        if not self._over:
+            self._limit_thoughts(self.request_id, budget)
 
     def push(self, event: RequestEvent) -> None:
         """Add an event from the worker. Loop's thread only."""

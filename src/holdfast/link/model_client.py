@@ -19,7 +19,7 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.isolation import Isolation
 from holdfast.link.worker_link import WorkerLink
-from holdfast.messages.commands import ControlAction, SequenceRequest
+from holdfast.messages.commands import ControlAction, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.messages.events import Finished, LinkEvent, ModelInfo, Rejected
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
@@ -124,6 +124,7 @@ class ModelClient:
         stream = EventStream(
             request.request_id,
             control=self._steer,
+            limit_thoughts=self._limit_thoughts,
             unread_bytes=self._unread_bytes,
             prompt_tokens=len(request.prompt_token_ids),
         )
@@ -292,6 +293,15 @@ class ModelClient:
             if not opened.stream.is_paused:
                 self._worker.steer(request_id, "pause")
         self._send_what_may_run()
+
+    def _limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget) -> None:
+        """From now on, at the next worker too."""
+        opened = self._open.get(request_id)
+        if opened is None:
+            return
+        opened.request = msgspec.structs.replace(opened.request, thinking_budget=budget)
+        if self._worker is not None and opened.is_sent:
+            self._worker.limit_thoughts(ThoughtLimit(request_id=request_id, budget=budget))
 
     def _steer(self, request_id: RequestId, action: ControlAction) -> None:
         """What the reader of a stream wants."""

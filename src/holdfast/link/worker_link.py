@@ -25,6 +25,7 @@ from holdfast.messages.commands import (
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
+    ThoughtLimit,
 )
 from holdfast.messages.events import (
     Accepted,
@@ -119,6 +120,11 @@ class WorkerLink:
         """Cancel, pause or resume a sequence; a worker that is gone need not know."""
         with contextlib.suppress(WorkerUnavailable):
             self._send(SequenceControl(request_id=request_id, action=action))
+
+    def limit_thoughts(self, limit: ThoughtLimit) -> None:
+        """Give a sequence another thinking budget; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(limit)
 
     async def statistics(self) -> WorkerStatistics:
         """The worker's counters of now, or the last ones known when it is busy with a long step."""

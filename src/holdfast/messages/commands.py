@@ -104,6 +104,16 @@ class SequenceControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     action: ControlAction
 
 
+class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A sequence gets another thinking budget, of all tokens that it has thought. Command of the link; unknown ids are ignored.
+
+    A budget of 0 ends a thought at once, and keeps further ones from beginning.
+    """
+
+    request_id: RequestId
+    budget: ThinkingBudget
+
+
 class WorkerControl(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the worker as a whole is to do. Command of the link.
 
@@ -131,5 +141,7 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
-Command: TypeAlias = SequenceRequest | SequenceControl | WorkerControl | SchedulerLimits | LogChange | SessionCommand
+Command: TypeAlias = (
+    SequenceRequest | SequenceControl | ThoughtLimit | WorkerControl | SchedulerLimits | LogChange | SessionCommand
+)
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

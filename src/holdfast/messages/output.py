@@ -87,6 +87,10 @@ class DivergentTexts(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
+ThoughtEnder: TypeAlias = Literal["repetition", "request"]
+"""What ended a thought in the middle: it went round in circles, or its client asked for its end."""
+
+
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     """Last event of one choice. `timings` lacks the decoding of an answer that a stop string has ended."""
 
@@ -101,6 +105,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0  # complete calls of tools
     stop_string: str | None = None  # the one of the request that ended the answer
     resumptions: int = 0  # workers that ended while they had it
+    thought_ended_by: ThoughtEnder | None = None  # None: the model ended its thoughts itself, or its budget did
 
     @property
     def finish_reason(self) -> EndWord:

@@ -109,6 +109,7 @@ class RequestRecord:
             "tokens_per_second": _rounded(answer.tokens_per_second),
             "finish_reason": _once_each(answer.finish_reasons),
             "resumed": answer.resumptions or None,
+            "thought_ended_by": answer.thought_ended_by,
             "prompt": answer.prompt[:LONGEST_CONTENT],
             "answers": [answer.texts[index] for index in sorted(answer.texts)],
         }
@@ -130,6 +131,7 @@ class RequestRecord:
             "" if speed is None else f"{speed:.1f} tok/s",
             whole,
             f"resumed {answer.resumptions} times" if answer.resumptions else "",
+            f"thought ended by {answer.thought_ended_by}" if answer.thought_ended_by else "",
         )
 
     def _end(self) -> str:

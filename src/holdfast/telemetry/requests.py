@@ -15,6 +15,7 @@ from holdfast.messages.output import (
     PromptProgress,
     TextDelta,
     TextRead,
+    ThoughtEnder,
     ToolCallFinished,
 )
 from holdfast.telemetry.metrics import Metrics
@@ -108,6 +109,11 @@ class AnswerRecord:
     def resumptions(self) -> int:
         """Workers that died in the middle of it, of all choices together; known once it has ended."""
         return sum(end.resumptions for end, _ in self.ends)
+
+    @property
+    def thought_ended_by(self) -> ThoughtEnder | None:
+        """What ended a thought of any choice before the model did."""
+        return next((end.thought_ended_by for end, _ in self.ends if end.thought_ended_by is not None), None)
 
     @property
     def tokens(self) -> int:

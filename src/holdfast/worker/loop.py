@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.engine.plan import Span, SpanResult, StepPlan
 from holdfast.errors import InvalidRequest, QueueFull, WorkerUnavailable
 from holdfast.messages.commands import (
@@ -20,6 +22,7 @@ from holdfast.messages.commands import (
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
+    ThoughtLimit,
     WorkerControl,
 )
 from holdfast.messages.events import FinishReason
@@ -178,6 +181,8 @@ class WorkerLoop:
                 self._accept(command)
             elif isinstance(command, SequenceControl):
                 {"cancel": self._cancel, "pause": self._pause, "resume": self._resume}[command.action](command.request_id)
+            elif isinstance(command, ThoughtLimit):
+                self._limit_thoughts(command)
             elif command == SHUT_DOWN:
                 self._is_closing = True
             elif isinstance(command, SchedulerLimits):
@@ -224,12 +229,25 @@ class WorkerLoop:
             self._cache.look_up(self._ledger.accept(request))
 
     def _cancel(self, request_id: RequestId) -> None:
+        sequence = self._at_rest(request_id)
+        if sequence is not None:
+            self._lifetimes.drop(sequence, FinishReason.CANCELLED)
+
+    def _at_rest(self, request_id: RequestId) -> LiveSequence | None:
+        """A live sequence of which no span is under way any more; None when it has ended by now."""
         sequence = self._ledger.find(request_id)
         if sequence is not None and self._flight is not None and sequence in self._flight.sequences:
             self._complete_flight()
             sequence = self._ledger.find(request_id)
-        if sequence is not None:
-            self._lifetimes.drop(sequence, FinishReason.CANCELLED)
+        return sequence
+
+    def _limit_thoughts(self, command: ThoughtLimit) -> None:
+        sequence = self._at_rest(command.request_id)
+        if sequence is None or sequence.request.is_idle_work:
+            return
+        sequence.request = msgspec.structs.replace(sequence.request, thinking_budget=command.budget)
+        if sequence.is_open:
+            self._engine.limit_thoughts(command.request_id, command.budget, generated=sequence.generated)
 
     def _pause(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)

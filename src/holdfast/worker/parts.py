@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from holdfast.engine.plan import KeepPolicy, SpanResult, StepPlan
-from holdfast.messages.commands import PinnedPrefix, SequenceRequest
+from holdfast.messages.commands import PinnedPrefix, SequenceRequest, ThinkingBudget
 from holdfast.messages.figures import CacheFigures
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import SessionAnswer, SessionCommand
@@ -49,6 +49,9 @@ class StepEngine(Protocol[Step]):
 
     def grow(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Make more room for an open sequence."""
+
+    def limit_thoughts(self, request_id: RequestId, budget: ThinkingBudget, *, generated: Sequence[int]) -> None:
+        """Give an open sequence, of which no span is under way, another thinking budget. `generated`: all that it has drawn."""
 
     def close(self, request_id: RequestId) -> None:
         """Forget an open sequence; a plan that is under way with a span of it still runs."""

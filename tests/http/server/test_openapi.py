@@ -24,6 +24,7 @@ def references(node: Any) -> set[str]:
 async def test_every_path_is_described() -> None:
     assert set((await description())["paths"]) == {
         CHAT,
+        f"{CHAT}/control",
         COMPLETIONS,
         "/v1/messages",
         "/v1/messages/count_tokens",

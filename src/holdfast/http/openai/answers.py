@@ -100,7 +100,10 @@ def usage_of(counts: TokenCounts) -> Usage:
         completion_tokens=counts.completion_tokens,
         total_tokens=counts.prompt_tokens + counts.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached_tokens),
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=counts.reasoning_tokens),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=counts.reasoning_tokens,
+            reasoning_ended_by=msgspec.UNSET if counts.thought_ended_by is None else counts.thought_ended_by,
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.http.openai.chat import create_chat_completion
 from holdfast.http.openai.completions import create_completion
+from holdfast.http.openai.control import control_chat_completion
 from holdfast.http.openai.embeddings import create_embedding
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.openai.models import OPENAI_MODELS
@@ -14,7 +15,7 @@ OPENAI = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     serves="OpenAI's /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models",
-    operations=(create_chat_completion, create_completion, create_embedding),
+    operations=(create_chat_completion, control_chat_completion, create_completion, create_embedding),
     models=OPENAI_MODELS,
 )
 OTHER_PARTS = Dialect(

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.http.server.explanation import Explanation
-from holdfast.messages.output import EndWord
+from holdfast.messages.output import EndWord, ThoughtEnder
 
 ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]  # the last: of requests with `functions`
 
@@ -19,9 +19,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were."""
+    """What the answer's tokens were. reasoning_ended_by: where something ended a thought before the model did."""
 
     reasoning_tokens: int
+    reasoning_ended_by: ThoughtEnder | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.http.server.problem import RequestRefused
@@ -14,6 +14,14 @@ from holdfast.telemetry.request_log import RequestRecord
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
 _STOPPED = "the server stopped before the answer was done"
+
+
+class Thinker(Protocol):
+    """An answer whose thoughts can be ended."""
+
+    def end_thoughts(self) -> bool:
+        """Have it think no more. Returns whether that can be done with this model."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +32,7 @@ class ActiveRequest:
     record: RequestRecord
     task: asyncio.Task[object]
     is_cancelled: bool = False
+    thinker: Thinker | None = None  # once the model has accepted the request
 
     @property
     def state(self) -> RequestState:
@@ -68,6 +77,11 @@ class ActiveRequests:
         finally:
             del self._active[active.id]
             self._on_change(len(self._active))
+
+    def answering(self, answer_id: str, *, key: str) -> ActiveRequest | None:
+        """The request whose answer has this id, and came with that named key; None when there is none."""
+        found = (each for each in self if each.record.asked is not None and each.record.asked.request_id == answer_id)
+        return next((each for each in found if each.record.key == key), None)
 
     def has_others(self, record: RequestRecord) -> bool:
         """Whether anybody waits for the answer to any other request than this one."""

@@ -17,6 +17,7 @@ from holdfast.messages.output import (
     OutputDelta,
     PromptProgress,
     TextKind,
+    ThoughtEnder,
     TokenText,
     ToolCall,
     text_of,
@@ -33,6 +34,7 @@ class TokenCounts:
     completion_tokens: int
     cached_tokens: int  # part of prompt_tokens that was not read again
     reasoning_tokens: int = 0  # part of completion_tokens
+    thought_ended_by: ThoughtEnder | None = None  # of any choice; None: no thought was ended in the middle
     breakpoints: tuple[PinnedPrefix, ...] = ()  # where the prompt has the cache breakpoints of its client, ascending
 
 

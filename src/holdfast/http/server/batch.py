@@ -103,6 +103,11 @@ class MergedStream:
         for stream in self._streams:
             stream.go_on()
 
+    def end_thoughts(self) -> bool:
+        """Have none of them think any more. Returns whether that can be done."""
+        ended = [stream.end_thoughts() for stream in self._streams]
+        return all(ended)
+
     async def aclose(self) -> None:
         """Cancel what still runs."""
         for reader in self._readers:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.errors import GenerationFailed, HoldfastError, QueueFull, WorkerUnavailable
+from holdfast.http.server.active import ActiveRequest
 from holdfast.http.server.answers import AnswerFormat, AnswerPlan, TokenCounts, WholeChoice
 from holdfast.http.server.batch import open_streams
 from holdfast.http.server.body import read_body
@@ -27,7 +28,7 @@ from holdfast.http.server.services import OutputStream, Services, is_waited_for
 from holdfast.http.server.sse import EventWriter
 from holdfast.http.server.time_limit import TimeLimit
 from holdfast.messages.events import FinishReason
-from holdfast.messages.output import ChoiceFinished, OutputEvent, PromptProgress
+from holdfast.messages.output import ChoiceFinished, OutputEvent, PromptProgress, ThoughtEnder
 from holdfast.messages.requests import ChatPrompt
 from holdfast.telemetry.request_log import RequestRecord, write_progress
 from holdfast.telemetry.requests import AnswerRecord
@@ -63,11 +64,13 @@ class GenerationResponse(Response):
         self._answer = answer
         self._identity = identity
         self._held: HeldAnswer | None = None
+        self._active: ActiveRequest | None = None
         self._has_sent_all = False
         self._writer: EventWriter | None = None  # of a stream
         self._stream: OutputStream | None = None  # once the worker has taken the request
         self._explained: list[Explanation] = []
         self._reasoning_tokens = 0
+        self._thought_ended_by: ThoughtEnder | None = None
         self._limit = TimeLimit(plan.time_limit_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +89,7 @@ class GenerationResponse(Response):
         answers = sum(request.choices for request in self._plan.requests)
         with ExitStack() as counted, self._services.active.entered(record) as active:
             counted.enter_context(self._services.at_once.counted(self._plan.caller, answers, limits=self._services.limits))
+            self._active = active
             self._services.held.make_way()
             if self._identity is not None:
                 self._held = self._services.held.begin(self._identity, self._plan, record)
@@ -158,6 +162,8 @@ class GenerationResponse(Response):
             self._stream = await self._submitted()
             if self._held is not None:
                 self._held.stream = self._stream
+            if self._active is not None:
+                self._active.thinker = self._stream
             self._answer.accepted(
                 self._plan.requests[0].model,
                 prompt_tokens=self._stream.prompt_tokens,
@@ -221,6 +227,7 @@ class GenerationResponse(Response):
             return
         _refuse_broken_end(event)
         self._reasoning_tokens += event.reasoning_tokens
+        self._thought_ended_by = event.thought_ended_by or self._thought_ended_by
         if self._plan.explains:
             explained = explain_choice(
                 event,
@@ -239,6 +246,7 @@ class GenerationResponse(Response):
             completion_tokens=answer.tokens,
             cached_tokens=answer.cached_tokens or 0,
             reasoning_tokens=self._reasoning_tokens,
+            thought_ended_by=self._thought_ended_by,
             breakpoints=self._stream.breakpoints if self._stream is not None else (),
         )
 

@@ -56,6 +56,10 @@ class OutputStream(Protocol):
         """Undo `pause`."""
         ...
 
+    def end_thoughts(self) -> bool:
+        """Have it think no more: a thought under way ends now. Returns whether that can be done with this model."""
+        ...
+
     async def aclose(self) -> None:
         """Cancel what still runs. Does nothing when everything has ended."""
         ...

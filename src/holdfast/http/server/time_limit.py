@@ -65,6 +65,10 @@ class LimitedStream:
         """Undo `pause`."""
         self._stream.go_on()
 
+    def end_thoughts(self) -> bool:
+        """Have it think no more. Returns whether that can be done."""
+        return self._stream.end_thoughts()
+
     async def aclose(self) -> None:
         """Cancel what still runs."""
         await self._stream.aclose()
