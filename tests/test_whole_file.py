@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from holdfast.whole_file import first_file, whole_file
+from holdfast.whole_file import first_file, sync_to_drive, whole_file
+
+F_FULLFSYNC = 51  # as macOS numbers it; Linux has none
 
 
 def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path) -> None:
@@ -64,3 +69,34 @@ def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
     with whole_file(path) as file:
         file.write(b"whole")
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.ENOTTY, errno.EINVAL])
+def test_a_mac_flushes_its_drive_and_other_volumes_get_a_plain_fsync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
+) -> None:
+    calls: list[str] = []
+
+    def fcntl_of_a_mac(file: int, command: int) -> int:
+        assert command == F_FULLFSYNC
+        calls.append("full")
+        if refusal is not None:
+            raise OSError(refusal, os.strerror(refusal))
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", F_FULLFSYNC, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", fcntl_of_a_mac)
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("plain"))
+    with (tmp_path / "file").open("wb") as file:
+        sync_to_drive(file.fileno())
+    assert calls == (["full"] if refusal is None else ["full", "plain"])
+
+
+def test_a_drive_that_fails_to_flush_is_not_taken_for_one_that_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(file: int, command: int) -> int:
+        raise OSError(errno.EIO, "the drive has failed")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", F_FULLFSYNC, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", failing)
+    with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="failed"):
+        sync_to_drive(file.fileno())

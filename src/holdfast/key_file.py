@@ -15,7 +15,7 @@ import msgspec
 from holdfast.errors import ConfigError
 from holdfast.messages.requests import Priority
 from holdfast.user_folders import configuration_folder, expanded
-from holdfast.whole_file import whole_file
+from holdfast.whole_file import sync_to_drive, whole_file
 
 AUTO, OFF = "auto", "off"
 _PREFIX = "sk-holdfast-"  # some clients insist on the first three characters
@@ -104,7 +104,7 @@ def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
         with whole_file(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(keys))), indent=2) + b"\n")
             file.flush()
-            os.fsync(file.fileno())
+            sync_to_drive(file.fileno())
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -9,6 +9,7 @@ from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import StoredBlock
 from holdfast.store.block_file import encode_block, read_block
 from holdfast.store.folder import StoreFolder, fingerprint_id
+from holdfast.store import group as publishing
 from holdfast.store.group import WriteAhead
 from tests.fakes.stored_blocks import FINGERPRINT, bytes_of, make_chain
 
@@ -46,6 +47,18 @@ def test_files_get_their_names_when_the_group_is_published(tmp_path: Path) -> No
     assert ahead.parent_keys == {block.block.parent_key for block in CHAIN}
     ahead.drop(group)
     assert (len(ahead), ahead.file_bytes) == (0, 0)
+    folder.release()
+
+
+def test_a_group_flushes_the_drive_once_after_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, folder, _ = new_ahead(tmp_path)
+    for block in CHAIN:
+        write(ahead, block)
+    calls: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append("plain"))
+    monkeypatch.setattr(publishing, "sync_to_drive", lambda file: calls.append("full"))
+    ahead.publish(ahead.group(most_bytes=10**6, most_blocks=10), between=lambda: calls.append("between"))
+    assert calls == ["plain", "between"] * 3 + ["full", "between"]
     folder.release()
 
 

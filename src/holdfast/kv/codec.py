@@ -91,7 +91,11 @@ def _dequantized(codes: mx.array, scales: mx.array, biases: mx.array, *, dtype: 
 
 
 def to_bytes(payload: Payload) -> Content:
-    """Description and payload parts of a block or a checkpoint. The arrays must be evaluated; the parts are views of them."""
+    """Describe a block or a checkpoint, and view its arrays as bytes.
+
+    The arrays must be evaluated. All views are evaluated in one round trip to the device: one by one, the 72 arrays of a block of a
+    36-layer model took 16.0 ms instead of 0.5 ms on a CPU.
+    """
     forms = _forms(payload.arrays)
     described: _BlockForm | _StateForm
     if isinstance(payload, StateCheckpoint):
@@ -99,9 +103,10 @@ def to_bytes(payload: Payload) -> Content:
     else:
         dtype = _NAMES[payload.dtype]
         described = _BlockForm(start=payload.start, tokens=payload.tokens, codec=payload.codec, dtype=dtype, arrays=forms)
-    # numpy has no bfloat16: bytes travel as uint8, whatever they mean
-    parts = (np.array(mx.flatten(array).view(mx.uint8), copy=False).data for array in payload.arrays)
-    return msgspec.msgpack.encode(described), tuple(parts)
+    views = [mx.flatten(array).view(mx.uint8) for array in payload.arrays]  # numpy has no bfloat16
+    mx.eval(views)
+    parts = tuple(np.array(view, copy=False).data for view in views)
+    return msgspec.msgpack.encode(described), parts
 
 
 def block_from_bytes(meta: bytes, parts: Sequence[memoryview]) -> KVBlock:

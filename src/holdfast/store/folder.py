@@ -24,7 +24,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,11 +253,14 @@ def sync_folder(path: Path) -> None:
     sync_by_name(path, flags=os.O_DIRECTORY)
 
 
-def sync_by_name(path: Path, *, flags: int) -> None:
-    """fsync by name: files that wait for it need not be kept open, there may be thousands. `flags`: more of them for the open."""
+def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsync) -> None:
+    """Sync a file by its name, so that thousands of files that wait for it need not be kept open.
+
+    flags: further flags for the open. sync: `sync_to_drive` also flushes the drive's own cache, once for all files synced before.
+    """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
-        os.fsync(file)
+        sync(file)
     finally:
         os.close(file)
 

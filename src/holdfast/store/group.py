@@ -16,6 +16,7 @@ from holdfast.messages.figures import StoreFigures
 from holdfast.store.block import Block, BlockKey, Entry, Part
 from holdfast.store.block_file import write_buffers
 from holdfast.store.folder import StoreFolder, sync_by_name, sync_folder
+from holdfast.whole_file import sync_to_drive
 
 
 class WriteAhead:
@@ -69,9 +70,14 @@ class WriteAhead:
         return chosen
 
     def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
-        """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError."""
+        """Make files durable under their names. `between` is called between two fsyncs and may write more. Raises OSError.
+
+        The drive's own cache is flushed once, with the last file. A new name that a power cut takes back leaves the file in the
+        incoming folder, from where the next store takes it.
+        """
         for entry in group:
-            sync_by_name(self._path(entry.block.key), flags=os.O_NOFOLLOW)
+            sync = sync_to_drive if entry is group[-1] else os.fsync
+            sync_by_name(self._path(entry.block.key), flags=os.O_NOFOLLOW, sync=sync)
             between()
         model_folder = self._folder.make_model_folder(self._fingerprint)
         for entry in group:

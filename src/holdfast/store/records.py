@@ -10,6 +10,7 @@ from pathlib import Path
 import xxhash
 
 from holdfast.store.folder import StoreFolder, sync_folder
+from holdfast.whole_file import sync_to_drive
 
 SUFFIX = ".session"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -33,7 +34,7 @@ class Records:
         with open(fresh, "wb", opener=_private) as file:
             file.write(data + self._sum(name, data))
             file.flush()
-            os.fsync(file.fileno())
+            sync_to_drive(file.fileno())
         fresh.replace(path)
         sync_folder(self._folder)
 
