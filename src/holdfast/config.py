@@ -6,6 +6,7 @@ name) and the arguments of `_setting` say all that the readers in `config_source
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -154,6 +155,12 @@ class ModelSettings:
         flag="--memory",
         limits=Limits(at_least=0),
     )
+    wired_bytes: int | None = _setting(
+        None,
+        "On a Mac, how much memory the system may not page out while the model serves; `auto`: the weights, where they are a "
+        "large part of what the GPU may use.",
+        limits=Limits(at_least=0),
+    )
     keep_thoughts: bool = _setting(
         False, "Whether the thoughts of earlier turns stay in the prompt, for chat templates that have a switch for it."
     )
@@ -195,8 +202,9 @@ class ResidencySettings:
         60.0, "How long a request waits for a model that is being loaded; 0: it is refused at once.", limits=Limits(at_least=0)
     )
     idle_seconds: float | None = _setting(
-        None,
-        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all.",
+        20 * 60.0 if sys.platform == "darwin" else None,
+        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all. On a Mac, "
+        "where models share the memory of everything else, 20 min by default.",
         limits=Limits(at_least=0),
     )
     max_loaded: int | None = _setting(

@@ -60,6 +60,7 @@ class FakeEngine:
     raised_once: bool = False
     remembers_plans: bool = True
     runs_ahead: bool = True
+    largest_chunk: int = 1 << 30  # a step with a longer span raises, as a device does that has no memory for it
 
     def open(
         self,
@@ -97,7 +98,11 @@ class FakeEngine:
             raise RuntimeError("the device refuses the step")
         victims = not self.raised_once and any(RAISES_ONCE in each.request.prompt_token_ids for each in sequences)
         self.raised_once = self.raised_once or victims
-        raises = victims or any(RAISES_AT_COLLECT in each.request.prompt_token_ids for each in sequences)
+        raises = (
+            victims
+            or any(span.tokens > self.largest_chunk for span in plan.spans)
+            or any(RAISES_AT_COLLECT in each.request.prompt_token_ids for each in sequences)
+        )
         if self.remembers_plans:
             self.plans.append(plan)
         self.pending.append(_Pending(plan, sequences, raises))

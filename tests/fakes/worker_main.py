@@ -8,14 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+
 from holdfast.errors import ModelLoadError
 from holdfast.messages.events import ModelInfo
+from holdfast.models.device_memory import MemoryPlan
+from holdfast.prefix.no_cache import NoCache
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress, WorkerEnd, live
 from holdfast.worker.loop import WorkerLoop
+from holdfast.worker.memory_budget import MemoryBudget
 from holdfast.worker.process import run_process
 from holdfast.worker.pulse import Pulse
 from tests.fakes.fake_engine import FakeEngine
@@ -33,6 +38,10 @@ INFO = ModelInfo(
     fixed_bytes_per_sequence=0,
     kv_budget_bytes=10_000_000,
     device="none",
+)
+
+MAC_INFO = msgspec.structs.replace(
+    INFO, weight_bytes=1_000_000, reserve_bytes=500_000, wired_bytes=1_000_000, device_memory_bytes=20_000_000
 )
 
 
@@ -54,7 +63,15 @@ def fake_loop(inbox: Inbox, settings: WorkerSettings, progress: Progress, pulse:
         settings.scheduler, costs, budget_bytes=INFO.kv_budget_bytes, context_tokens=INFO.context_tokens, mixes_chunks=True
     )
     engine = FakeEngine(is_broken=behaviour == "broken-device", remembers_plans=False)
-    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse), INFO
+    info = MAC_INFO if behaviour == "on-a-mac" else INFO
+    plan = MemoryPlan(kv_bytes=info.kv_budget_bytes, ram_tier_bytes=0)
+    memory = MemoryBudget(
+        plan,
+        scheduler=scheduler,
+        cache=NoCache(),
+        plan_for=lambda state_bytes: MemoryPlan(kv_bytes=state_bytes, ram_tier_bytes=0),
+    )
+    return WorkerLoop(engine=engine, scheduler=scheduler, inbox=inbox, pulse=pulse, memory=memory), info
 
 
 def _is_first(folder: Path) -> bool:

@@ -323,3 +323,27 @@ def test_figures_say_what_is_kept_and_nothing_of_a_store() -> None:
     figures = memory.figures()
     assert (figures.kept_tokens, figures.ram_bytes, figures.ram_budget_bytes) == (12, 12, 12)
     assert (figures.ram_evicted_blocks, figures.tenants, figures.store) == (1, 1, None)
+
+
+def test_a_smaller_budget_evicts_at_once_what_nobody_holds_and_a_larger_one_takes_more_again() -> None:
+    memory = library()
+    first, second = read_chain(memory, CHAIN)
+    with memory.hold((first.key,)):
+        memory.set_ram_budget(0)
+        assert memory.residence(first.key) is Residence.RAM
+        assert memory.residence(second.key) is None
+        assert memory.figures().ram_budget_bytes == 0
+    memory.set_ram_budget(1000)
+    memory.check_invariants()
+    read_chain(memory, CHAIN)
+    assert plan_of(memory, CHAIN).tokens == 8
+
+
+def test_what_is_on_disk_too_is_not_forgotten_when_the_budget_shrinks() -> None:
+    disk = FakeDisk()
+    memory = library(disk=disk)
+    blocks = read_chain(memory, CHAIN)
+    memory.disk_changed(stored=[block.key for block in blocks])
+    memory.set_ram_budget(0)
+    memory.check_invariants()
+    assert {memory.residence(block.key) for block in blocks} == {Residence.DISK}

@@ -15,6 +15,8 @@ from holdfast.config import ModelSettings, ResidencySettings
 from holdfast.errors import HoldfastError, InvalidRequest, ModelPinned, UnknownModel, WorkerUnavailable
 from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import Finished, FinishReason
+from holdfast.models.device_memory import MemoryShare
+from holdfast.residency import residency as residency_module
 from holdfast.residency.catalog import Catalog
 from holdfast.residency.residency import ModelState, Residency
 from tests.fakes.fake_models import FakeModels, catalog_over
@@ -348,3 +350,28 @@ async def test_a_server_that_ends_turns_everybody_away() -> None:
         await waiting
     with pytest.raises(WorkerUnavailable, match="shutting down"):
         await answered(made, "a")
+
+
+async def kv_budgets(made: Residency, **wanted: int) -> None:
+    """Wait until the workers report these budgets."""
+    async with asyncio.timeout(60):
+        while {name: figures.kv_budget_bytes for name, figures in (await made.statistics()).items()} != wanted:
+            await asyncio.sleep(0.01)
+
+
+async def test_on_a_mac_loaded_models_divide_what_their_weights_and_steps_leave_of_the_working_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(residency_module, "HAS_UNIFIED_MEMORY", True)
+    settings = replace(TWO, memory_bytes=1 << 40)  # the fakes tell less than their processes take
+    async with models(catalog_over("a", "b"), settings, a=1_000_000, b=1_000_000) as made:
+        made.behaviours.update(a="on-a-mac", b="on-a-mac")
+        await answered(made, "a")
+        assert made.shares["a"] == MemoryShare(parts=1), "nobody knows the working set before a worker has told it"
+        await kv_budgets(made, a=18_500_000)
+        await answered(made, "b")
+        assert made.shares["b"].wired_bytes == 1_000_000
+        assert made.shares["b"].state_bytes is not None
+        await kv_budgets(made, a=8_500_000, b=8_500_000)  # (20 - 2 * 1.5) / 2 MB each
+        await made.unload("b")
+        await kv_budgets(made, a=18_500_000)

@@ -5,8 +5,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.scheduler.chunking import PATIENCE_STEPS, ChunkSharing
+from holdfast.scheduler.chunking import LEAST_ALONE_TOKENS, PATIENCE_STEPS, ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
+from holdfast.scheduler.decision import ChunkBounds
 from holdfast.scheduler.sequence import ScheduledSequence
 
 QUANTUM = 32
@@ -41,6 +42,45 @@ def share(
 
 def test_a_prompt_alone_takes_the_whole_step() -> None:
     assert share([prompt(1, 9000)], tokens=1000) == {"1": 1000}
+
+
+def bounded(**bounds: float) -> CostModel:
+    costs = CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM, bounds=ChunkBounds(**bounds))  # type: ignore[arg-type]
+    costs.learn(StepLoad(1), 0.02)
+    costs.learn(StepLoad(1, 1, 500, 500 * 250.0), 0.02 + 500 * 0.001)
+    return costs
+
+
+def test_a_prompt_alone_takes_no_longer_than_a_step_may_last_on_this_device() -> None:
+    assert share([prompt(1, 9000)], costs=bounded(seconds=0.6)) == {"1": 512}  # in units of 256 tokens, at 1 ms each
+    assert share([prompt(1, 9000)], costs=bounded(seconds=9.0)) == {"1": 2048}
+
+
+def test_a_prompt_alone_reads_256_tokens_however_slow_the_device_is() -> None:
+    assert share([prompt(1, 9000)], costs=bounded(seconds=0.01)) == {"1": LEAST_ALONE_TOKENS}
+    assert share([prompt(1, 100)], costs=bounded(seconds=0.01)) == {"1": 100}
+
+
+def test_several_prompts_together_take_no_longer_than_a_step_may_last() -> None:
+    taken = share([prompt(1, 9000), prompt(2, 9000)], costs=bounded(seconds=0.6))
+    assert QUANTUM <= sum(taken.values()) <= 600
+
+
+@given(position=st.integers(0, 200_000), score_bytes=st.integers(1, 1 << 32))
+def test_attention_scores_of_a_chunk_fit_their_memory_at_every_position(position: int, score_bytes: int) -> None:
+    costs = bounded(score_bytes_per_pair=96, score_bytes=score_bytes)
+    (tokens,) = share([prompt(1, 300_000, position=position)], costs=costs).values()
+    assert tokens == QUANTUM or 96 * tokens * (position + tokens) <= score_bytes
+    longer = tokens + QUANTUM
+    assert longer > 2048 or 96 * longer * (position + longer) > score_bytes, "no smaller than it has to be"
+
+
+def test_a_size_that_the_device_failed_on_is_never_tried_again_in_any_step() -> None:
+    costs = bounded()
+    costs.limit_chunks(500)
+    assert share([prompt(1, 9000)], costs=costs) == {"1": 500}
+    assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs).values()) <= 500
+    assert max(share([prompt(1, 9000), prompt(2, 9000)], costs=costs, seconds=60.0).values()) <= 500
 
 
 def test_beside_decoding_rows_a_prompt_takes_what_fits_the_stall_in_whole_quanta() -> None:

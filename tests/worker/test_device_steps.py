@@ -125,3 +125,56 @@ def test_results_of_a_sequence_whose_state_was_given_up_are_not_wanted() -> None
     assert [sequence for _, sequence, _ in flight.wanted(result)] == [flight.sequences[1]]
     assert flight.healthy(result) == (flight.sequences[1],)
     assert flight.unhealthy(result) == ()
+
+
+def retried(subject: DeviceSteps[object], engine: FakeEngine, flight: Flight, *, was_alone: bool = True) -> str:
+    (span,) = flight.plan.spans
+    (sequence,) = flight.sequences
+
+    def reopen() -> None:
+        engine.close(span.request_id)
+        engine.open(sequence.request, capacity_tokens=10_000)
+
+    return subject.retry_alone(span, reopen=reopen, was_alone=was_alone).failure
+
+
+def limited_steps(engine: FakeEngine) -> tuple[DeviceSteps[object], list[int]]:
+    limits: list[int] = []
+    return DeviceSteps(engine, retry_chunk_tokens=2048, limit_chunks=limits.append), limits  # type: ignore[arg-type]
+
+
+def chunk_sizes(engine: FakeEngine) -> list[int]:
+    return [span.tokens for plan in engine.plans for span in plan.spans]
+
+
+@pytest.mark.parametrize(("largest", "size"), [(600, 512), (511, 128), (128, 128)])
+def test_a_chunk_that_is_too_large_is_read_in_quarters_and_the_size_that_worked_is_remembered(largest: int, size: int) -> None:
+    engine = FakeEngine(largest_chunk=largest)
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, tuple(range(1, 601)) + (7,) * 1448)) == ""
+    assert limits == [size]
+    engine.plans.clear()
+    assert retried(subject, engine, a_flight(engine, (5,) * 2048)) == ""
+    assert max(chunk_sizes(engine)) <= size, "the next retry begins with what is known to work"
+
+
+def test_a_chunk_that_no_size_helps_fails_after_two_smaller_ones() -> None:
+    engine = FakeEngine(largest_chunk=63)
+    subject, limits = limited_steps(engine)
+    assert "the device failed" in retried(subject, engine, a_flight(engine, (5,) * 2048))
+    assert chunk_sizes(engine) == [512, 128]
+    assert limits == []
+
+
+def test_a_chunk_that_failed_beside_others_is_not_blamed_for_its_size_when_a_quarter_of_it_works() -> None:
+    engine = FakeEngine()
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, (5,) * 2048), was_alone=False) == ""
+    assert limits == []
+
+
+def test_a_decoding_step_that_fails_limits_no_chunks() -> None:
+    engine = FakeEngine()
+    subject, limits = limited_steps(engine)
+    assert retried(subject, engine, a_flight(engine, (5,))) == ""
+    assert limits == []

@@ -201,13 +201,7 @@ class Engine:
 
     def measure_costs(self) -> KVCosts:
         """What one sequence keeps, measured on a short one; device thread only."""
-        tokens = TokenIds.of((1, 2, 3))
-        request = SequenceRequest(
-            request_id="costs", prompt_token_ids=tokens, max_tokens=1, sampling=SamplingParams(temperature=0.0, seed=0)
-        )
-        self.open(request, capacity_tokens=len(tokens))
-        plan = StepPlan(spans=(Span(request_id="costs", start=0, tokens=len(tokens), draws=True),))
-        self.collect(self.dispatch(plan))
+        self._read_once("costs", tokens=3)
         layers = self._sequences["costs"].live.layers
         costs = KVCosts(
             bytes_per_token=sum(layer.bytes_per_token() for layer in layers),
@@ -216,6 +210,30 @@ class Engine:
         )
         self.close("costs")
         return costs
+
+    def measure_step(self, tokens: int) -> tuple[int, int]:
+        """What a step takes beside weights and KV that reads so many tokens: bytes at its peak, and bytes kept for the next one.
+
+        Compiles the kernels that prompts need on the way.
+        """
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        self._read_once("step", tokens=tokens)
+        self.close("step")
+        return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
+
+    def _read_once(self, request_id: RequestId, *, tokens: int) -> None:
+        """Open a sequence whose prompt is any tokens, and read it in one step."""
+        request = SequenceRequest(
+            request_id=request_id,
+            prompt_token_ids=TokenIds.of(tuple(1 + index % 3 for index in range(tokens))),
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+        )
+        self.open(request, capacity_tokens=tokens)
+        plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, draws=True),))
+        self.collect(self.dispatch(plan))
 
     def _draw(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
         """Draw where it is wanted, and note what of the prompts is to be scored."""

@@ -93,8 +93,8 @@ def _dequantized(codes: mx.array, scales: mx.array, biases: mx.array, *, dtype: 
 def to_bytes(payload: Payload) -> Content:
     """Describe a block or a checkpoint, and view its arrays as bytes.
 
-    The arrays must be evaluated. All views are evaluated in one round trip to the device: one by one, the 72 arrays of a block of a
-    36-layer model took 16.0 ms instead of 0.5 ms on a CPU.
+    The arrays must be evaluated. All views are evaluated in one round trip to the device: for the 72 arrays of a block of a
+    36-layer model that takes 0.5 ms on a CPU, and 16.0 ms one by one.
     """
     forms = _forms(payload.arrays)
     described: _BlockForm | _StateForm

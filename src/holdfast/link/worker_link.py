@@ -22,6 +22,7 @@ from holdfast.messages.commands import (
     ControlAction,
     LinkCommand,
     LogChange,
+    MemoryChange,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -146,6 +147,11 @@ class WorkerLink:
         """Have it log what is so severe; a worker that is gone need not know."""
         with contextlib.suppress(WorkerUnavailable):
             self._send(LogChange(level=level))
+
+    def share_memory(self, state_bytes: int) -> None:
+        """Tell it how much KV and blocks in RAM may take together; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(MemoryChange(state_bytes=state_bytes))
 
     def send_session(self, command: SessionCommand) -> None:
         """Have a session command carried out; its answer is an event. Raises WorkerUnavailable when the worker is gone."""

@@ -139,9 +139,22 @@ class LogChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     level: str  # as in `log.level`
 
 
+class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How much memory KV and blocks in RAM may take together from now on, as other models came or went. Command of the link."""
+
+    state_bytes: int
+
+
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
 Command: TypeAlias = (
-    SequenceRequest | SequenceControl | ThoughtLimit | WorkerControl | SchedulerLimits | LogChange | SessionCommand
+    SequenceRequest
+    | SequenceControl
+    | ThoughtLimit
+    | WorkerControl
+    | SchedulerLimits
+    | LogChange
+    | MemoryChange
+    | SessionCommand
 )
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

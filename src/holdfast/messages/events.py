@@ -176,6 +176,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget_bytes: int
     device: str  # its name, where it tells one
     is_on_cpu: bool = False
+    wired_bytes: int = 0  # that a Mac may not page out while the model serves
+    reserve_bytes: int = 0  # that a step may take of a GPU's memory beside weights and KV, buffers used again included
     device_memory_bytes: int = 0  # that a GPU recommends to use, or has; 0 without one
     embedding_dimensions: int = 0  # of a pooled prompt; 0: the hidden states of this model cannot be reached
     blas: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,10 @@ from holdfast.errors import ModelLoadError
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _KV_SHARE = 0.6  # of what is free after the weights; the rest is for activations, snapshots and everybody else
+_UNIFIED_SHARE = 0.8  # of what weights and steps leave of a GPU's working set where its memory is the machine's own
+_RAM_TIER_PARTS = 4  # the blocks kept in RAM may take the KV budget divided by this
+_WIRED_FROM_SHARE = 0.4  # of the working set: lighter weights are not wired, the system has no reason to page them out
+_WIRED_MARGIN = 1.01  # buffers are rounded up to pages
 _SMALLEST_BUDGET_BYTES = 64 << 20
 _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 
@@ -24,6 +28,8 @@ class MemoryShare:
     parts: int = 1  # its KV may take one of so many
     promised_bytes: int = 0  # that others may yet take
     taken_bytes: int = 0  # that others have; for devices that tell only what they have in all
+    wired_bytes: int = 0  # that others have wired
+    state_bytes: int | None = None  # for KV and blocks in RAM, of a GPU that shares the machine's memory; None: not told
 
 
 ALL_OF_IT = MemoryShare()
@@ -58,27 +64,108 @@ def usable_bytes(working_set_bytes: int) -> int:
     return max(memory_report().available_bytes, working_set_bytes)
 
 
-def kv_budget_bytes(requested: int | None, *, memory: DeviceMemory, weight_bytes: int, share: MemoryShare = ALL_OF_IT) -> int:
-    """The budget for live KV. `requested` is the setting model.memory_bytes, None for automatic. Call it after loading.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """How a worker divides its part of the memory beside its weights."""
 
-    Automatic: a share of what is available; with a GPU of what the weights leave of its working set (the smaller of the two where
-    memory is unified), without what is others'. Raises ModelLoadError when a requested budget is larger than all memory.
+    kv_bytes: int  # live KV and recurrent states
+    ram_tier_bytes: int  # blocks of the prefix cache that are kept in RAM
+
+
+def plan_memory(
+    memory: DeviceMemory,
+    *,
+    weight_bytes: int,
+    kv_bytes: int | None = None,
+    ram_tier_bytes: int | None = None,
+    reserve_bytes: int = 0,
+    full_context_bytes: int = 0,
+    share: MemoryShare = ALL_OF_IT,
+) -> MemoryPlan:
+    """Divide what the weights leave. Call it after loading.
+
+    kv_bytes, ram_tier_bytes: the settings model.memory_bytes and store.ram_bytes; None: automatic.
+    reserve_bytes: what a step takes beside KV, for activations and buffers that are used again.
+    full_context_bytes: KV of one sequence that fills the model's context.
+
+    Where a GPU shares the machine's memory, the budget does not depend on what other programs use at the moment: the system makes
+    room for a working set. Both parts together take a share of what weights and steps leave of it, and there is room for one full
+    context where that fits at all. Elsewhere the KV budget is a share of what is free. Raises ModelLoadError when more is
+    requested than there is.
     """
-    discrete = memory.working_set_bytes > 0 and not memory.unified
-    total = memory.working_set_bytes if discrete else memory.total_bytes
-    if requested is not None and requested > total:
-        raise ModelLoadError(f"model.memory_bytes = {requested:,} is more than the {total:,} bytes of memory that there are")
-    if requested is not None:
-        return requested
-    left_of_working_set = memory.working_set_bytes - weight_bytes - share.taken_bytes
-    if discrete:
-        free = left_of_working_set
-    elif memory.working_set_bytes:
-        free = min(memory.available_bytes, left_of_working_set)
-    else:
+    unified = memory.unified and memory.working_set_bytes > 0
+    _check_requested(kv_bytes, memory)
+    if unified:
+        left_bytes = share.state_bytes
+        if left_bytes is None:
+            own_bytes = weight_bytes + reserve_bytes
+            left_bytes = state_bytes(memory.working_set_bytes, taken_bytes=(own_bytes,), parts=share.parts)
+        return _plan_of_working_set(
+            left_bytes=left_bytes,
+            kv_bytes=kv_bytes,
+            ram_tier_bytes=ram_tier_bytes,
+            full_context_bytes=full_context_bytes,
+        )
+    if kv_bytes is None:
         free = memory.available_bytes
-    free = (free - share.promised_bytes) // share.parts
-    return min(max(int(free * _KV_SHARE), _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
+        if memory.working_set_bytes:
+            free = memory.working_set_bytes - weight_bytes - share.taken_bytes - reserve_bytes
+        kv_bytes = _bounded(int((free - share.promised_bytes) // share.parts * _KV_SHARE))
+    return MemoryPlan(
+        kv_bytes=kv_bytes,
+        ram_tier_bytes=kv_bytes // _RAM_TIER_PARTS if ram_tier_bytes is None else ram_tier_bytes,
+    )
+
+
+def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
+    is_discrete = memory.working_set_bytes > 0 and not memory.unified
+    total_bytes = memory.working_set_bytes if is_discrete else memory.total_bytes
+    if kv_bytes is not None and kv_bytes > total_bytes:
+        raise ModelLoadError(f"model.memory_bytes = {kv_bytes:,} is more than the {total_bytes:,} bytes of memory that there are")
+
+
+def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: int = 1) -> int:
+    """What each loaded model may take for KV and blocks in RAM: an equal part of what is left of a working set.
+
+    taken_bytes: of each loaded model, its weights and what its steps take. parts: how many models divide the working set whose
+    weights are not known yet.
+    """
+    left = working_set_bytes // parts - sum(taken_bytes)
+    return max(0, left // len(taken_bytes))
+
+
+def _plan_of_working_set(
+    *, left_bytes: int, kv_bytes: int | None, ram_tier_bytes: int | None, full_context_bytes: int
+) -> MemoryPlan:
+    both_bytes = int(left_bytes * _UNIFIED_SHARE)
+    if kv_bytes is None:
+        if ram_tier_bytes is None:
+            kv_bytes = both_bytes * _RAM_TIER_PARTS // (_RAM_TIER_PARTS + 1)
+        else:
+            kv_bytes = both_bytes - ram_tier_bytes
+        if kv_bytes < full_context_bytes <= left_bytes - (ram_tier_bytes or 0):
+            kv_bytes = full_context_bytes
+        kv_bytes = _bounded(kv_bytes)
+    if ram_tier_bytes is None:
+        ram_tier_bytes = max(0, min(both_bytes // (_RAM_TIER_PARTS + 1), left_bytes - kv_bytes))
+    return MemoryPlan(kv_bytes=kv_bytes, ram_tier_bytes=ram_tier_bytes)
+
+
+def _bounded(kv_bytes: int) -> int:
+    return min(max(kv_bytes, _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
+
+
+def wired_bytes(requested: int | None, *, weight_bytes: int, working_set_bytes: int, share: MemoryShare = ALL_OF_IT) -> int:
+    """How much a worker may keep from being paged out while it serves; nothing while it rests.
+
+    requested: the setting model.wired_bytes; None: the weights, where they are a large part of the working set. All workers
+    together never wire more than the working set. Wiring a whole working set under load is a known way into a kernel panic
+    (ml-explore/mlx#3186); wiring nothing makes a model near the limit 40 times as slow (vmlx-swift#418).
+    """
+    if requested is None:
+        is_heavy = weight_bytes >= working_set_bytes * _WIRED_FROM_SHARE
+        requested = int(weight_bytes * _WIRED_MARGIN) if is_heavy else 0
+    return max(0, min(requested, working_set_bytes - share.wired_bytes))
 
 
 # A limit is a pair of bytes: what may be used at most, and what of it is used and cannot be given back.

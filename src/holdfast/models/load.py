@@ -53,7 +53,6 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     _refuse_foreign_code(folder, stored_config, settings)
     context = context_tokens(stored_config, tokenizer_limit=_tokenizer_limit(folder), requested=settings.context_tokens)
     progress("building", 0.0)
-    platform.prepare_device()
     model, config = _build(folder, stored_config, settings)
     report = platform.report()
     with _one_line_errors(folder):

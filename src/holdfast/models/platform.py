@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.models.blas import BlasReport, current_blas, prepare_blas
 from holdfast.models.device_memory import DeviceMemory, memory_report
 
-__all__ = ["PlatformReport", "prepare_blas", "prepare_device", "report", "working_set_bytes"]
+__all__ = ["PlatformReport", "bound_memory", "prepare_blas", "report", "wire", "working_set_bytes"]
 
 _NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
@@ -53,16 +53,29 @@ def report() -> PlatformReport:
     )
 
 
-def prepare_device() -> None:
-    """Set what the device wants before a model is read: on Metal the wired limit, so that weights are not paged out.
+def wire(nbytes: int) -> None:
+    """Keep so many bytes of the buffers that are there from being paged out; 0: none. Metal only, device thread only.
 
-    Device thread only. On other devices nothing has to be set.
+    What is allocated later and does not fit is not wired. The limit must not change while a step runs, so it waits for that.
     """
     mx = _mlx()
     if _backend(mx) != "metal":
         return
+    mx.synchronize()
     with contextlib.suppress(RuntimeError, ValueError):  # before macOS 15, or more than the system grants
-        mx.set_wired_limit(working_set_bytes())
+        mx.set_wired_limit(nbytes)
+
+
+def bound_memory(*, cache_bytes: int, total_bytes: int) -> None:
+    """Bound MLX's cache of free buffers, and from where on it is emptied before more is allocated. Metal only.
+
+    By default the cache grows to 1.5 times the working set under a steady load. CUDA frees buffers slowly and keeps the default.
+    """
+    mx = _mlx()
+    if _backend(mx) != "metal":
+        return
+    mx.set_cache_limit(cache_bytes)
+    mx.set_memory_limit(total_bytes)
 
 
 def working_set_bytes() -> int:

@@ -260,6 +260,11 @@ class PrefixCache:
             return False
         return True
 
+    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
+        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes. None: as many as fit."""
+        self.live.limit_parked(most_parked_bytes)
+        self._index.set_ram_budget(nbytes)
+
     def tend(self) -> None:
         """Drop what is not to be trusted; now and then learn from the store what became durable and what was lost."""
         self.live.drop_stale()

@@ -57,6 +57,15 @@ class PrefixIndex:
         """How much may be in RAM."""
         return self._ram.budget_bytes
 
+    def set_ram_budget(self, nbytes: int) -> None:
+        """Let payloads in RAM take so many bytes from now on; evicts what is beyond that, but for what somebody holds."""
+        self._ram.set_budget(nbytes)
+        while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
+            is_lost = victim not in self._book and victim not in self._holders
+            self._ram.evict(victim)
+            if is_lost:
+                self._lose(victim, CacheOutcome.EVICTED)
+
     def load(self) -> int:
         """Take in what the disk has; how much of it has found a place. May be repeated, to see what other processes have stored.
 

@@ -156,6 +156,12 @@ class LiveTier:
                 break
             self.leave(live)
 
+    def limit_parked(self, nbytes: int | None) -> None:
+        """Let parked states take so many bytes from now on; None: as many as fit."""
+        self._most_parked_bytes = nbytes
+        if nbytes is not None:
+            self.reclaim(self.held.parked_bytes - nbytes)
+
     def newly_frozen(self) -> list[LiveChain]:
         """Chains of running sequences that have frozen more since the last call, which counts as held from now on.
 

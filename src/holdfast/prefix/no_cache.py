@@ -96,6 +96,9 @@ class NoCache:
         """Nothing is there to be forgotten."""
         return ()
 
+    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
+        """Nothing is in RAM."""
+
     def tend(self) -> None:
         """Nothing has to be done."""
 

@@ -57,6 +57,10 @@ class RamTier:
         """Most bytes that may be resident."""
         return self._budget_bytes
 
+    def set_budget(self, nbytes: int) -> None:
+        """How much may be resident from now on; what is beyond it stays until it is evicted."""
+        self._budget_bytes = nbytes
+
     def fits(self, nbytes: int) -> bool:
         """Whether this many more bytes fit now."""
         return self.resident_bytes + nbytes <= self._budget_bytes

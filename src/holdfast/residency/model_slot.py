@@ -94,13 +94,28 @@ class ModelSlot:
         return 0 if self._files is None or not self._has_files() else self._files.result().weight_bytes
 
     @property
+    def fixed_bytes(self) -> int:
+        """Memory of its weights and its steps, whatever it has read."""
+        if self.info is not None:
+            return self.info.weight_bytes + self.info.reserve_bytes
+        return self.footprint_bytes
+
+    @property
+    def wired_bytes(self) -> int:
+        """Memory that its worker has wired, or may wire once it is loaded."""
+        return self.footprint_bytes if self.info is None else self.info.wired_bytes
+
+    @property
     def promised_bytes(self) -> int:
         """Memory that its worker may yet take for what it reads."""
         figures, kept = self.statistics, self.statistics.memory
         if self.phase != "ready" or self.info is None:
             return 0
         used = figures.kv_reserved_bytes + (0 if kept is None else kept.ram_bytes + kept.parked_bytes)
-        return max(self.info.kv_budget_bytes + (0 if kept is None else kept.ram_budget_bytes) - used, 0)
+        promised = self.info.kv_budget_bytes + (0 if kept is None else kept.ram_budget_bytes) - used
+        if not figures.running:  # else what steps take is in what is measured
+            promised += self.info.reserve_bytes
+        return max(promised, 0)
 
     @property
     def context_tokens(self) -> int | None:

@@ -10,7 +10,8 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -21,6 +22,7 @@ from holdfast.link.model_client import ModelClient
 from holdfast.messages.commands import SchedulerLimits
 from holdfast.messages.events import LoadProgress, ModelInfo
 from holdfast.messages.figures import CacheFigures, ResidencyFigures, WorkerStatistics
+from holdfast.models import device_memory
 from holdfast.models.device_memory import MemoryShare, memory_report
 from holdfast.residency.budget import Candidate, PlaceLimits, Verdict, decide, idle_until
 from holdfast.residency.catalog import Catalog, CatalogChange, CatalogEntry, change_between
@@ -32,6 +34,7 @@ WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSe
 """What the worker of a model is told."""
 
 AUTO_MEMORY_SHARE = 0.75  # of the machine's memory, or of a GPU's
+HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # GPU and system share it
 _AUTO_PARTS = 2  # memory for KV is shared out by halves where the number of loaded models has no limit
 
 logger = logging.getLogger("holdfast.residency")
@@ -382,11 +385,13 @@ class Residency:
 
     async def _load(self, slot: ModelSlot) -> None:
         name = slot.entry.name
+        self._share_out()  # those that are loaded make room first
         first = self._first_loads.get(name)
         is_first = first is not None and not first.done()
         failure = await slot.load(
             lambda files: self._worker_of(slot.entry, files, self._share(slot)), on_progress=self._on_progress
         )
+        self._share_out()
         self._take_entry(slot)  # it is not loaded if that has failed
         for gone in [gone for gone, for_whom in self._made_room.items() if for_whom == name]:
             del self._made_room[gone]
@@ -405,6 +410,7 @@ class Residency:
 
     async def _end(self, slot: ModelSlot) -> None:
         await slot.end_worker()
+        self._share_out()
         self._take_entry(slot)
         self._look()
 
@@ -435,16 +441,37 @@ class Residency:
         Without a limit it is not known how many may come: then all of them together count as one.
         """
         others = [other for other in self._slots.values() if other is not slot and other.phase != "unloaded"]
+        beginning = sum(other.phase == "loading" for other in others)
+        if HAS_UNIFIED_MEMORY:
+            return MemoryShare(
+                parts=1 + beginning,
+                wired_bytes=sum(other.wired_bytes for other in others),
+                state_bytes=self._state_bytes((slot, *others)),
+            )
         most = self._settings.max_loaded or len(self._slots)
         free_places = min(most, len(self._slots)) - len(others)
         if self._settings.max_loaded is None:
             free_places = min(free_places, _AUTO_PARTS)
-        beginning = sum(other.phase == "loading" for other in others)
         return MemoryShare(
             parts=max(free_places, 1) + beginning,
             promised_bytes=sum(other.promised_bytes for other in others),
             taken_bytes=sum(other.footprint_bytes for other in others),
         )
+
+    def _state_bytes(self, loaded: Sequence[ModelSlot]) -> int | None:
+        """What each of these may take for KV and blocks; None while no worker has told the size of the working set."""
+        working_set_bytes = max((slot.info.device_memory_bytes for slot in loaded if slot.info is not None), default=0)
+        if not working_set_bytes:
+            return None
+        return device_memory.state_bytes(working_set_bytes, taken_bytes=[slot.fixed_bytes for slot in loaded])
+
+    def _share_out(self) -> None:
+        """Where GPU and system share their memory, divide it anew among the models that are loaded now."""
+        if not HAS_UNIFIED_MEMORY:
+            return
+        for slot in self._slots.values():
+            if slot.phase == "ready" and slot.supervisor is not None:
+                slot.supervisor.share_memory(self._share(slot))
 
     def _status(self, slot: ModelSlot) -> ModelStatus:
         figures, supervisor = slot.statistics, slot.supervisor

@@ -19,6 +19,7 @@ from holdfast.link.model_client import Loss, ModelClient
 from holdfast.messages.commands import SchedulerLimits, SequenceRequest
 from holdfast.messages.events import LoadProgress, ModelInfo, WorkerFailed
 from holdfast.messages.figures import WorkerStatistics
+from holdfast.models.device_memory import MemoryShare
 from holdfast.residency.crash_reports import RequestAtCrash, report_of, write_report
 from holdfast.residency.waiting_room import WaitingRoom
 from holdfast.residency.worker_process import WorkerProcess, describe_exit
@@ -148,6 +149,12 @@ class WorkerSupervisor:
         self._settings = msgspec.structs.replace(self._settings, log=replace(self._settings.log, level=level))
         if (client := self.client) is not None:
             client.worker.set_log_level(level)
+
+    def share_memory(self, share: MemoryShare) -> None:
+        """Have this worker and all that follow it take another part of the memory."""
+        self._settings = msgspec.structs.replace(self._settings, share=share)
+        if share.state_bytes is not None and (client := self.client) is not None:
+            client.worker.share_memory(share.state_bytes)
 
     @property
     def resumed(self) -> int:
@@ -288,6 +295,8 @@ class WorkerSupervisor:
         self._on_progress(self.model, LoadProgress(stage="ready", fraction=1.0))
         if self._settings != self._launched_with:  # changed while it was loading
             self._worker.link.set_log_level(self._settings.log.level)
+            if self._settings.share.state_bytes is not None:
+                self._worker.link.share_memory(self._settings.share.state_bytes)
             with contextlib.suppress(WorkerUnavailable):  # it has died again; the next one is told them
                 await self._worker.link.statistics()
                 await self.set_limits()

@@ -17,6 +17,8 @@ class KvLedger:
         self._costs = costs
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
+        self.wanted_budget_bytes = budget_bytes
+        self._tolerated_bytes = budget_bytes  # reserved when the budget shrank: nothing is taken away, nothing is added
         self.running_bytes = 0
         self.leaving_bytes = 0
         self.held_bytes = 0  # of live states that no sequence here has reserved
@@ -48,6 +50,14 @@ class KvLedger:
         needed = self.bytes_for(self.capacity_for(final_tokens))
         if needed > self.budget_bytes:
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
+
+    def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
+        """Bring the budget to what is wanted, as far as each sequence that was accepted still fits alone."""
+        if self.budget_bytes == self.wanted_budget_bytes:
+            return
+        needs = (self.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
+        self.budget_bytes = max(self.wanted_budget_bytes, max(needs, default=0))
+        self._tolerated_bytes = max(self.budget_bytes, self.reserved_bytes)
 
     def capacity_at_admission(self, sequence: ScheduledSequence) -> int:
         """Capacity for what is known and the answer that is expected."""
@@ -122,4 +132,4 @@ class KvLedger:
         """Assert that the sums agree with the sequences and stay within the budget."""
         assert self.running_bytes == sum(sequence.reserved_bytes for sequence in running), "reserved bytes are miscounted"
         assert self.leaving_bytes == sum(held for _, held in self._leaving), "bytes of leaving sequences are miscounted"
-        assert self.reserved_bytes <= self.budget_bytes, "more is reserved than there is"
+        assert self.reserved_bytes <= self._tolerated_bytes, "more is reserved than there is"

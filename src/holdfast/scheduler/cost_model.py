@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
+
+from holdfast.scheduler.decision import UNBOUNDED, ChunkBounds
 
 _MEMORY = 4.0  # observations of full weight that an estimate remembers: the gain never falls below 1/4
 _LOWEST, _HIGHEST = 1 / 8, 3.0  # one observation moves an estimate no further than towards this many times itself
@@ -87,8 +90,11 @@ class CostModel:
     vocabulary) is learned apart: with a small model and a large vocabulary it is most of what a token costs.
     """
 
-    def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int) -> None:
+    def __init__(self, *, mixes_chunks: bool, min_chunk_tokens: int, bounds: ChunkBounds = UNBOUNDED) -> None:
         self._mixes_chunks = mixes_chunks
+        self._min_chunk_tokens = min_chunk_tokens
+        self._bounds = bounds
+        self._most_chunk_tokens = sys.maxsize
         self._full_weight_tokens = 2 * min_chunk_tokens
         self._last_chunks_seconds = 0.0
         self._decode = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
@@ -104,6 +110,25 @@ class CostModel:
     def knows_decoding(self) -> bool:
         """Whether a step without chunks was ever seen."""
         return self._decode.is_learned
+
+    @property
+    def seconds_without_decoding(self) -> float:
+        """How long a step may take in which no sequence decodes."""
+        return self._bounds.seconds
+
+    def limit_chunks(self, tokens: int) -> None:
+        """Never read more of a prompt at once from now on: the device has failed on a larger chunk, and not on this one."""
+        self._most_chunk_tokens = min(self._most_chunk_tokens, max(tokens, self._min_chunk_tokens))
+
+    def most_chunk_tokens(self, position: int) -> int:
+        """The longest chunk that may begin at a position: as large as memory for attention scores and past failures allow."""
+        most = self._most_chunk_tokens
+        if self._bounds.score_bytes_per_pair:
+            # The largest n with n * (position + n) pairs; the stable form of the root.
+            pairs = self._bounds.score_bytes / self._bounds.score_bytes_per_pair
+            fitting = int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs))) if pairs else 0
+            most = min(most, max(fitting - fitting % self._min_chunk_tokens, self._min_chunk_tokens))
+        return most
 
     def decode_seconds(self, rows: int) -> float:
         """A step that only decodes so many rows."""

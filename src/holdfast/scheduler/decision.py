@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,24 @@ class SequenceCosts:
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
     reserve_step_tokens: int = 256  # capacities are multiples of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkBounds:
+    """What a chunk of a prompt may take, however much room its step has. By default nothing is bounded.
+
+    seconds: of a step in which no sequence decodes. The GPU watchdog of macOS ends a command that runs too long, and a new
+    request waits for the step under way.
+    score_bytes_per_pair: what attention stores for each pair of a query and a key; 0 where a fused kernel stores no scores.
+    score_bytes: the memory that there is for these.
+    """
+
+    seconds: float = math.inf
+    score_bytes_per_pair: int = 0
+    score_bytes: int = 0
+
+
+UNBOUNDED = ChunkBounds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,15 @@ from holdfast.messages.requests import RequestId, ServiceClass
 from holdfast.scheduler.admission import KvLedger
 from holdfast.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.scheduler.cost_model import CostModel, StepLoad
-from holdfast.scheduler.decision import Decision, Reservation, SchedulerStatistics, SequenceCosts, StepOutcome
+from holdfast.scheduler.decision import (
+    UNBOUNDED,
+    ChunkBounds,
+    Decision,
+    Reservation,
+    SchedulerStatistics,
+    SequenceCosts,
+    StepOutcome,
+)
 from holdfast.scheduler.fairness import FairShare
 from holdfast.scheduler.limits import checked_limits
 from holdfast.scheduler.place_estimate import PlaceEstimate
@@ -41,8 +49,9 @@ class Scheduler:
         budget_bytes: int,
         context_tokens: int,
         mixes_chunks: bool,
+        bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows.
+        """`mixes_chunks`: whether a prompt chunk shares its forward pass with the decoding rows. bounds: of each chunk.
 
         Raises ConfigError when `settings.step_tokens` is still `auto`: only the worker knows the device.
         """
@@ -51,7 +60,7 @@ class Scheduler:
         self._settings, self._step_tokens = settings, settings.step_tokens
         self._context_tokens = context_tokens
         self._ledger = KvLedger(costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens)
-        self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens)
+        self._costs = CostModel(mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds)
         self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
         self._places = PlaceEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
@@ -63,6 +72,7 @@ class Scheduler:
         self._under_way: deque[StepUnderWay] = deque()
         self._submissions = self._issued_steps = self._observed_steps = 0
         self._preemptions = 0
+        self.admits_one_at_a_time = False
         self._was_lowered = False  # the limit of running sequences: more may run until the next step
 
     def submit(
@@ -126,6 +136,20 @@ class Scheduler:
         """
         self._settings = checked_limits(self._settings, max_running=max_running, step_tokens=step_tokens)
         self._step_tokens, self._was_lowered = step_tokens, True
+
+    def set_budget(self, nbytes: int) -> None:
+        """Let live KV take so many bytes from now on. Whoever was accepted can still run alone; nobody is preempted for it."""
+        self._ledger.wanted_budget_bytes = nbytes
+        self._ledger.fit_budget(self._known.values())
+
+    @property
+    def excess_bytes(self) -> int:
+        """How much more is reserved and held than the budget allows."""
+        return max(0, -self._ledger.free_bytes)
+
+    def limit_chunks(self, tokens: int) -> None:
+        """Read at most so much of a prompt at once from now on: the device has failed on more."""
+        self._costs.limit_chunks(tokens)
 
     def begin_behind(self, request_id: RequestId, cached_tokens: int, *, held_tokens: int = 0) -> None:
         """A waiting request is ready: it begins behind its first tokens, which are cached; fewer than it knows.
@@ -250,9 +274,10 @@ class Scheduler:
         admitted: tuple[Reservation, ...] = ()
         if not room.someone_waits and not room.preempted:
             room.preempted += self._shrink()
-            room.preempted += self._make_paused_give_way()
-            room.preempted += self._make_many_give_way()
-            admitted = self._admit()
+            if not (self.admits_one_at_a_time and self._running):
+                room.preempted += self._make_paused_give_way()
+                room.preempted += self._make_many_give_way()
+                admitted = self._admit()
         return self._decision(room, admitted)
 
     def _decision(self, room: RoomMade, admitted: tuple[Reservation, ...]) -> Decision:
@@ -326,7 +351,8 @@ class Scheduler:
 
     def _admit(self) -> tuple[Reservation, ...]:
         admitted: list[Reservation] = []
-        while len(self._running) < self._settings.max_running and (sequence := self._next_in_queue()) is not None:
+        most = 1 if self.admits_one_at_a_time else self._settings.max_running
+        while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
             draws_are_known = sequence.last_step <= self._observed_steps
             if not draws_are_known or not self._ledger.may_enter(sequence, self._running.values()):
                 break
@@ -400,6 +426,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._queue.remove(sequence)
+        self._ledger.fit_budget(self._known.values())
 
     def _leave(self, sequence: ScheduledSequence) -> None:
         del self._running[sequence.request_id]

@@ -21,17 +21,15 @@ from holdfast.store.settings import store_limits
 from holdfast.store.store import BlockStore
 from holdfast.worker.assignment import WorkerSettings
 
-RAM_SHARE = 4  # the automatic budget is this part of the KV budget
-
 logger = logging.getLogger("holdfast.cache")
 
 
 def open_cache(
-    loaded: LoadedModel, costs: KVCosts, *, hashes: Mapping[str, str], settings: WorkerSettings, kv_budget_bytes: int
+    loaded: LoadedModel, costs: KVCosts, *, hashes: Mapping[str, str], settings: WorkerSettings, ram_tier_bytes: int
 ) -> PrefixCache | None:
     """The cache of a model; None for a layout whose state cannot be kept. Raises ConfigError for a bad folder of the store.
 
-    hashes: of all files that count (`fingerprint.files_of_identity`).
+    hashes: of all files that count (`fingerprint.files_of_identity`). ram_tier_bytes: for blocks that are kept in RAM.
     """
     if costs.form is None:
         logger.warning("what this model reads is not kept: its layout leaves the state in mlx-lm's own objects")
@@ -48,8 +46,7 @@ def open_cache(
         versions=(loaded.platform.mlx_version, mlx_lm_version()),
     )
     blocks = _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
-    ram_budget_bytes = kv_budget_bytes // RAM_SHARE if store.ram_bytes is None else store.ram_bytes
-    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_budget_bytes, disk=blocks)
+    index = PrefixIndex(fingerprint=fingerprint, ram_budget_bytes=ram_tier_bytes, disk=blocks)
     return PrefixCache(index, store=blocks, form=costs.form, codec=codec, most_parked_bytes=store.ram_bytes)
 
 

@@ -13,6 +13,7 @@ from holdfast.worker.flight import Flight
 from holdfast.worker.parts import Step, StepEngine
 from holdfast.worker.retry import read_alone
 
+LEAST_RETRIED_TOKENS = 64  # a chunk that fails is not tried in smaller pieces than this
 FAILURES_OF_A_BROKEN_DEVICE = 3  # sequences in a row, each run alone, without one success between them
 
 logger = logging.getLogger("holdfast.worker")
@@ -21,8 +22,15 @@ logger = logging.getLogger("holdfast.worker")
 class DeviceSteps(Generic[Step]):
     """Dispatches and collects. Device thread only."""
 
-    def __init__(self, engine: StepEngine[Step], *, retry_chunk_tokens: int) -> None:
-        self._engine, self._retry_chunk_tokens = engine, retry_chunk_tokens
+    def __init__(
+        self,
+        engine: StepEngine[Step],
+        *,
+        retry_chunk_tokens: int,
+        limit_chunks: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        """retry_chunk_tokens: largest chunk of a retry. limit_chunks: told the size that worked after a larger one had failed."""
+        self._engine, self._retry_chunk_tokens, self._limit_chunks = engine, retry_chunk_tokens, limit_chunks
         self._failures_in_a_row = 0
 
     def dispatch(self, flight: Flight) -> None:
@@ -76,21 +84,45 @@ class DeviceSteps(Generic[Step]):
         except DeviceFailed as failure:
             raise DeviceBroken(f"the device computes nothing any more: {failure}") from failure
 
-    def retry_alone(self, span: Span, *, reopen: Callable[[], None]) -> SpanResult:
+    def retry_alone(self, span: Span, *, reopen: Callable[[], None], was_alone: bool = False) -> SpanResult:
         """Read one sequence alone, up to the end of a span that failed. Raises DeviceBroken when nothing runs any more.
+
+        A chunk of a prompt is read in quarters, and in quarters of these if they fail too: too large a chunk exhausts memory, or
+        runs into the GPU watchdog of macOS. The size that worked is the limit from then on, if size was to blame: when the
+        sequence was alone in its step (`was_alone`), or a smaller size worked after a larger one had failed alone.
 
         reopen: opens the sequence anew, with nothing read.
         """
-        try:
-            with device_call():
-                reopen()
-                result = read_alone(self._engine, span, chunk_tokens=self._retry_chunk_tokens)
-        except DeviceFailed as failure:
-            logger.exception("request %s fails alone too", span.request_id)
-            self._failures_in_a_row += 1
-            if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
-                raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {failure}") from failure
-            self._check_device()
-            return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")
+        sizes = self._retry_sizes(span)
+        for tokens in sizes:
+            try:
+                with device_call():
+                    reopen()
+                    result = read_alone(self._engine, span, chunk_tokens=tokens)
+            except DeviceFailed as failure:
+                logger.exception("request %s fails alone too, in chunks of %d tokens", span.request_id, tokens)
+                if tokens == sizes[-1]:
+                    return self._failed_alone(span, failure)
+                self._engine.abandon_pending()
+            else:
+                break
         self._failures_in_a_row = 0
+        if tokens < span.tokens and (was_alone or tokens < sizes[0]):
+            logger.warning("prompts are read in chunks of at most %d tokens from now on: %d failed", tokens, span.tokens)
+            self._retry_chunk_tokens = tokens
+            self._limit_chunks(tokens)
         return result
+
+    def _retry_sizes(self, span: Span) -> tuple[int, ...]:
+        if span.tokens <= LEAST_RETRIED_TOKENS:
+            return (self._retry_chunk_tokens,)
+        first = max(min(span.tokens, self._retry_chunk_tokens) // 4, LEAST_RETRIED_TOKENS)
+        second = max(first // 4, LEAST_RETRIED_TOKENS)
+        return (first, second) if second < first else (first,)
+
+    def _failed_alone(self, span: Span, failure: DeviceFailed) -> SpanResult:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
+            raise DeviceBroken(f"{self._failures_in_a_row} requests in a row failed on the device: {failure}") from failure
+        self._check_device()
+        return SpanResult(request_id=span.request_id, failure=f"the model failed on this request: {failure}")

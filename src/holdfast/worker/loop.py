@@ -6,7 +6,6 @@ Python works while the device computes. Results of sequences that ended or were 
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from holdfast.messages.commands import (
     SHUT_DOWN,
     Command,
     LogChange,
+    MemoryChange,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -41,6 +41,7 @@ from holdfast.worker.idle_work import IdleWork
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.ledger import Ledger
 from holdfast.worker.lifetimes import Lifetimes
+from holdfast.worker.memory_budget import MemoryBudget
 from holdfast.worker.no_sessions import NoSessions
 from holdfast.worker.parts import Cache, Step, StepEngine, WorkerSessions
 from holdfast.worker.pulse import Pulse
@@ -69,19 +70,24 @@ class WorkerLoop:
         cache: Cache | None = None,
         sessions: WorkerSessions | None = None,
         on_rest: Callable[[], None] = lambda: None,
+        on_wake: Callable[[], None] = lambda: None,
+        memory: MemoryBudget | None = None,
         pulse: Pulse | None = None,
         counters: Counters | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`on_rest` is called once whenever there has been nothing to do for a while. `pulse`: where to show what is done.
+        """`on_rest` is called once whenever there has been nothing to do for a while, `on_wake` before the
+        first request after that. `pulse`: where to show what is done.
 
         counters: new ones, of which the engine may have a part to count in.
         """
         self._pulse = pulse or Pulse()
-        self._scheduler, self._inbox, self._clock, self._on_rest = scheduler, inbox, clock, on_rest
+        self._scheduler, self._inbox, self._clock = scheduler, inbox, clock
+        self._on_rest, self._on_wake = on_rest, on_wake
+        self._memory = memory
         self._sessions = sessions or NoSessions()
         self._engine = engine
-        self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens)
+        self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks)
         self._ledger = ledger = Ledger(clock=clock, counters=counters)
         runs = ReadAheadRuns()
         self._cache = CacheSteps(
@@ -100,6 +106,7 @@ class WorkerLoop:
         self._emitted_at = -IDLE_SECONDS
         self._emitted_busy = False
         self._is_closing = False
+        self._has_rested = False
 
     def run(self) -> None:
         """Work until `SHUT_DOWN`. Raises DeviceBroken when nothing can be computed any more.
@@ -114,8 +121,14 @@ class WorkerLoop:
                 commands = self._receive(timeout_seconds=self._patience(is_busy=is_busy))
                 if not commands and not is_busy and not is_resting:
                     self._on_rest()
+                    self._has_rested = True
+                if self._has_rested and any(isinstance(command, SequenceRequest) for command in commands):
+                    self._on_wake()
+                    self._has_rested = False
                 is_resting = not commands and not is_busy
                 self._obey(commands)
+                if self._memory is not None:
+                    self._memory.tend(now=self._clock())
                 self._send()  # the front goes on while the step is laid out
                 is_busy = self._advance()
                 if self._flight is None or self._engine.runs_ahead:  # else its results are there already, and go first
@@ -190,6 +203,9 @@ class WorkerLoop:
             elif isinstance(command, LogChange):
                 logging.getLogger().setLevel(command.level.upper())
                 logger.debug("this worker's level of the log is %s", command.level)
+            elif isinstance(command, MemoryChange):
+                if self._memory is not None:
+                    self._memory.share(command.state_bytes)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:
@@ -367,20 +383,29 @@ class WorkerLoop:
         results = self._steps.collect(flight, behind=self._flight)
         if results is None:
             self._cache.discard(flight.sequences)
-            results = tuple(map(self._retry_alone, flight.plan.spans, flight.sequences))
+            was_alone = len(flight.sequences) == 1
+            results = tuple(
+                self._retry_alone(span, sequence, was_alone=was_alone)
+                for span, sequence in zip(flight.plan.spans, flight.sequences, strict=True)
+            )
         elif flight.sequences:
             self._cache.commit_step(flight.take_kept, flight.healthy(results))
         started_at, self._collected_at = max(flight.started_at, self._collected_at), self._clock()
         self._observe(flight, results, seconds=self._collected_at - started_at)
 
-    def _retry_alone(self, span: Span, sequence: LiveSequence) -> SpanResult:
+    def _retry_alone(self, span: Span, sequence: LiveSequence, *, was_alone: bool) -> SpanResult:
         """Build a sequence anew and read it alone, up to the end of the span that failed: by its own fault or a neighbour's."""
         if not self._ledger.is_live(sequence) or not sequence.is_open:  # a preempted one is read anew later anyway
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
         if self._lifetimes.wait_for_room(sequence):
             return SpanResult(request_id=span.request_id)
-        return self._steps.retry_alone(span, reopen=functools.partial(self._lifetimes.reopen_cold, sequence))
+
+        def reopen() -> None:
+            self._pulse.work()  # each attempt may take as long as the first
+            self._lifetimes.reopen_cold(sequence)
+
+        return self._steps.retry_alone(span, reopen=reopen, was_alone=was_alone)
 
     def _observe(self, flight: Flight, results: tuple[SpanResult, ...], *, seconds: float) -> None:
         ledger = self._ledger

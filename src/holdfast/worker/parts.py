@@ -147,6 +147,9 @@ class Cache(Protocol):
     def forget_unsound(self, keys: Sequence[BlockKey]) -> tuple[BlockKey, ...]:
         """Of a chain, forget everything from the first block on that is not known to be sound; returns what is gone by that."""
 
+    def limit_ram(self, nbytes: int, *, most_parked_bytes: int | None) -> None:
+        """Let blocks in RAM and parked states take so much from now on; what is beyond that goes. None: as many as fit."""
+
     def tend(self) -> None:
         """Housekeeping; call often."""
 

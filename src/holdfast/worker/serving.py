@@ -19,12 +19,14 @@ from holdfast.engine.layouts import Runner
 from holdfast.engine.probe import choose_layout
 from holdfast.engine.sharing import choose_sharing
 from holdfast.messages.events import ModelInfo
-from holdfast.models import device_memory, platform
+from holdfast.models import platform
 from holdfast.models.file_hashing import FileHashing, ModelChanged
 from holdfast.models.fingerprint import files_of_identity, runs_own_code
 from holdfast.models.hash_cache import HashCache
 from holdfast.models.load import LoadedModel, load_model
+from holdfast.models.memory_pressure import pressure_reader
 from holdfast.models.weight_format import give_back_freed_memory
+from holdfast.prefix.no_cache import NoCache
 from holdfast.scheduler.decision import SequenceCosts
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.worker.assignment import WorkerSettings
@@ -33,6 +35,8 @@ from holdfast.worker.counters import Counters
 from holdfast.worker.inbox import Inbox
 from holdfast.worker.lifecycle import Progress
 from holdfast.worker.loop import WorkerLoop
+from holdfast.worker.memory_budget import MemoryBudget
+from holdfast.worker.memory_setup import WorkerMemory, divide_memory
 from holdfast.worker.pulse import Pulse
 
 STEP_TOKENS_ON_CPU = 512
@@ -68,7 +72,6 @@ def _loop_over(
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
     model = settings.model
-    platform.prepare_device()
     loaded = load_model(Path(settings.folder), model, progress=progress)
     grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
     grammars.prepare()
@@ -81,16 +84,27 @@ def _loop_over(
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     scheduler = replace(settings.scheduler, step_tokens=step_tokens)
-    report = device_memory.memory_report(working_set_bytes=platform.working_set_bytes())
-    budget_bytes = device_memory.kv_budget_bytes(
-        model.memory_bytes, memory=report, weight_bytes=loaded.weight_bytes, share=settings.share
-    )
+    memory = divide_memory(engine, loaded, measured, settings=settings, step_tokens=step_tokens)
     plans = Scheduler(
-        scheduler, costs, budget_bytes=budget_bytes, context_tokens=loaded.context_tokens, mixes_chunks=engine.mixes_chunks
+        scheduler,
+        costs,
+        budget_bytes=memory.plan.kv_bytes,
+        context_tokens=loaded.context_tokens,
+        mixes_chunks=engine.mixes_chunks,
+        bounds=memory.bounds,
     )
     progress("probing", 1.0)
     progress("hashing", 0.0)  # it began with the load, and has mostly ended by now
-    kept = open_cache(loaded, measured, hashes=hashing.result(), settings=settings, kv_budget_bytes=budget_bytes)
+    kept = open_cache(loaded, measured, hashes=hashing.result(), settings=settings, ram_tier_bytes=memory.plan.ram_tier_bytes)
+    budget = MemoryBudget(
+        memory.plan,
+        scheduler=plans,
+        cache=NoCache() if kept is None else kept,
+        most_parked_bytes=settings.store.ram_bytes,
+        clear_buffers=_give_back_memory,
+        plan_for=memory.plan_for,
+        read_pressure=pressure_reader(),
+    )
     loop = WorkerLoop(
         engine=engine,
         scheduler=plans,
@@ -98,15 +112,24 @@ def _loop_over(
         retry_chunk_tokens=step_tokens,
         cache=kept,
         sessions=None if kept is None else open_sessions(kept, settings.store, context_tokens=loaded.context_tokens),
-        on_rest=_give_back_memory,
+        memory=budget,
+        on_rest=_rest,
+        on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=Counters(constraints=constraints.figures, device_bytes=platform.taken_bytes),
     )
     _give_back_memory()
+    platform.wire(memory.wired_bytes)  # what was loaded; the buffers of a step come later, and are not
     gc.freeze()  # model and modules live as long as the worker: no collection between two steps need look at them
     progress("hashing", 1.0)
     load_seconds = time.perf_counter() - started_at
-    return loop, _info(loaded, runner, costs, budget_bytes=budget_bytes, load_seconds=load_seconds)
+    return loop, _info(loaded, runner, costs, memory, load_seconds=load_seconds)
+
+
+def _rest() -> None:
+    """Take nothing from others while there is nothing to do: weights may be paged out, and free buffers go back."""
+    platform.wire(0)
+    _give_back_memory()
 
 
 def _give_back_memory() -> None:
@@ -130,7 +153,7 @@ def _step_tokens(scheduler: SchedulerSettings, *, on_cpu: bool) -> int:
     return max(suits, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, *, budget_bytes: int, load_seconds: float) -> ModelInfo:
+def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, memory: WorkerMemory, *, load_seconds: float) -> ModelInfo:
     found = loaded.platform
     return ModelInfo(
         model_type=loaded.model_type,
@@ -143,9 +166,11 @@ def _info(loaded: LoadedModel, runner: Runner, costs: SequenceCosts, *, budget_b
         vocab_size=loaded.vocab_size,
         kv_bytes_per_token=costs.kv_bytes_per_token,
         fixed_bytes_per_sequence=costs.fixed_bytes_per_sequence,
-        kv_budget_bytes=budget_bytes,
+        kv_budget_bytes=memory.plan.kv_bytes,
         device=found.device_name or found.device,
         is_on_cpu=found.device == "cpu",
+        wired_bytes=memory.wired_bytes,
+        reserve_bytes=memory.reserve_bytes,
         device_memory_bytes=found.memory.working_set_bytes,
         embedding_dimensions=runner.hidden_size,
         blas=str(found.blas),
