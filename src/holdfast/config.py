@@ -203,8 +203,8 @@ class ResidencySettings:
     )
     idle_seconds: float | None = _setting(
         20 * 60.0 if sys.platform == "darwin" else None,
-        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all. On a Mac, "
-        "where models share the memory of everything else, 20 min by default.",
+        "How long a model of a catalog stays loaded without a request, where `models.toml` does not say; 0: not at all. On a "
+        "Mac, where models share the memory of everything else, 20 min by default.",
         limits=Limits(at_least=0),
     )
     max_loaded: int | None = _setting(

@@ -27,8 +27,12 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("shares", [True, False], ids=["held once", "one buffer"])
 @pytest.mark.parametrize(("name", "engine"), CASES)
-def test_whatever_a_request_begins_from_it_is_answered_as_alone(name: str, engine: type[Engine]) -> None:
+def test_whatever_a_request_begins_from_it_is_answered_as_alone(
+    name: str, engine: type[Engine], shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probed(name), "shares", shares)
     leaves = [leaf for layer in probed(name).fresh_layers() for leaf in layer.leaves()]
     resumes_anywhere, can_share = all(leaf.grows for leaf in leaves), any(leaf.can_share for leaf in leaves if leaf.grows)
     ends_where_it_is_known = resumes_anywhere or engine is Engine  # else it has read behind its end and cannot go back

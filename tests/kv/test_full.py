@@ -271,10 +271,42 @@ def test_a_layer_that_does_not_share_stays_in_one_buffer_and_gives_much_unused_r
         layer.append(*of(list(range(1000))))
         layer.freeze()
         assert [array.shape[2] for array in layer.arrays()] == [rests_at] * 2
+        before = [id(array) for array in layer.arrays()]
+        layer.reserve(1001)
         assert layer.frozen_tokens == 0
+        assert [id(array) for array in layer.arrays()] == before, "nobody else holds it: it is taken back without a copy"
         layer.append(*of([1000]))
         assert len(layer.parts(1001)) == 1
         assert all_numbers(layer) == list(range(1001))
+
+
+@pytest.mark.parametrize("common", [1, 256, 700, 1000])
+def test_parked_layers_that_share_nothing_while_they_run_hold_a_common_beginning_once(common: int) -> None:
+    def parked(numbers: list[int]) -> FullKV:
+        layer = FullKV()
+        layer.can_share = False
+        layer.append(*of(numbers))
+        layer.freeze()
+        return layer
+
+    first, second = parked(list(range(1000))), parked([*range(common), *range(5000, 5300)])
+    second.share_beginning(first, common)
+    assert next(second.arrays()) is next(first.arrays())
+    assert (second.tokens, second.frozen_tokens) == (common + 300, common + 300)
+    third = parked([*range(common), 7])
+    third.share_beginning(second, common)
+    assert next(third.arrays()) is next(first.arrays())
+    for layer, numbers in (
+        (third, [*range(common), 7]),
+        (first, list(range(1000))),
+        (second, [*range(common), *range(5000, 5300)]),
+    ):
+        assert all_numbers(layer) == numbers
+        layer.reserve(2000)
+        assert (layer.frozen_tokens, len(layer.parts(layer.tokens))) == (0, 1), "what runs has one buffer of its own"
+        layer.append(*of([9]))
+        assert all_numbers(layer) == [*numbers, 9]
+    assert len({id(array) for layer in (first, second, third) for array in layer.arrays()}) == 6
 
 
 def test_what_grows_is_shared_and_what_does_not_comes_from_a_checkpoint() -> None:

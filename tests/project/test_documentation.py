@@ -10,7 +10,6 @@ from holdfast.config import all_specs
 from holdfast.config_sources import SettingSpec, allowed, describe
 from tests.project.sources import ROOT
 
-
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
 
 

@@ -53,8 +53,7 @@ def _check(settings: ModelSettings) -> LayoutCheck:
     began = time.perf_counter()
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
-    measured = importlib.import_module("holdfast.engine.engine").Engine(result, vocab_size=loaded.vocab_size).measure_costs()
-    importlib.import_module("holdfast.engine.sharing").choose_sharing(result, loaded.model, measured.form)
+    importlib.import_module("holdfast.engine.sharing").choose_sharing(result)
     return LayoutCheck(
         layout=result.name,
         reason=result.reason,

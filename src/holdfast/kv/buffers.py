@@ -24,10 +24,20 @@ def write(buffers: Sequence[mx.array], arrays: Sequence[mx.array], *, start: int
         buffer[:, :, start : start + array.shape[2]] = array
 
 
-def joined(runs: Sequence[tuple[mx.array, mx.array]]) -> tuple[mx.array, mx.array]:
-    """Keys and values of runs of tokens, one behind the other, in buffers of their own where there are several runs."""
-    keys, values = (mx.concatenate(list(same), axis=2) for same in zip(*runs, strict=True))
+def joined(runs: Sequence[tuple[mx.array, mx.array]], *, capacity: int = 0) -> tuple[mx.array, mx.array]:
+    """Keys and values of runs of tokens, one after the other, in buffers of their own where there are several runs.
+
+    capacity: tokens that the buffers have room for; what the runs do not fill is zero.
+    """
+    unused = capacity - sum(keys.shape[2] for keys, _ in runs)
+    keys, values = (mx.concatenate([*same, *_zeros(same[0], unused)], axis=2) for same in zip(*runs, strict=True))
     return keys, values
+
+
+def _zeros(like: mx.array, tokens: int) -> list[mx.array]:
+    if tokens <= 0:
+        return []
+    return [mx.zeros((1, like.shape[1], tokens, like.shape[3]), like.dtype)]
 
 
 def copied(array: mx.array) -> mx.array:

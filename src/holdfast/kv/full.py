@@ -10,7 +10,7 @@ import mlx.core as mx
 from holdfast.kv import buffers
 from holdfast.kv.form import CheckpointLayout, HeadsForm
 from holdfast.kv.frozen import FrozenPart, PartHolder
-from holdfast.kv.layer import LayerKV, SnapshotMismatch
+from holdfast.kv.layer import LayerKV, LayerState, SnapshotMismatch
 
 _SHORT_PART = 512  # tokens: copied sooner than attended to one by one
 _MANY_PARTS = 4  # from here on they are merged without waiting for `freeze`
@@ -45,6 +45,8 @@ class FullKV(LayerKV):
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens in all at the next append; a tail that is there never shrinks."""
         self._reserved = max(self._reserved, tokens) if self._buffers else tokens
+        if self._frozen and not self.can_share:
+            self._thaw()
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Add the keys and values of the next tokens, to the tail."""
@@ -59,10 +61,11 @@ class FullKV(LayerKV):
         self._write(keys, values)
 
     def freeze(self) -> None:
-        """Where nothing is to be shared, only much unused room is given back."""
+        """Without sharing among running sequences there is one part, until `reserve` makes a tail of it again."""
         if not self.can_share:
             if self._unused * _UNUSED_SHARE_WHOLE > self._end:
                 self._buffers = buffers.moved(self._buffers, self._buffers, capacity=self._end, start=0, end=self._end)
+            self._freeze_tail()
             return
         self._freeze_tail()
         self._merge()
@@ -84,6 +87,17 @@ class FullKV(LayerKV):
         fork._hold(_first(self._frozen, tokens))
         fork.tokens = tokens
         return fork
+
+    def share_beginning(self, other: LayerState, tokens: int) -> None:
+        """Hold the first tokens in another one's buffers, which has the same ones frozen, and free one's own. Lazy."""
+        assert isinstance(other, FullKV)
+        assert tokens <= min(self._frozen_tokens, other._frozen_tokens), f"{tokens} tokens are not frozen in both"
+        rest = self.copy_out(tokens, self.tokens)
+        self._freeze_tail()
+        parts = _first(other._frozen, tokens)
+        if self.tokens > tokens:
+            parts.append((FrozenPart(rest), self.tokens - tokens))
+        self._hold(parts)
 
     def held_of(self, part: FrozenPart) -> int:
         """How many tokens of this part."""
@@ -177,6 +191,16 @@ class FullKV(LayerKV):
         if self._end:
             self._hold([*self._frozen, (FrozenPart(self._buffers), self._end)])
         self._buffers, self._end = (), 0
+
+    def _thaw(self) -> None:
+        """Have all tokens in one buffer again: a fused kernel takes one, and would have the parts copied in every step."""
+        part, held = self._frozen[0]
+        if held == self.tokens and len(part.holders) == 1:
+            arrays = part.arrays
+        else:
+            arrays = buffers.joined(list(self._runs(0, self.tokens)), capacity=max(self._reserved, self.tokens))
+        self._hold([])
+        self._buffers, self._end = arrays, self.tokens
 
     def _hold(self, parts: list[tuple[FrozenPart, int]]) -> None:
         for part, _ in self._frozen:

@@ -28,7 +28,8 @@ class LayerState(ABC):
     grows: keys and values of every token are there, so any span of them can be copied out; else there is one checkpoint, of now.
     is_foreign: only mlx-lm understands it; it can be neither batched nor kept.
     window: how many tokens a query sees at most, its own included; None: all, or the layer does not attend.
-    can_share: what is frozen of it can be held by several sequences at once (`fork`). A runner may set it to False.
+    can_share: what is frozen of it can be held by several running sequences at once (`fork`). A runner may set it to False: then
+        only parked states share.
     """
 
     kind: str
@@ -57,6 +58,10 @@ class LayerState(ABC):
 
         Only where `can_share`, and tokens ≤ frozen_tokens. Nothing is reserved in it.
         """
+        raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
+
+    def share_beginning(self, other: LayerState, tokens: int) -> None:
+        """Hold the first tokens in the buffers of another state that has frozen the same ones. Only where the layer grows."""
         raise TypeError(f"{type(self).__name__} cannot be held by several sequences")
 
     @abstractmethod

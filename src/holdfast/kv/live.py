@@ -56,6 +56,13 @@ class LiveState:
             leaf.freeze()
         mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
 
+    def share_beginning(self, other: LiveState, tokens: int) -> None:
+        """Hold the first tokens, which are the same, in the buffers of another state; both are parked. Lazy."""
+        for own, others in zip(self.leaves(), other.leaves(), strict=True):
+            if own.grows:
+                own.share_beginning(others, tokens)
+        mx.async_eval([array for leaf in self.leaves() for array in leaf.arrays()])  # type: ignore[no-untyped-call]
+
     def rest(self) -> None:
         """Nobody runs on it for now: let go of what only a step needed, and freeze the rest. Lazy."""
         for leaf in self.leaves():

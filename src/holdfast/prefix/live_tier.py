@@ -17,6 +17,7 @@ from holdfast.kv.snapshot import KVBlock, all_finite, copy_block
 from holdfast.prefix.index import PrefixIndex
 from holdfast.prefix.live import HeldMemory, LiveChain, LiveChains, LiveClaim
 from holdfast.prefix.lookup import Lookup
+from holdfast.prefix.packed import common_tokens
 from holdfast.store.block import TOKEN_BYTES, BlockKey
 
 LEAST_SHARED_TOKENS = BLOCK_TOKENS  # fewer are copied
@@ -123,11 +124,27 @@ class LiveTier:
             return
         live.state.rewind(max(0, behind))
         live.state.rest()
+        if not live.state.can_share:
+            self._share_with_parked(live.state, chain, tenant=live.tenant)
         live.chain, live.is_parked, live.held_tokens = chain, True, 0
         self._chains.touch(live)
         self._held = None
         if self._most_parked_bytes is not None:
             self.reclaim(self.held.parked_bytes - self._most_parked_bytes)
+
+    def _share_with_parked(self, state: LiveState, chain: bytes, *, tenant: str) -> None:
+        """Have a state that is about to be parked hold its beginning together with the parked one that has most of it.
+
+        For states that share nothing while they run, since a fused kernel wants one buffer: each has a copy then.
+        """
+        best, most = None, LEAST_SHARED_TOKENS - 1
+        for other in self._chains.parked:
+            if other.tenant == tenant and other.state is not None and not other.is_stale:
+                tokens = min(common_tokens(other.chain, chain), other.state.frozen_tokens, state.frozen_tokens)
+                if tokens > most:
+                    best, most = other.state, tokens
+        if best is not None:
+            state.share_beginning(best, most)
 
     def leave(self, live: LiveChain) -> None:
         """A chain is live no more: what only it has is put into blocks. Who was to begin from it has to look again."""

@@ -80,7 +80,7 @@ def _loop_over(
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     measured = engine.measure_costs()
-    choose_sharing(runner, loaded.model, measured.form)
+    choose_sharing(runner)
     costs = SequenceCosts(kv_bytes_per_token=measured.bytes_per_token, fixed_bytes_per_sequence=measured.fixed_bytes)
     step_tokens = _step_tokens(settings.scheduler, on_cpu=loaded.platform.device == "cpu")
     scheduler = replace(settings.scheduler, step_tokens=step_tokens)
