@@ -16,8 +16,11 @@ settings.register_profile(
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# Products of float32 in full precision: on M5 and on NVIDIA GPUs they have 11 bits otherwise, and no equality would hold.
+os.environ["MLX_ENABLE_TF32"] = "0"
+
 # Settings of the person who runs the tests must not change what is tested; child processes inherit this.
-for variable in [name for name in os.environ if name.startswith("HOLDFAST_")]:
+for variable in [name for name in os.environ if name.startswith("HOLDFAST_") and name != "HOLDFAST_TEST_DEVICE"]:
     del os.environ[variable]
 os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "tests" / "no-such-folder")
 # Nor must tests change what is that person's.
@@ -29,6 +32,14 @@ os.environ["HOLDFAST_CATALOG_HUB_CACHE"] = "false"
 os.environ["HOLDFAST_CATALOG_FOLDERS"] = ""
 # What one test has read must not be there for the next.
 os.environ["HOLDFAST_STORE_FOLDER"] = "off"
+
+
+# Which device the tests use where there is a GPU: `HOLDFAST_TEST_DEVICE=cpu make test`, or gpu.
+if device := os.environ.get("HOLDFAST_TEST_DEVICE"):
+    import mlx.core as mx
+
+    mx.set_default_device(mx.Device(getattr(mx, device)))
+    os.environ["HOLDFAST_MODEL_DEVICE"] = device
 
 
 def pytest_collection_finish() -> None:

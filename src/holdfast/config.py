@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 DtypeChoice: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DequantizeChoice: TypeAlias = Literal["auto", "never", "always"]
+DeviceChoice: TypeAlias = Literal["auto", "cpu", "gpu"]
 LayoutChoice: TypeAlias = Literal["auto", "rows", "split", "solo"]
 CodecChoice: TypeAlias = Literal["native", "q8", "q4"]
 ConstrainChoice: TypeAlias = Literal["strict", "auto"]
@@ -134,6 +135,7 @@ class ModelSettings:
     name: str = _setting("", "Id under which the model is served; empty: folder name, Hub id or `holdfast-demo`.", flag="--name")
     revision: str = _setting("", "Branch, tag or commit on the Hub; empty: the main branch.", flag="--revision")
     dtype: DtypeChoice = _setting("auto", "Number format to compute in; `auto`: float32 on a CPU.", flag="--dtype")
+    device: DeviceChoice = _setting("auto", "What computes; `auto`: the GPU where there is one.")
     dequantize: DequantizeChoice = _setting("auto", "Whether quantized weights are unpacked at load; `auto`: on a CPU.")
     layout: LayoutChoice = _setting("auto", "How a step is laid out; `auto`: the fastest that is right.", flag="--layout")
     context_tokens: int | None = _setting(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 
+from holdfast.errors import ModelLoadError
 from holdfast.models import platform
 
 
@@ -68,3 +69,12 @@ def test_what_would_make_it_faster_is_recommended() -> None:
     assert any("g++" in line for line in advice)
     assert platform._recommendations("cpu", fast, compiler=True) == []
     assert platform._recommendations("metal", slow, compiler=True) == []
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error_that_says_so() -> None:
+    if platform.working_set_bytes():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ModelLoadError, match=r"model\.device = gpu, but MLX finds no GPU"):
+        platform.use_device("gpu")
+    platform.use_device("cpu")
+    assert platform.report().device == "cpu"

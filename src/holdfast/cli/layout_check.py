@@ -51,6 +51,7 @@ def _check(settings: ModelSettings) -> LayoutCheck:
     load = importlib.import_module("holdfast.models.load")
     probe = importlib.import_module("holdfast.engine.probe")
     began = time.perf_counter()
+    platform.use_device(settings.device)
     loaded = load.load_model(Path(settings.path), settings, progress=lambda stage, fraction: None)
     result = probe.choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=settings.layout)
     importlib.import_module("holdfast.engine.sharing").choose_sharing(result)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from holdfast.config import DeviceChoice
+from holdfast.errors import ModelLoadError
 from holdfast.models.blas import BlasReport, current_blas, prepare_blas
 from holdfast.models.device_memory import DeviceMemory, memory_report
 
-__all__ = ["PlatformReport", "bound_memory", "prepare_blas", "report", "wire", "working_set_bytes"]
+__all__ = ["PlatformReport", "bound_memory", "prepare_blas", "report", "use_device", "wire", "working_set_bytes"]
 
 _NAMES_OF_WORKING_SET = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
@@ -51,6 +53,15 @@ def report() -> PlatformReport:
         compiler=compiler,
         recommendations=tuple(_recommendations(backend, blas, compiler)),
     )
+
+
+def use_device(device: DeviceChoice) -> None:
+    """Compute on this device from now on, in this thread. Raises ModelLoadError where there is no GPU."""
+    mx = _mlx()
+    if device == "gpu" and not (mx.metal.is_available() or mx.cuda.is_available()):
+        raise ModelLoadError("model.device = gpu, but MLX finds no GPU on this machine")
+    if device != "auto":
+        mx.set_default_device(mx.Device(getattr(mx, device)))
 
 
 def wire(nbytes: int) -> None:

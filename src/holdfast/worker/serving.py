@@ -72,6 +72,7 @@ def _loop_over(
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
     model = settings.model
+    platform.use_device(model.device)
     loaded = load_model(Path(settings.folder), model, progress=progress)
     grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
     grammars.prepare()
