@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.key_file import key_file_of
-from holdfast.user_folders import expanded
+from holdfast.user_folders import expanded, store_folder
 
 
 def test_homes_are_filled_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -22,3 +23,13 @@ def test_of_a_user_that_there_is_not_no_folder_is_made() -> None:
     for path in ("~nobody-at-all", "~nobody-at-all/keys.json"):
         with pytest.raises(ConfigError, match="no home folder of ~nobody-at-all"):
             key_file_of(path, {})
+
+
+def test_on_a_mac_the_store_lies_where_the_system_never_deletes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/holdfast/store")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert store_folder({}) == tmp_path / "Library/Application Support/holdfast/store"
+    assert store_folder({"XDG_CACHE_HOME": "/caches"}) == Path("/caches/holdfast/store")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert store_folder({}) == tmp_path / ".cache/holdfast/store"

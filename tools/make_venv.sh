@@ -12,12 +12,22 @@ say() { echo "make: $*" >&2; }
 
 size_of() { du -sm "$1" 2>/dev/null | cut -f1; }
 
+# An x86_64 Python on Apple silicon runs under Rosetta, for which there is no MLX: pip would only say that it finds no version.
+runs_under_rosetta() {
+    [[ $(uname -s) == Darwin && $(sysctl -n hw.optional.arm64 2>/dev/null) == 1 ]] &&
+        "$1" -c 'import platform, sys; sys.exit(platform.machine() != "x86_64")' 2>/dev/null
+}
+
 recent_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() {
     local name
-    for name in "${PYTHON:-}" python3.11 python3.12 python3.13 python3 python; do
+    for name in "${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do
         if [[ -n $name ]] && recent_enough "$name"; then
+            if runs_under_rosetta "$name"; then
+                say "$(command -v "$name") is built for Intel, and MLX needs one for Apple silicon: skipped"
+                continue
+            fi
             command -v "$name"
             return
         fi
@@ -40,7 +50,7 @@ if ! { [[ -x $venv/bin/python ]] && recent_enough "$venv/bin/python"; }; then
     elif command -v uv >/dev/null; then
         uv venv --quiet --python 3.11 "$venv" # fetches one
     else
-        say "no Python 3.11 or newer found; set PYTHON=… or install uv (https://docs.astral.sh/uv/)"
+        say "no Python 3.11 or newer found for this machine; set PYTHON=… or install uv (macOS: brew install uv)"
         exit 1
     fi
 fi

@@ -34,6 +34,16 @@ def state_folder(environ: Mapping[str, str]) -> Path:
     return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/state") / "holdfast"
 
 
+def store_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of the store. It need not be there. Raises RuntimeError as above.
+
+    macOS may delete what lies in ~/Library/Caches when a disk becomes full, so there it lies in ~/Library/Application Support.
+    """
+    if sys.platform == "darwin" and not environ.get("XDG_CACHE_HOME"):
+        return state_folder(environ) / "store"
+    return caches_folder(environ) / "store"
+
+
 def logs_folder(environ: Mapping[str, str]) -> Path:
     """The folder for log files. Raises RuntimeError as above."""
     return state_folder(environ) / "logs"

@@ -149,3 +149,15 @@ def test_an_incoming_folder_that_is_gone_is_made_anew(tmp_path: Path) -> None:
 
 def test_the_short_name_of_a_fingerprint_does_not_change_between_versions() -> None:
     assert fingerprint_id("fingerprint") == "899c2000b4172447"
+
+
+def test_a_new_store_is_kept_out_of_time_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools, calls = tmp_path / "bin", tmp_path / "calls"
+    tools.mkdir()
+    tool = tools / "tmutil"
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    for _ in range(2):
+        StoreFolder(tmp_path / "store").prepare()
+    assert calls.read_text().splitlines() == [f"addexclusion {tmp_path / 'store'}"]

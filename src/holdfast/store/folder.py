@@ -22,7 +22,9 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -126,6 +128,7 @@ class StoreFolder:
             fresh.touch(mode=0o600)
             fresh.write_text("Holdfast keeps here what its models have read. Safe to delete as a whole.\n", encoding="utf-8")
             fresh.replace(self.path / MARKER)
+            _exclude_from_backups(self.path)
 
     def _make_root(self) -> None:
         parent = self.path.parent
@@ -263,6 +266,13 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None] = os.fsy
         sync(file)
     finally:
         os.close(file)
+
+
+def _exclude_from_backups(path: Path) -> None:
+    """Keep the store out of Time Machine, which would copy gigabytes every hour. Where that fails it is merely backed up."""
+    tool = shutil.which("tmutil")
+    if tool is not None:
+        subprocess.run([tool, "addexclusion", str(path)], capture_output=True, timeout=30, check=False)
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

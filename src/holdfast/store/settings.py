@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from holdfast.config import StoreSettings
 from holdfast.store.budget import StoreLimits
-from holdfast.user_folders import caches_folder, expanded
+from holdfast.user_folders import expanded, store_folder
 
 AUTO, OFF = "auto", "off"
 # A drive of 1 TB is usually good for 600 TB of writing: 16 years of this.
@@ -28,7 +28,7 @@ def chosen_folder(settings: StoreSettings, environ: Mapping[str, str]) -> str:
     if settings.folder in ("", OFF):
         return ""
     if settings.folder == AUTO:
-        return str(caches_folder(environ) / "store")
+        return str(store_folder(environ))
     return os.path.abspath(expanded(settings.folder))
 
 
