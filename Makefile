@@ -10,6 +10,7 @@
 # make schemathesis   every operation that is described, called as its schemas say and as they do not (ARGS="--max-examples 500")
 # make demo-chat      hold the first conversation with the bundled model anew and write docs/demo-chat.md
 # make agents         have Claude Code, Codex, opencode, aider and the Vercel AI SDK do a task each, and hold a conversation in small contexts; write docs/agents.md (needs npm)
+# make mac-check      measure this machine for ten minutes and save a file for the developers (ARGS="--panic-test": see docs/install.md)
 # make venv           make .venv, or bring it up to date (after a GPU has come, say); the others do it when needed
 # make lock           renew constraints.txt (needs uv)
 # make clean          remove what the above made, except .venv
@@ -17,7 +18,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test check format slow bench architectures tool-table clients schemathesis agents demo-chat lock clean
+.PHONY: help venv serve test check format slow bench architectures tool-table clients schemathesis agents demo-chat mac-check lock clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -98,6 +99,9 @@ agents: $(TOOLS)
 	@test -x .agents/aider/bin/aider || { $(BIN)/python -m venv .agents/aider && .agents/aider/bin/pip install --quiet "aider-chat>=0.86,<0.90"; }
 	@$(ONE_THREAD) $(BIN)/python -m tools.try_agents $(ARGS)
 	@$(ONE_THREAD) $(BIN)/python -m tools.agent_contexts $(ARGS)
+
+mac-check: $(SERVING)
+	@$(BIN)/holdfast doctor --measure $(ARGS)
 
 lock:
 	@printf '%s\n' '# Every version that Holdfast is tested with, on all systems. Made by `make lock`; used by pip and uv with -c.' > constraints.new

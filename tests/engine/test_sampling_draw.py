@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.engine.sampling_draw import _nucleus_threshold, draw, draw_key, draw_kind, largest
+from holdfast.engine.sampling_draw import draw, draw_key, draw_kind, largest, nucleus_threshold
 from holdfast.messages.requests import SamplingParams
 from tests.fakes.reference_sampler import CHUNK, assert_counts_fit, probabilities
 
@@ -67,7 +67,7 @@ def test_the_bisected_nucleus_of_a_larger_vocabulary_is_the_sorted_one(top_p: fl
 def test_what_top_p_keeps_is_the_smallest_set_that_weighs_enough(top_p: float, spread: float) -> None:
     logits = np.random.default_rng(5).normal(size=1500).astype(np.float32) * spread
     weights = np.exp(logits.astype(np.float64) - logits.max())
-    edge = np.array(_nucleus_threshold(mx.array(weights.astype(np.float32))[None], top_p=mx.array([[top_p]])))[0, 0]
+    edge = np.array(nucleus_threshold(mx.array(weights.astype(np.float32))[None], top_p=mx.array([[top_p]])))[0, 0]
     assert weights[weights >= edge].sum() >= (top_p - 1e-5) * weights.sum()
     assert weights[weights > edge * (1 + 5e-5)].sum() <= (top_p + 1e-5) * weights.sum()
 

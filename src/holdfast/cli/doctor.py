@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,11 +26,29 @@ _LINES_SHOWN = 12  # of a dead worker's log; its report has more
 
 
 @settings_command
-def doctor(effective: EffectiveSettings, as_json: Json = False) -> None:
+def doctor(
+    effective: EffectiveSettings,
+    as_json: Json = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the machine for about ten minutes and save the findings in a file.")
+    ] = False,
+    panic_test: Annotated[
+        bool,
+        typer.Option("--panic-test", help="With --measure: try for 45 minutes what has made Macs panic. Save your work."),
+    ] = False,
+) -> None:
     """Check this machine.
 
     It reports on the machine, MLX, BLAS and memory, measures their speed, says how MODEL would be run, and gives recommendations.
     """
+    if panic_test and not measure:
+        raise typer.BadParameter("--panic-test needs --measure")
+    if measure:
+        from holdfast.cli.machine_check import save_machine_check
+
+        file = save_machine_check(Path.cwd(), arguments=("--panic-test",) if panic_test else ())
+        typer.echo(f"saved in {file}; please attach it to an issue")
+        return
     import msgspec
 
     from holdfast.app.run_folder import run_folder
