@@ -1,8 +1,8 @@
-"""Measures what decides how Holdfast runs on this machine, above all on a Mac: costs of steps, right numbers, durability, memory.
+"""Measures what decides how Holdfast runs on this machine, above all on a Mac: steps, kernels, durability, memory.
 
-Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about ten minutes at most. Nothing here
-can harm the machine, `churn` excepted, which only `--panic-test` runs: it repeats, for fifteen minutes for each way of wiring
-memory, what has made Macs panic (ml-explore/mlx#3186).
+Runs in a process of its own, which `cli/machine_check.py` starts, one line per finding, in about ten minutes at most. Nothing can
+harm the machine, `churn` excepted, which only `--panic-test` runs: it repeats, for fifteen minutes for each way of wiring memory,
+what has made Macs panic (ml-explore/mlx#3186).
 """
 
 from __future__ import annotations

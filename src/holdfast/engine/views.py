@@ -130,7 +130,8 @@ class RowsView:
             queries, scale = queries * scale, 1.0  # once for all rows
         spans = [_attention_span(layer, part, asked) for layer, part in zip(self._layers, self._split(queries), strict=True)]
         parts = _attend(spans, scale=scale, sinks=sinks, context=self._context)
-        return (parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)).swapaxes(0, 2)
+        rows = [part.swapaxes(0, 2) for part in parts]  # before they are joined: the model's reshape copies nothing then
+        return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
     def _split(self, rows: mx.array) -> list[mx.array]:
         spans = rows.swapaxes(0, 2)
