@@ -35,10 +35,7 @@ from holdfast.messages.token_ids import TokenIds
 from holdfast.models.head_seam import HeadSeam
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
-VIEWS = {
-    "AsStrided", "Broadcast", "ExpandDims", "Flatten", "Full", "Reshape", "Slice", "Split", "Squeeze", "StopGradient", "Transpose",
-    "Unflatten", "Copy",
-}  # fmt: skip
+VIEWS = set("AsStrided Broadcast Copy ExpandDims Flatten Full Reshape Slice Split Squeeze Transpose Unflatten".split())
 PROMPT_TOKENS, TURN_TOKENS, STEPS = 40, 7, 4
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
