@@ -94,7 +94,7 @@ def to_bytes(payload: Payload) -> Content:
     """Describe a block or a checkpoint, and view its arrays as bytes.
 
     The arrays must be evaluated. All views are evaluated in one round trip to the device: for the 72 arrays of a block of a
-    36-layer model that takes 0.5 ms on a CPU, and 16.0 ms one by one.
+    36-layer model that takes 0.4 ms on a CPU instead of 1.0, and on a GPU every round trip costs 0.1 to 0.2 ms.
     """
     forms = _forms(payload.arrays)
     described: _BlockForm | _StateForm
