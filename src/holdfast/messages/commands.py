@@ -148,13 +148,6 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
 Command: TypeAlias = (
-    SequenceRequest
-    | SequenceControl
-    | ThoughtLimit
-    | WorkerControl
-    | SchedulerLimits
-    | LogChange
-    | MemoryChange
-    | SessionCommand
+    SequenceRequest | SequenceControl | ThoughtLimit | WorkerControl | SchedulerLimits | LogChange | MemoryChange | SessionCommand
 )
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process
