@@ -78,7 +78,7 @@ def test_a_model_is_removed_with_all_that_the_cache_has_of_it(hub: HubState, tmp
     assert removal.expected_freed_size == pulled.file_bytes
     removal.execute()
     assert not pulled.folder.exists()
-    with pytest.raises(NoSuchModel, match="is not in the Hub.s cache"):
+    with pytest.raises(NoSuchModel, match=r"is not in the Hub.s cache"):
         removal_of(MODEL, tmp_path / "cache")
     with pytest.raises(NoSuchModel, match="there is no Hub cache at"):
         removal_of(MODEL, tmp_path / "other")
