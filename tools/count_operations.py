@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
 from holdfast.engine import engine as engine_module
@@ -59,12 +59,11 @@ def as_on_a_gpu() -> Iterator[list[Counter[str]]]:
             steps.append(counted(pending.outputs))
         launch(pending)
 
-    with (
-        patch.object(engine_module, "StepContext", partial(StepContext, composes_attention=False)),
-        patch.object(engine_module, "launch", counting),
-        patch("holdfast.engine.sampling.drawing_pays", lambda kind, vocab_size: False),
-        patch("holdfast.engine.sampling.scoring_pays", lambda vocab_size: False),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "StepContext", partial(StepContext, composes_attention=False))
+        patch.setattr(engine_module, "launch", counting)
+        patch.setattr("holdfast.engine.sampling.drawing_pays", lambda kind, vocab_size: False)
+        patch.setattr("holdfast.engine.sampling.scoring_pays", lambda vocab_size: False)
         yield steps
 
 
@@ -127,7 +126,8 @@ def counting_evaluations() -> Iterator[list[Counter[str]]]:
         steps.append(counted(arrays))
         mx.eval(arrays)
 
-    with patch.object(mx, "async_eval", counting):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx, "async_eval", counting)
         yield steps
 
 
