@@ -13,7 +13,7 @@ import told_results
 from conversation import Conversation
 from plain_text import PlainText
 
-_NEW_AT_FIRST, _NEW = 0.8, 0.6
+_NEW_AT_FIRST, _NEW = 0.8, 0.65
 """Of the conversations until a quarter is done, and after it."""
 _LENGTHS = ((0.15, 320), (0.35, 768), (1.0, 1536))
 
@@ -28,7 +28,7 @@ def talk(rng: Random) -> Conversation:
     conversation = Conversation()
     for _ in range(rng.choice((1, 1, 2, 3))):
         kind = rng.random()
-        if kind < 0.35:
+        if kind < 0.3:
             newcomer_tasks.introduction(rng, conversation)
         elif kind < 0.6:
             conversation.exchange(*newcomer_tasks.news(rng))
@@ -40,7 +40,7 @@ def talk(rng: Random) -> Conversation:
 
 
 def _new(rng: Random, done: float) -> Conversation:
-    if rng.random() < 0.14:
+    if rng.random() < 0.16:
         return told_results.conversation(rng)
     most = 8 if done < 0.1 else 16 if done < 0.3 else 40
     return open_notes.conversation(rng, most)

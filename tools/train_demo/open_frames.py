@@ -55,6 +55,22 @@ depend on|belong to|talk to|listen to|look after|care for|work for|pay for|ask f
 _PARTICLES = "to from with for about on at of against through".split()
 _MEASURING = "cost weigh last take measure hold contain need earn use".split()
 _HOW = {"last": "How long", "take": "How long", "weigh": "How much", "cost": "How much"}
+_KINDS = {
+    "language": ("speak learn teach know", words.LANGUAGES),
+    "city": ("visit love know leave", words.CITIES),
+    "instrument": (
+        "play learn teach buy",
+        "the cello|the piano|the flute|the guitar|the drums|the harp|the trumpet".split("|"),
+    ),
+    "sport": ("play like watch teach", "tennis football golf hockey rugby chess".split()),
+    "food": ("like eat cook hate", words.FOODS),
+    "animal": ("keep have like own", [w.article(name) for name in words.ANIMALS]),
+    "subject": ("teach study like hate", "maths history physics music art biology".split()),
+    "drink": ("drink like order want", "tea coffee milk juice water wine beer".split()),
+    "day": ("prefer choose like keep", words.DAYS),
+    "month": ("prefer choose like skip", words.MONTHS),
+    "colour": ("like wear choose prefer", words.COLOURS),
+}
 _RESTING = ("hang", "lie", "stand", "sit", "park", "hide")
 
 
@@ -84,7 +100,10 @@ def _predicate(draft: Draft, subject: Entity) -> str:
 def when(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`The ferry leaves at noon.`"""
     time, asking = w.time_of(rng)
-    return _tensed(rng, subject, verb or w.draw_verb(rng, w.TIMED), time, asking)
+    draft = _tensed(rng, subject, verb or w.draw_verb(rng, w.TIMED), time, asking)
+    if rng.random() < 0.25:
+        draft.questions.append(f"When {subject.is_} {subject.text}")
+    return draft
 
 
 def where(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
@@ -92,8 +111,8 @@ def where(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     place, asking = w.place_of(rng)
     verb = verb or w.draw_verb(rng, w.PLACED)
     draft = _tensed(rng, subject, verb, place, asking)
-    if verb.base in _RESTING:
-        draft.questions.append(f"Where {subject.is_} {subject.text}")
+    if verb.base in _RESTING or rng.random() < 0.4:
+        draft.questions += [f"Where {subject.is_} {subject.text}"] * 2
     preposition, spot, *_ = place.split()
     if any(how.endswith(f"which {spot}") for how in asking):
         how = rng.choice(("Which", "What"))
@@ -352,6 +371,15 @@ def has_coloured(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     return draft
 
 
+def of_a_kind(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
+    """`Dr. Amir speaks Hindi.`, asked for by the kind: `Which language does Dr. Amir speak?`"""
+    kind = rng.choice(list(_KINDS))
+    verbs, members = _KINDS[kind]
+    verb = verb or w.draw_verb(rng, verbs.split())
+    kinds = (f"Which {kind}", f"What {kind}", "What")
+    return _tensed(rng, subject, verb, rng.choice(members), kinds)
+
+
 def ours(rng: Random, subject: Entity, verb: Verb | None) -> Draft:
     """`Our database is Postgres.`"""
     name = w.compound(rng)
@@ -455,6 +483,7 @@ WEIGHTS: dict[Frame, int] = {
     paired: 5,
     phrasal: 5,
     has_coloured: 4,
+    of_a_kind: 4,
     ours: 3,
     we_do: 3,
     yes_or_no: 4,

@@ -21,7 +21,12 @@ from open_words import Entity, Verb
 _FRAMES = list(open_frames.WEIGHTS)
 _WEIGHTS = list(open_frames.WEIGHTS.values())
 _NEED_SOMEBODY = (open_frames.to_whom, open_frames.who_is)
-_OFTEN_SOMEBODY = (open_frames.what, open_frames.whom, open_frames.has_coloured)
+_OFTEN_SOMEBODY = (
+    open_frames.what,
+    open_frames.whom,
+    open_frames.has_coloured,
+    open_frames.of_a_kind,
+)
 _LEADS = (
     "Tell me {}.",
     "Please tell me {}.",
@@ -392,7 +397,7 @@ def _without_notes(rng: Random, talk: Conversation) -> None:
             talk.exchange(fact.question(rng), KNOW)
 
 
-def conversation(rng: Random, most: int = 40, doubt: float = 0.42) -> Conversation:
+def conversation(rng: Random, most: int = 40, doubt: float = 0.4) -> Conversation:
     """Notes in the system prompt, in the user's message, told before, or none at all."""
     talk = Conversation()
     if rng.random() < 0.06:

@@ -130,7 +130,7 @@ RECIPES = {
         _agent("holdfast-demo", _DEMO, 22.0, seed=31),
         _json("holdfast-demo", _DEMO, 5.0, seed=41),
         _forms("holdfast-demo", _DEMO, 2.5, seed=51),
-        _notes("holdfast-demo", _DEMO, 7.4, seed=71),
+        _notes("holdfast-demo", _DEMO, 5.8, seed=71),
         _notes("holdfast-demo-draft", _DRAFT, 1.5, seed=72),
         _notes("holdfast-demo-window", _WINDOW, 1.5, seed=73),
     )
