@@ -290,8 +290,10 @@ def sum_beyond(rng: Random) -> tuple[str, str]:
         if rng.random() < 0.4:
             first, second = second, first
         text = rng.choice(_SUMS).format(a=first, b=second)
-    elif kind < 0.5:
-        text = rng.choice(_SUMS).format(a=first, b=f"{second} + {rng.randint(1, 99)}")
+    elif kind < 0.55:
+        plus = rng.choice((" + ", "+", " plus ", " and "))
+        first, second = (first % 10, second % 10) if rng.random() < 0.5 else (first, second)
+        text = rng.choice(_SUMS).format(a=first, b=f"{second}{plus}{rng.choice((rng.randint(1, 9), rng.randint(1, 99)))}")
     else:
         sign, word = rng.choice((("-", "minus"), ("*", "times"), ("/", "divided by"), ("x", "times"), ("^", "to the power of")))
         form = rng.choice([form for form in _SUMS if "+" in form or "plus" in form])

@@ -9,6 +9,7 @@ import first_mix
 import mixture
 import newcomer_tasks
 import open_notes
+import other_tasks
 import told_results
 from conversation import Conversation
 from plain_text import PlainText
@@ -28,9 +29,9 @@ def talk(rng: Random) -> Conversation:
     conversation = Conversation()
     for _ in range(rng.choice((1, 1, 2, 3))):
         kind = rng.random()
-        if kind < 0.3:
+        if kind < 0.26:
             newcomer_tasks.introduction(rng, conversation)
-        elif kind < 0.6:
+        elif kind < 0.52:
             conversation.exchange(*newcomer_tasks.news(rng))
         elif kind < 0.85:
             conversation.exchange(*newcomer_tasks.sum_beyond(rng))
@@ -57,6 +58,47 @@ def _replayed(rng: Random, done: float) -> Conversation | PlainText:
     if kind < 0.8:
         return first_mix.conversation_at(rng, done)
     return mixture.task(rng, 40) if kind < 0.91 else agent_mix.conversation_at(rng, 0.5)
+
+
+def _strengthened(rng: Random) -> Conversation | PlainText:
+    """What the new notes had weakened: tools with odd names, several calls, sums, small talk."""
+    kind = rng.random()
+    if kind < 0.24:
+        return talk(rng)
+    if kind < 0.31:
+        return other_tasks.thinking(rng, 8)
+    if kind < 0.36:
+        return first_mix.sums_at_once(rng)
+    if kind < 0.52:
+        return agent_mix.odd_tool_talk(rng)
+    if kind < 0.7:
+        return agent_mix.several_talk(rng)
+    if kind < 0.76:
+        return agent_mix.word_talk(rng)
+    if kind < 0.82:
+        return mixture.with_tools(rng, 5, 0.5)
+    return _replayed(rng, 1.0)
+
+
+def balanced_at(rng: Random, done: float) -> Conversation | PlainText:
+    """A conversation of the sixth training; it does not depend on how much is done."""
+    while True:
+        kind = rng.random()
+        if kind < 0.36:
+            chosen: Conversation | PlainText = open_notes.conversation(rng, 16)
+        elif kind < 0.5:
+            chosen = told_results.conversation(rng)
+        else:
+            chosen = _strengthened(rng)
+        if first_mix.is_held_out(chosen):
+            continue
+        if isinstance(chosen, PlainText) or not agent_mix.holds_held_out(chosen):
+            return chosen
+
+
+def longest_of_all(done: float) -> int:
+    """The longest conversation of the sixth training."""
+    return _LENGTHS[1][1]
 
 
 def conversation_at(rng: Random, done: float) -> Conversation | PlainText:

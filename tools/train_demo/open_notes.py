@@ -196,6 +196,7 @@ _KINDS_OF = (
     *("Where {s.does} {s.text} {v.base}", "When {s.does} {s.text} {v.base}"),
     *("What {s.does} {s.text} {v.base}", "Why did {s.text} {v.base}"),
     *("How long {s.does} {s.text} {v.base}", "Whom {s.does} {s.text} {v.base}"),
+    *("What is {s.own} {k}", "What is the {k} of {s.text}"),
     *("Whose {n} {s.is_} {s.text}", "What is {s.own} {k}", "What is the {k} of {s.text}"),
 )
 """Other things to ask about a subject: its names, its sizes, who does something to it."""

@@ -113,6 +113,21 @@ def _notes(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
     )
 
 
+def _balance(name: str, shape: Shape, million_tokens: float, seed: int) -> Recipe:
+    """The sixth, short and slower: tools, sums and small talk are strengthened again beside the notes."""
+    notes = _notes(name, shape, million_tokens, seed)
+    return replace(
+        notes,
+        name=f"{name}-balance",
+        conversation_at=notes_mix.balanced_at,
+        longest_at=notes_mix.longest_of_all,
+        muon_rate=0.004,
+        adam_rate=0.0008,
+        warm_up=0.05,
+        cool_down=0.95,
+    )
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -131,7 +146,8 @@ RECIPES = {
         _json("holdfast-demo", _DEMO, 5.0, seed=41),
         _forms("holdfast-demo", _DEMO, 2.5, seed=51),
         _notes("holdfast-demo", _DEMO, 5.8, seed=71),
+        _balance("holdfast-demo", _DEMO, 1.1, seed=81),
         _notes("holdfast-demo-draft", _DRAFT, 1.5, seed=72),
-        _notes("holdfast-demo-window", _WINDOW, 1.5, seed=73),
+        _notes("holdfast-demo-window", _WINDOW, 0.6, seed=73),
     )
 }
