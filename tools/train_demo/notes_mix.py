@@ -12,7 +12,7 @@ import open_notes
 import other_tasks
 import told_results
 from conversation import Conversation
-from plain_text import PlainText
+from plain_text import PlainText, plain_text
 
 _NEW_AT_FIRST, _NEW = 0.8, 0.65
 """Of the conversations until a quarter is done, and after it."""
@@ -63,19 +63,23 @@ def _replayed(rng: Random, done: float) -> Conversation | PlainText:
 def _strengthened(rng: Random) -> Conversation | PlainText:
     """What the new notes had weakened: tools with odd names, several calls, sums, small talk."""
     kind = rng.random()
-    if kind < 0.24:
+    if kind < 0.08:
+        return plain_text(rng)
+    if kind < 0.34:
+        return first_mix.newcomer(rng)
+    if kind < 0.54:
         return talk(rng)
-    if kind < 0.31:
+    if kind < 0.58:
         return other_tasks.thinking(rng, 8)
-    if kind < 0.36:
+    if kind < 0.6:
         return first_mix.sums_at_once(rng)
-    if kind < 0.52:
+    if kind < 0.72:
         return agent_mix.odd_tool_talk(rng)
-    if kind < 0.7:
+    if kind < 0.84:
         return agent_mix.several_talk(rng)
-    if kind < 0.76:
+    if kind < 0.88:
         return agent_mix.word_talk(rng)
-    if kind < 0.82:
+    if kind < 0.91:
         return mixture.with_tools(rng, 5, 0.5)
     return _replayed(rng, 1.0)
 
@@ -84,9 +88,9 @@ def balanced_at(rng: Random, done: float) -> Conversation | PlainText:
     """A conversation of the sixth training; it does not depend on how much is done."""
     while True:
         kind = rng.random()
-        if kind < 0.36:
+        if kind < 0.3:
             chosen: Conversation | PlainText = open_notes.conversation(rng, 16)
-        elif kind < 0.5:
+        elif kind < 0.38:
             chosen = told_results.conversation(rng)
         else:
             chosen = _strengthened(rng)

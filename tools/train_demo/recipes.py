@@ -146,7 +146,7 @@ RECIPES = {
         _json("holdfast-demo", _DEMO, 5.0, seed=41),
         _forms("holdfast-demo", _DEMO, 2.5, seed=51),
         _notes("holdfast-demo", _DEMO, 5.8, seed=71),
-        _balance("holdfast-demo", _DEMO, 1.1, seed=81),
+        _balance("holdfast-demo", _DEMO, 0.8, seed=81),
         _notes("holdfast-demo-draft", _DRAFT, 1.5, seed=72),
         _notes("holdfast-demo-window", _WINDOW, 0.6, seed=73),
     )
