@@ -17,6 +17,7 @@ from holdfast.http.server.dialect import Dialect
 from holdfast.http.server.key_ring import KeyRing
 from holdfast.http.server.run import listen, server, url_of
 from holdfast.http.server.tls import ServerCertificate
+from holdfast.residency.library import Library
 from tests.fakes.scripted_gateway import (
     MODEL,
     ScriptedControl,
@@ -110,9 +111,10 @@ class Exchange:
         server: ServerSettings | None = None,
         sessions: ScriptedSessions | None = None,
         directory: ScriptedDirectory | None = None,
+        library: Library | None = None,
         dialects: Sequence[Dialect] = DIALECTS,
     ) -> None:
-        services = scripted_services(gateway, server=server, sessions=sessions, directory=directory)
+        services = scripted_services(gateway, server=server, sessions=sessions, directory=directory, library=library)
         self.app = create_application(services, dialects=dialects)
         self.messages: list[Any] = []
         self.leaves_behind = b""  # the client leaves as soon as it has this

@@ -34,8 +34,12 @@ class HubState:
     lfs_files: set[str] = field(default_factory=set)  # are told with their SHA-256, as weights are
     damaged_files: set[str] = field(default_factory=set)  # arrive with one other byte
     failing_files: set[str] = field(default_factory=set)  # are announced, but cannot be fetched
+    sends_files: threading.Event = field(default_factory=threading.Event)  # files wait until it is set
     requests: list[str] = field(default_factory=list)  # "GET /path" or "GET /path bytes=7-"
     endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        self.sends_files.set()
 
     def commit(self, repository: str, revision: str) -> str:
         """The commit that the revision names; empty if there is none."""
@@ -85,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
         return [{"type": "file", "path": name, "size": len(content), "oid": _oid(content)} for name, content in files.items()]
 
     def _send_file(self, repository: str, name: str, commit: str) -> None:
+        if self.command == "GET":
+            self.state.sends_files.wait()
         content = self.state.repositories[repository].get(name)
         if content is None:
             self._send(404, headers={"X-Error-Code": "EntryNotFound"})

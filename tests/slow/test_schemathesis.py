@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from holdfast.http.server.openapi import ENDLESS_MARK
 from tests.fakes.server_process import ServerProcess
 from tools.schemathesis import run
 
@@ -24,12 +25,14 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.timeout(900)
 def test_every_operation_answers_as_it_is_described(server: ServerProcess) -> None:
-    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"].values()
+    described = [operation for operations in paths for operation in operations.values()]
+    ending = [operation for operation in described if ENDLESS_MARK not in operation]
     pid = server.model()["pid"]
     done = run(server.url)
     assert done.returncode == 0, done.stdout
     tested = re.search(r"Selected: (\d+)/(\d+)\s+Tested: (\d+)", done.stdout)
     assert tested is not None, done.stdout
-    assert {int(number) for number in tested.groups()} == {sum(len(operations) for operations in paths.values())}
+    assert [int(number) for number in tested.groups()] == [len(ending), len(described), len(ending)]
     assert server.model()["pid"] == pid, "the worker was lost"
     assert "Traceback" not in server.log()

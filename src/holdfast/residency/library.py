@@ -45,6 +45,11 @@ class Pull:
             raise WorkerUnavailable("the pull was stopped; the next one goes on with the files that are missing")
         self._steps[stage] = PullStep(stage=stage, done_bytes=done_bytes, total_bytes=total_bytes)
 
+    @property
+    def progress(self) -> tuple[PullStep, ...]:
+        """The stages that have begun, and how many bytes of each are done."""
+        return tuple(self._steps.values())
+
     async def steps(self) -> AsyncIterator[PullStep]:
         """What is news of it, until the model is served. Raises ModelLoadError."""
         assert self.task is not None, "a pull is followed once it has begun"
@@ -108,6 +113,10 @@ class Library:
             pull.followers -= 1
             if not pull.followers:
                 self._stop(source.name, pull)
+
+    def progress(self) -> dict[str, tuple[PullStep, ...]]:
+        """The stages of every running pull, by Hub id."""
+        return {name: pull.progress for name, pull in self._pulls.items()}
 
     async def remove(self, source: ModelSource) -> None:
         """Remove a model from the Hub's cache, and from memory if it is loaded and nobody uses it.

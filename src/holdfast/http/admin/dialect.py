@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.http.admin import sessions_api
+from holdfast.http.admin.model_events import follow_models
 from holdfast.http.admin.models_api import change_limits, load_model, pin_model, unload_model
 from holdfast.http.admin.requests_api import cancel_request, list_requests
 from holdfast.http.admin.start_page import front_page, head_of_front_page
@@ -11,7 +12,16 @@ from holdfast.http.admin.store_api import show_store
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.server.dialect import Dialect
 
-OPERATIONS = (list_requests, cancel_request, show_store, load_model, unload_model, pin_model, change_limits)
+OPERATIONS = (
+    list_requests,
+    cancel_request,
+    show_store,
+    follow_models,
+    load_model,
+    unload_model,
+    pin_model,
+    change_limits,
+)
 ADMIN = Dialect(
     name="The server's own",
     error=openai_error,

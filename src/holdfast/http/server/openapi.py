@@ -18,6 +18,7 @@ from holdfast.http.server.api_key import KEY_HEADER_NAMES
 from holdfast.http.server.dialect import DialectTable, Operation, Shape
 from holdfast.messages.sessions import LONGEST_SESSION_ID
 
+ENDLESS_MARK = "x-endless"  # in the description of an operation whose answer does not end by itself
 _COMPONENTS = "#/components/schemas/{name}"
 _FILE = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
@@ -57,6 +58,18 @@ def text_answer(*media_types: str) -> Shape:
     """Shape of an operation that gives text."""
     content = {media_type: {"schema": {"type": "string"}} for media_type in media_types}
     return {"responses": {"200": {"description": "The text", "content": content}}}
+
+
+def endless_stream_of(event: type[msgspec.Struct]) -> Shape:
+    """Shape of an operation that sends events until its client leaves.
+
+    The mark tells programs that call every described operation not to wait for the end of this one.
+    """
+    content = {"text/event-stream": {"schema": event}}
+    return {
+        "responses": {"200": {"description": "The events", "content": content}},
+        ENDLESS_MARK: True,
+    }
 
 
 def answers_of(
