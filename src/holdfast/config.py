@@ -82,7 +82,7 @@ class ServerSettings:
     )
     cors_origins: tuple[str, ...] = _setting(
         (),
-        "Further origins whose web pages may call the server; pages and apps of the caller's own machine always may.",
+        "Additional origins whose web pages may call the server; pages and apps of the caller's own machine always may.",
         flag="--cors",
     )
     tls_cert: str = _setting(
@@ -321,8 +321,8 @@ class StoreSettings:
 
     folder: str = _setting(
         "auto",
-        "Folder for stored KV, which outlives the server. `auto`: Holdfast's own among your caches, but for the library, "
-        "which keeps it in RAM; `off`: in RAM only.",
+        "Folder for the prompt cache, kept across restarts. `auto`: in your user cache folder (the Python library: RAM only); "
+        "`off`: RAM only.",
         flag="--store",
     )
     ram_bytes: int | None = _setting(
@@ -383,8 +383,8 @@ class LogSettings:
     content: bool = _setting(False, "Whether prompts and answers are logged as well.", flag="--log-content")
     file: str = _setting(
         "background",
-        "File that gets the log as well. `auto`: one in Holdfast's state folder, where `holdfast logs` looks; `off`: none; "
-        "`background`: as `auto` if standard error is neither a terminal nor a pipe, else none.",
+        "Also write the log to this file. `auto`: in Holdfast's state folder, where `holdfast logs` looks; `off`: none; "
+        "`background` (default): like `auto`, but only when standard error is neither a terminal nor a pipe.",
         flag="--log-file",
     )
     file_bytes: int = _setting(

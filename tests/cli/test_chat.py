@@ -89,10 +89,11 @@ def test_run_without_anything_to_ask_says_how_to_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])
-def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(command: str, tmp_path: Path) -> None:
-    done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin="x")
+@pytest.mark.parametrize("stdin", ["x", ""])
+def test_a_question_in_the_place_of_the_model_is_told_how_to_be_asked(command: str, stdin: str, tmp_path: Path) -> None:
+    done = holdfast(command, "When does it leave?", cwd=tmp_path, stdin=stdin)
     assert done.returncode == 2
-    assert '"When does it leave?" is no model. To ask one question: holdfast chat -p' in only_line(done.stderr)
+    assert '"When does it leave?" is not a model. To ask one question: holdfast chat -p' in only_line(done.stderr)
 
 
 def test_a_server_that_runs_and_serves_the_model_is_used(tmp_path: Path) -> None:
@@ -245,6 +246,8 @@ def test_an_answer_that_is_stopped_before_it_began_takes_its_message_along(tmp_p
         until(lambda: bool(server.requests), "the request")
         terminal.type(CTRL_C)
         terminal.wait_for("stopped before the answer began")
+        terminal.type("/stats" + ENTER)
+        terminal.wait_for("no answer yet")
         server.behaviour = "answer"
         terminal.type("two" + ENTER)
         terminal.wait_for("you said: two")

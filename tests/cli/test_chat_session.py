@@ -60,7 +60,7 @@ def test_system_sets_shows_and_removes_the_system_prompt(server: EchoServer) -> 
 
 def test_stats_tell_tokens_and_times(server: EchoServer) -> None:
     _, output = converse(server, "/stats", "one", "one two", "/stats")
-    assert "nothing was answered yet" in output
+    assert "no answer yet" in output
     assert "last answer: 11 prompt tokens (4 of them kept from before), 4 answer tokens\nfirst token after " in output
     assert "conversation: 2 answers, 7 answer tokens" in output
 

@@ -40,7 +40,14 @@ def test_the_last_worker_that_died_is_shown(tmp_path: Path, monkeypatch: pytest.
     )
     write_report(str(tmp_path / "state" / "holdfast" / "crashes"), report)
     shown = holdfast("doctor", "model", cwd=tmp_path).stdout
-    for part in ("the last worker that died", "some-model", "signal SIGSEGV", "Segmentation fault"):
+    for part in (
+        "last worker crash",
+        "was serving",
+        "0 requests (0 tokens generated)",
+        "some-model",
+        "signal SIGSEGV",
+        "Segmentation fault",
+    ):
         assert part in shown
 
 

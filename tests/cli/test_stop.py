@@ -40,7 +40,7 @@ def test_requests_are_counted_not_their_sequences(monkeypatch: pytest.MonkeyPatc
     assert said == [
         "http://here ends; it waits for 2 requests",
         "http://here ends; it waits for 1 request",
-        "http://here has ended",
+        f"stopped http://here (pid {os.getpid()})",
     ]
     assert stage.signals == [signal.SIGTERM]
 

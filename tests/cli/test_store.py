@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click.testing
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.app.running_servers import RunningServer, write_down
+from holdfast.claims import claim
 from holdfast.cli.main import app
 from holdfast.store.store import BlockStore
+from holdfast.user_folders import CLAIM_PREFIX
 from tests.fakes.stored_blocks import make_chain
 
 
@@ -67,7 +71,30 @@ def test_ls_lists_the_models_the_largest_first(folder: Path, running: BlockStore
     table = run("ls", "--store", str(folder)).stdout
     assert all(model["model"] in table for model in models)
     assert [model["served_as"] for model in models] == ["owner/one", ""]
-    assert [line.split()[0] for line in table.splitlines()] == ["model", "owner/one", "(unknown)"]
+    assert [line.split()[0] for line in table.splitlines() if line] == [str(folder), "model", "owner/one", "(unknown)"]
+
+
+def test_a_server_that_uses_another_store_is_named(folder: Path, tmp_path: Path) -> None:
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (tmp_path / "cache" / "holdfast" / "run").mkdir(parents=True)
+    running = claim(tmp_path / "cache" / "holdfast" / "run", prefix=CLAIM_PREFIX)
+    server = RunningServer(
+        pid=1,
+        url="http://here",
+        port=1,
+        started_at=0.0,
+        version="0",
+        store_folder=str(tmp_path / "other"),
+        log_file="",
+        certificate="",
+    )
+    write_down(server, running.folder)
+    named = f"the server at http://here uses another store; to see it: --store {tmp_path / 'other'}"
+    for command in ("ls", "stat"):
+        assert named in run(command, "--store", str(folder), **places).stderr
+    write_down(msgspec.structs.replace(server, store_folder=str(folder)), running.folder)
+    assert "http://here" not in run("ls", "--store", str(folder), **places).stderr
+    running.give_back()
 
 
 def test_a_model_that_is_served_under_a_new_name_is_listed_under_it(folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_operator_finds_watches_reloads_and_stops_a_server(started: ServerPro
     next(stream)
     stopping = command("stop", str(started.process.pid))
     assert stopping.exit_code == 0, stopping.stderr
-    assert stopping.stdout.splitlines()[-1] == f"{started.url} has ended"
+    assert stopping.stdout.splitlines()[-1] == f"stopped {started.url} (pid {started.process.pid})"
     assert text_of(stream)[1] == "length"
     assert started.process.wait(LIMIT_SECONDS) == 0
     logged = command("logs", "-n", "1000").stdout

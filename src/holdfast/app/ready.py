@@ -78,7 +78,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
     if info is not None:
         rows += [
             ("model", f"{ready.model} ({info.model_type}, {info.parameters / 1e6:,.1f} M parameters, {info.compute_dtype})"),
-            ("context", f"{info.context_tokens:,} tokens; {info.kv_budget_bytes / 2**30:,.1f} GiB of memory for the KV cache"),
+            ("context", f"{info.context_tokens:,} tokens; up to {info.kv_budget_bytes / 2**30:,.1f} GiB for the KV cache"),
             ("layout", info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"),
             ("device", info.device),
         ]

@@ -57,7 +57,7 @@ class _Wishes:
 def chat(
     effective: EffectiveSettings,
     prompt: Annotated[
-        str, typer.Option("--prompt", "-p", metavar="TEXT", help="Ask this, print the answer and leave; - reads all of stdin.")
+        str, typer.Option("--prompt", "-p", metavar="TEXT", help="Ask this, print the answer and exit; - reads all of stdin.")
     ] = "",
     url: Url = "",
     own_server: OwnServer = False,
@@ -65,7 +65,7 @@ def chat(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
 ) -> None:
-    """Talk with a model in the terminal.
+    """Chat with a model in the terminal.
 
     It uses your running server if that serves the model; otherwise it starts one for the conversation. /help lists the commands,
     Ctrl-C stops an answer. From a pipe, each line is a message.
@@ -92,14 +92,15 @@ def run(
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
 ) -> None:
-    """Ask a model one thing, or talk with it.
+    """Ask a model one thing, or chat with it.
 
-    With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and leaves. Otherwise it is
+    With PROMPT, or with text from a pipe, which is put before PROMPT, it prints one answer and exits. Otherwise it is
     `holdfast chat`.
     """
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     question = "\n\n".join(part for part in (piped.strip("\n"), " ".join(prompt or [])) if part)
     with plain_errors():
+        _check_is_no_question(model)
         if not question and not sys.stdin.isatty():
             raise NotAModel(f'there is nothing to ask; for example: holdfast run {model} "Why is the sky blue?"')
         effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={"model.path": model})
@@ -142,7 +143,7 @@ def _converse(effective: EffectiveSettings, wishes: _Wishes) -> None:
 def _check_is_no_question(model: str) -> None:
     """Raise NotAModel for a question in the place of the model."""
     if len(model.split()) > 1 and not Path(model).expanduser().exists():
-        raise NotAModel(f'"{model}" is no model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"')
+        raise NotAModel(f'"{model}" is not a model. To ask one question: holdfast chat -p "…", or holdfast run MODEL "…"')
 
 
 @contextlib.contextmanager

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 HELP = """\
 /reset          forget the conversation (the system prompt stays)
-/system [TEXT]  show the system prompt, or set it and start anew; /system none removes it
+/system [TEXT]  show the system prompt, or set it and start over; /system none removes it
 /stats          tokens and times of the last answer and of the whole conversation
 /help           this list
 /exit           leave (Ctrl-D too)
 Enter sends. Several lines: Alt-Enter, or a \\ at the end of the line; what is pasted is one message, however many lines it has.
-Ctrl-C stops an answer; what was said of it stays in the conversation. A message that begins like a command is written with
+Ctrl-C stops an answer; the part already shown stays in the conversation. A message that begins like a command is written with
 two slashes."""
 _COMMANDS = ("/reset", "/system", "/stats", "/help", "/exit")
 _LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
@@ -139,11 +139,12 @@ class ChatSession:
             self._say("(cut off: no more tokens allowed)")
         elif view.is_empty and self._interactive:
             self._say("(an empty answer; the message is forgotten)")
-        self._answers.append(statistics)
+        if not view.is_empty:
+            self._answers.append(statistics)
 
     def _statistics(self) -> str:
         if not self._answers:
-            return "nothing was answered yet"
+            return "no answer yet"
         last = self._answers[-1]
         about = "" if last.exact else "about "
         cached = f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""

@@ -12,6 +12,7 @@ import typer
 from holdfast.cli.errors import BAD_INPUT, complain
 from holdfast.cli.output import Json
 from holdfast.cli.settings_command import settings_command
+from holdfast.cli.sizes import count_text
 from holdfast.config import EffectiveSettings
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _show(found: Diagnosis) -> None:
     console = Console(highlight=False, markup=False)
     machine = found.machine
     rows = {
-        "system": f"{machine.system}, {machine.architecture}, {machine.usable_cores} cores to use",
+        "system": f"{machine.system}, {machine.architecture}, {machine.usable_cores} usable cores",
         "memory": f"{_gib(machine.memory.available_bytes)} free of {_gib(machine.memory.total_bytes)}",
         "python": machine.python,
     }
@@ -89,7 +90,7 @@ def _show(found: Diagnosis) -> None:
     if found.dialect is not None:
         _section(console, "tools and thinking", _dialect_rows(found.dialect))
     if found.last_crash is not None:
-        _section(console, "the last worker that died", _crash_rows(found.last_crash))
+        _section(console, "last worker crash", _crash_rows(found.last_crash))
     console.print("recommendations", style="bold")
     for line in found.advice or ("none",):
         console.print(f"  {line}")
@@ -120,8 +121,8 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
     if report.device == "gpu":
         rows["working set"] = _gib(report.memory.working_set_bytes)
     else:
-        rows["BLAS"] = f"{report.blas}{', put in front of the built-in one' if report.blas.in_front else ''}"
-        rows["g++"] = "there" if report.compiler else "missing: fused operations are not compiled"
+        rows["BLAS"] = f"{report.blas}{', replaces the built-in one' if report.blas.in_front else ''}"
+        rows["g++"] = "found" if report.compiler else "missing: fused operations are not compiled"
     if speed is not None:
         rows["float32"] = f"{speed.as_installed_gflops:,.1f} GFLOP/s as installed"
         if report.blas.in_front:
@@ -168,14 +169,14 @@ def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
 
 
 def _crash_rows(report: CrashReport) -> dict[str, str]:
-    drawn = sum(request.drawn_tokens for request in report.requests)
+    generated = sum(request.drawn_tokens for request in report.requests)
     served = "while it loaded" if report.served_seconds is None else f"after {report.served_seconds:,.0f} s"
     count = len(report.requests) + report.more_requests
     rows = {
         "when": f"{report.at}, {served}",
         "model": report.model,
         "how": report.how,
-        "had": f"{count} requests, {drawn:,} tokens of their answers drawn; {_gib(report.resident_bytes)} of memory",
+        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated); {_gib(report.resident_bytes)} of memory",
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
     if report.refused:

@@ -19,7 +19,8 @@ keys = typer.Typer(help="Add, list and remove named API keys.", no_args_is_help=
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is; memory belongs to the name.")]
 File: TypeAlias = Annotated[
-    Path | None, typer.Option("--file", metavar="FILE", help="File of keys; else that of the settings (server.keys_file).")
+    Path | None,
+    typer.Option("--file", metavar="FILE", help="File of keys; default: the one in your settings (server.keys_file)."),
 ]
 Admin: TypeAlias = Annotated[bool, typer.Option("--admin", help="It may load and unload models, see and cancel all requests.")]
 PriorityOption: TypeAlias = Annotated[

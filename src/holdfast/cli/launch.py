@@ -33,6 +33,7 @@ _TRUSTED_TOO = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")  # by what runs o
 _NOT_FOUND = 127  # as shells say it
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # small, and with 40,960 tokens of context
 DECLINED = 1  # exit code
+_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")  # the others may also be an agent's
 
 
 class LaunchFailed(HoldfastError):
@@ -46,12 +47,13 @@ def launch(
             metavar="AGENT", show_default=False, help="One of: " + ", ".join(AGENTS) + ".", autocompletion=lambda: list(AGENTS)
         ),
     ] = "",
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="The agent's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Arguments passed to the agent.")] = None,
     url: Url = None,
     api_key: ApiKey = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="The model; else the server's first.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="ID", help="The model; default: the server's first.")] = None,
     small_model: Annotated[
-        str | None, typer.Option("--small-model", metavar="ID", help="For the agent's titles and summaries; else the same.")
+        str | None,
+        typer.Option("--small-model", metavar="ID", help="For the agent's titles and summaries; default: same as --model."),
     ] = None,
     allow_demo: Annotated[bool, typer.Option("--allow-demo", help="Start it on the bundled demonstration model too.")] = False,
     print_only: Annotated[bool, typer.Option("--print", help="Show what would be run, and run nothing.")] = False,
@@ -98,13 +100,15 @@ def _list_agents() -> None:
 
 
 def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
-    """The agent of this name. Raises LaunchFailed, also where our own options stand behind it."""
+    """The agent of this name. Raises LaunchFailed, also for options of `launch` after the name."""
     if name not in AGENTS:
         near = get_close_matches(name, AGENTS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/clients.md"
         raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
-    if arguments and arguments[0].partition("=")[0] == "--url":
-        raise LaunchFailed(f"--url stands before the agent, as all behind it goes to the agent: holdfast launch --url … {name}")
+    own = [argument.partition("=")[0] for argument in arguments[:1]]
+    own += [argument for argument in arguments if argument in _OPTIONS_OF_NO_AGENT]
+    if own and own[0] in ("--url", *_OPTIONS_OF_NO_AGENT):
+        raise LaunchFailed(f"put launch's options before the agent's name: holdfast launch {own[0]} … {name}")
     return AGENTS[name]
 
 
@@ -122,7 +126,8 @@ def _target(address: ServerAddress, *, models: tuple[str | None, str | None], fo
         try:
             served = _served(server)
         except ServerFailed as error:
-            raise ServerFailed(f"{_sentence(str(error))} {_way_out(str(error), api_key)}".rstrip()) from None
+            said = f"no server is running at {url}" if _is_refused(str(error)) else str(error)
+            raise ServerFailed(f"{_sentence(said)} {_way_out(str(error), api_key)}".rstrip()) from None
         url = server.url
     wanted = [model for model in models if model is not None and model not in served]
     if wanted or not served:
@@ -194,9 +199,8 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
         return
     needed = ceil((agent.own_tokens + _ROOM_TOKENS) / agent.usable_share)
     if target.context_tokens < needed:
-        own = f"{agent.title}'s own prompt takes about {agent.own_tokens:,}, and it needs a context of {needed:,} at least"
-        way_out = "serve it with a longer --context, or serve another model"
-        complain(f"the context of {target.model} has {target.context_tokens:,} tokens. {own}: {way_out}")
+        shortage = f"{target.model} has a {target.context_tokens:,}-token context, but {agent.title} needs at least {needed:,}"
+        complain(f"{shortage}: serve it with a longer --context, or serve a different model")
 
 
 def _served(server: ServerClient) -> Mapping[str, int | None]:
@@ -209,6 +213,10 @@ def _served(server: ServerClient) -> Mapping[str, int | None]:
 
 def _sentence(words: str) -> str:
     return words if words.endswith((".", "?", "!", "…")) else f"{words}."
+
+
+def _is_refused(error: str) -> bool:
+    return "no answer from" in error and "Connection refused" in error
 
 
 def _way_out(error: str, api_key: str) -> str:
@@ -260,6 +268,6 @@ def _shown(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str:
     """What would be run, as a shell takes it; the key is left out."""
     lines = [f"{name}={shlex.quote(value)} \\" for name, value in setup.environment.items()] + [shlex.join(command)]
     for name, text in setup.files.items():
-        lines += ["", f"# {name}, there while it runs:", *text.splitlines()]
+        lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
     shown = "\n".join(lines)
     return shown.replace(secret, "KEY") if secret else shown

@@ -23,7 +23,7 @@ def load(
     name: ModelName,
     pin: Annotated[bool, typer.Option("--pin", help="And keep it loaded, whoever else needs its place.")] = False,
 ) -> None:
-    """Load a model in a running server.
+    """Load a model into a running server.
 
     It waits until the model is ready.
     """

@@ -6,6 +6,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ class ServerClient:
         return ServerFailed(f"no answer from {self.url}: {reason}")
 
     def _refused(self, status: int, text: str) -> ServerFailed:
+        if status == HTTPStatus.NOT_FOUND and _error_message(text):
+            return ServerFailed(_error_message(text))  # it names what is missing
         return ServerFailed(f"{self.url} answers {status}: {error_text(text)}")
 
 
@@ -149,7 +152,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 def error_text(text: str) -> str:
     """What an error's body says to people."""
+    return _error_message(text) or text.strip()[:300] or "an empty answer"
+
+
+def _error_message(text: str) -> str:
+    """The message in an error's JSON body; empty without one."""
     error = json_object(text).get("error")
-    if isinstance(error, dict) and error.get("message"):
-        return str(error["message"])
-    return text.strip()[:300] or "an empty answer"
+    return str(error.get("message") or "") if isinstance(error, dict) else ""

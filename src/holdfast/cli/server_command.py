@@ -22,13 +22,14 @@ _PANEL = "Server"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 Url: TypeAlias = Annotated[
-    str | None, typer.Option("--url", rich_help_panel=_PANEL, help="The server; else that of the settings, or your only one.")
+    str | None,
+    typer.Option("--url", rich_help_panel=_PANEL, help="The server; default: the one in your settings, or the only one running."),
 ]
 ApiKey: TypeAlias = Annotated[
     str | None, typer.Option("--api-key", rich_help_panel=_PANEL, help="Its key; else HOLDFAST_SERVER_API_KEY or the settings'.")
 ]
 Model: TypeAlias = Annotated[
-    str | None, typer.Option("--model", metavar="ID", rich_help_panel=_PANEL, help="The model; else the server's first.")
+    str | None, typer.Option("--model", metavar="ID", rich_help_panel=_PANEL, help="The model; default: the server's first.")
 ]
 Tenant: TypeAlias = Annotated[
     str | None, typer.Option("--tenant", metavar="NAME", rich_help_panel=_PANEL, help="As in the header X-Holdfast-Tenant.")
@@ -83,9 +84,9 @@ class ServerAddress:
 
 
 def address_of(url: str | None, api_key: str | None) -> ServerAddress:
-    """The server's address: what is given, else where the settings would start it.
+    """The server's address: the given URL; without one, the address in the settings.
 
-    Where they name no port, a server of this user that has another one will do. Raises NoSuchServer for several.
+    If the settings name no port, the only server that this user runs is used, on whatever port. Raises NoSuchServer for several.
     """
     effective = load_settings(file=default_file(os.environ), environ=os.environ, flags={})
     settings = effective.settings.server

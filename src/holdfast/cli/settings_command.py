@@ -39,7 +39,7 @@ FurtherSettings: TypeAlias = Annotated[
 
 
 def _show_all(context: typer.Context, is_asked: bool) -> None:
-    """Print the help with all settings, and leave."""
+    """Print the help with all settings and exit."""
     if not is_asked:
         return
     for parameter in context.command.params:
@@ -50,7 +50,7 @@ def _show_all(context: typer.Context, is_asked: bool) -> None:
 
 
 HelpAll: TypeAlias = Annotated[
-    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options, and leave.")
+    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options and exit.")
 ]
 
 

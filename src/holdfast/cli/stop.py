@@ -60,7 +60,7 @@ def _wait(server: RunningServer, *, now: bool) -> None:
             typer.echo(f"{server.url} ends; it waits for {count_text(requests, 'request')}")
             said = requests
         time.sleep(_LOOK_SECONDS)
-    typer.echo(f"{server.url} has ended")
+    typer.echo(f"stopped {server.url} (pid {server.pid})")
 
 
 def _lives(server: RunningServer) -> bool:

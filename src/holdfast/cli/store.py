@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ DAMAGE_FOUND = 1
 store = typer.Typer(help="Show, check and empty the prefix cache on disk.", no_args_is_help=True)
 
 Folder: TypeAlias = Annotated[
-    Path | None, typer.Option("--store", metavar="FOLDER", help="The store; else that of the settings.")
+    Path | None, typer.Option("--store", metavar="FOLDER", help="The store; default: the one in your settings.")
 ]
 Config: TypeAlias = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file; else ./holdfast.toml.")]
 
@@ -37,13 +38,17 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
     from holdfast.store.inspect import list_store
 
     with _plain_failures():
-        models = list_store(Path(_settings(folder, config).folder))
+        path = Path(_settings(folder, config).folder)
+        models = list_store(path)
     if as_json:
         print_json([dataclasses.asdict(model) for model in models])
-    elif models:
+        return
+    _warn_of_other_store(path)
+    if models:
+        typer.echo(f"{path}\n")
         _print_models(models)
     else:
-        typer.echo("nothing is kept here")
+        typer.echo(f"nothing is kept in {path}")
 
 
 @store.command("stat")
@@ -57,8 +62,9 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
         summary = summarize_store(Path(settings.folder), limits=store_limits(settings))
     if as_json:
         print_json(dataclasses.asdict(summary))
-    else:
-        print_rows(_summary_rows(summary))
+        return
+    _warn_of_other_store(Path(settings.folder))
+    print_rows(_summary_rows(summary))
 
 
 @store.command("verify")
@@ -136,6 +142,17 @@ def _settings(folder: Path | None, config: Path | None) -> StoreSettings:
     if not path:
         raise ConfigError("the store is off: name a folder with --store FOLDER, or as store.folder in the settings")
     return dataclasses.replace(settings, folder=path)
+
+
+def _warn_of_other_store(path: Path) -> None:
+    """Name the stores of running servers where none of these servers uses the folder that is shown."""
+    from holdfast.app.running_servers import running_servers
+
+    others = {server.store_folder: server.url for server in running_servers(os.environ) if server.store_folder}
+    if str(path) in others:
+        return
+    for folder, url in others.items():
+        complain(f"the server at {url} uses another store; to see it: --store {shlex.quote(folder)}")
 
 
 def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ def _and_leave(wanted: bool) -> None:
 
 
 Version: TypeAlias = Annotated[
-    bool, typer.Option("--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions, and leave.")
+    bool, typer.Option("--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions and exit.")
 ]
 
 

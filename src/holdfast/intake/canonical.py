@@ -25,7 +25,7 @@ from holdfast.messages.requests import ChatPrompt
 # As models have seen them in training; the order of what is not named here stays.
 _TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters")
-_WISHES = ("strict", "cache_control", "defer_loading", "eager_input_streaming", "allowed_callers")  # of the server, not the model
+_SERVER_ONLY_KEYS = ("strict", "cache_control", "defer_loading", "eager_input_streaming", "allowed_callers")
 _SCHEMA_KEYS = (
     "type",
     "title",
@@ -171,7 +171,7 @@ def _function(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_wishes(node: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key not in _WISHES}
+    return {key: value for key, value in node.items() if key not in _SERVER_ONLY_KEYS}
 
 
 def _schema(schema: Any) -> Any:

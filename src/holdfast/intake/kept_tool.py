@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-_MOST_MADE = 6  # things of one definition: it broken for control tokens, its JSON in a template's form, its hash, it packed
+_MOST_MADE = 6  # derived values kept per definition, such as its hash, its JSON and its packed form
 _MOST_UNPACKED = 128
 _WITHOUT_REFERENCES = 2  # a version of marshal's in which the same content is always written the same
 

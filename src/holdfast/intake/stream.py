@@ -103,7 +103,7 @@ class GenerationStream:
             self._ready.extend(choice.feed(event))
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`. What was drawn can still be read."""
+        """Stop generating until `go_on`. What was generated can still be read."""
         for source in self._sources:
             source.pause()
 

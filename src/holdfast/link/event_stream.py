@@ -93,7 +93,7 @@ class EventStream:
         return self._is_full or self._is_set_aside
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`. It keeps its memory as long as nobody else needs it."""
+        """Stop generating until `go_on`. It keeps its memory as long as nobody else needs it."""
         was_paused = self.is_paused
         self._is_set_aside = True
         self._tell_if_changed(was_paused=was_paused)

@@ -59,7 +59,7 @@ async def test_a_bad_message_is_a_400_that_names_the_place(messages: Any, param:
 async def test_an_image_is_refused_with_the_reason() -> None:
     async with client_of(ScriptedGateway()) as client:
         response = await client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": [IMAGE]}]))
-    assert "only text is supported by this version yet, not parts of type 'image_url'" in response.json()["error"]["message"]
+    assert "only text is supported so far; got a part of type 'image_url'" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])

@@ -57,8 +57,8 @@ def check(explained: Any) -> None:
         "dropped_tokens": 0,
         "unused_tokens": 0,
         "reason": "diverged",
-        "explanation": "The prompt differs from what is kept from token 5 on, behind 'It is ': "
-        "kept is 'noon', the prompt has 'dusk'. "
+        "explanation": "The prompt differs from the cached prompt at token 5, after 'It is ': "
+        "cached 'noon', now 'dusk'. "
         "2 tokens were read for this turn before it came, while there was nothing else to do.",
         "difference": {
             "position": 5,

@@ -212,7 +212,7 @@ class CountTokensRequest(PromptFields):
     "/v1/messages",
     request_of(MessagesRequest),
     answers_of(MessageAnswer, chunk=MessageEvent),
-    summary="conversations, as Anthropic's",
+    summary="chat (Anthropic)",
 )
 async def create_message(request: Request, services: Services) -> Response:
     """Answer a conversation."""

@@ -54,7 +54,7 @@ class OllamaChat(OllamaGeneration):
     "/api/chat",
     request_of(OllamaChat),
     answers_of(ChatLine, chunk=ChatLine, chunk_type=ChatLines.stream_type),
-    summary="conversations, as Ollama's",
+    summary="chat (Ollama)",
 )
 async def ollama_chat(request: Request, services: Services) -> Response:
     """Answer a conversation; as lines of JSON unless `stream` is false."""

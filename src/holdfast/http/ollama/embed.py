@@ -133,7 +133,7 @@ class OllamaEmbeddings(OllamaEmbedding):
         return self.plan_of(services, [self.prompt] if self.prompt else [], form, input_field="prompt")
 
 
-@operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="vectors of texts, as Ollama's")
+@operation("POST", "/api/embed", request_of(OllamaEmbed), answers_of(EmbeddedTexts), summary="embeddings (Ollama)")
 async def ollama_embed(request: Request, services: Services) -> Response:
     """Make a vector of each text."""
     return await _embedded(request, services, OllamaEmbed)

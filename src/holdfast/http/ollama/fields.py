@@ -35,7 +35,7 @@ _UNSUPPORTED = UnsupportedFields(
         **dict.fromkeys(("width", "height", "steps"), (0,)),
     },
     reasons={
-        "images": "only text is supported by this version yet",
+        "images": "only text is supported so far",
         "template": "the model's own template is used; send a prompt of your own form with `raw`",
         "suffix": "no model here is known to fill in between two texts",
         **dict.fromkeys(("width", "height", "steps"), "no model here makes images"),

@@ -65,7 +65,7 @@ class OllamaGenerate(OllamaGeneration):
     "/api/generate",
     request_of(OllamaGenerate),
     answers_of(GenerateLine, chunk=GenerateLine, chunk_type=GenerateLines.stream_type),
-    summary="single prompts, as Ollama's",
+    summary="completions (Ollama)",
 )
 async def ollama_generate(request: Request, services: Services) -> Response:
     """Answer a prompt; as lines of JSON unless `stream` is false."""

@@ -98,7 +98,7 @@ class ShowRequest(NamedModel):
     verbose: bool | None = Field(None, description="Accepted, without effect.")
 
 
-@operation("GET", "/api/tags", answers_of(ListedModels), summary="what is served, as Ollama's")
+@operation("GET", "/api/tags", answers_of(ListedModels), summary="models (Ollama)")
 async def ollama_tags(request: Request, services: Services) -> Response:
     """The served models."""
     return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))

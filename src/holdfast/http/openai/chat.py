@@ -136,7 +136,7 @@ class ChatCompletionRequest(GenerationFields, FormatFields):
     "/v1/chat/completions",
     request_of(ChatCompletionRequest),
     answers_of(ChatCompletion, chunk=ChatCompletion),
-    summary="conversations, as OpenAI's",
+    summary="chat (OpenAI)",
 )
 async def create_chat_completion(request: Request, services: Services) -> Response:
     """Answer a conversation."""

@@ -91,7 +91,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     "/v1/completions",
     request_of(CompletionRequest),
     answers_of(TextCompletion, chunk=TextCompletion),
-    summary="raw text, as OpenAI's",
+    summary="completions (OpenAI)",
 )
 async def create_completion(request: Request, services: Services) -> Response:
     """Continue a text."""

@@ -133,9 +133,7 @@ def _numbers(vector: bytes) -> list[float]:
     return array("f", vector).tolist()
 
 
-@operation(
-    "POST", "/v1/embeddings", request_of(EmbeddingsRequest), answers_of(VectorList), summary="vectors of texts, as OpenAI's"
-)
+@operation("POST", "/v1/embeddings", request_of(EmbeddingsRequest), answers_of(VectorList), summary="embeddings (OpenAI)")
 async def create_embedding(request: Request, services: Services) -> Response:
     """Make a vector of each text."""
     return await embed(request, services, lambda body: parse(EmbeddingsRequest, body).plan(services))

@@ -1,4 +1,4 @@
-"""The ways in which clients ask for an answer of a certain form: OpenAI's `response_format`, and vLLM's fields."""
+"""The fields that ask for structured output: OpenAI's `response_format`, and vLLM's."""
 
 from __future__ import annotations
 

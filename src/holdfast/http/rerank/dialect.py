@@ -11,6 +11,6 @@ RERANK = Dialect(
     error=openai_error,
     error_shape=ErrorBody,
     prefixes=("/v1/rerank", "/v2/rerank"),
-    serves="documents by relevance: /v1/rerank",
+    serves="reranking: /v1/rerank",
     operations=(rerank, rerank_as_cohere),
 )

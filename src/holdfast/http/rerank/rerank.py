@@ -139,7 +139,7 @@ def _text(given: str | TextObject) -> str:
     return given if isinstance(given, str) else given.text
 
 
-@operation("POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="documents by relevance, as Jina's")
+@operation("POST", "/v1/rerank", request_of(RerankBody), answers_of(RankedList), summary="reranking (Jina)")
 async def rerank(request: Request, services: Services) -> Response:
     """Order documents by how much they are about a query."""
     return await rank(request, services, lambda body: parse(RerankBody, body).plan(services))

@@ -34,7 +34,7 @@ _SESSION_HEADERS = ("session-id", "session_id")  # of Codex, today's and earlier
     "/v1/responses",
     request_of(ResponseRequest),
     answers_of(ResponseObject, chunk=ResponseEvent),
-    summary="responses, as OpenAI's",
+    summary="responses (OpenAI)",
 )
 async def create_response(request: Request, services: Services) -> Response:
     """Answer the items of an input."""

@@ -1,4 +1,4 @@
-"""The form of a response's text: `text.format`."""
+"""The format of a response's text: the field `text.format`."""
 
 from __future__ import annotations
 

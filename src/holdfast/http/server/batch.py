@@ -94,7 +94,7 @@ class MergedStream:
         raise StopAsyncIteration
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`."""
+        """Stop generating until `go_on`."""
         for stream in self._streams:
             stream.pause()
 

@@ -123,7 +123,7 @@ def _difference(event: ChoiceFinished) -> Difference | None:
 
 
 _WORDS = {
-    CacheOutcome.COMPLETE: "All of the prompt was remembered. Its last token is always read again.",
+    CacheOutcome.COMPLETE: "The whole prompt was in the cache; the last token is always recomputed.",
     CacheOutcome.NEW_TOKENS: "All that is kept of this beginning was used; the prompt goes on behind it.",
     CacheOutcome.NOTHING_STORED: (
         "Nothing is kept for this model and tenant. Other weights, another number format or codec, another API key, "
@@ -140,8 +140,8 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
     said = [_WORDS.get(memory.outcome) or _lost_in_words(memory)]
     if difference is not None:
         said.append(
-            f"The prompt differs from what is kept from token {difference.position:,} on, behind {difference.before!r}: "
-            f"kept is {difference.stored.text!r}, the prompt has {difference.prompt.text!r}."
+            f"The prompt differs from the cached prompt at token {difference.position:,}, after {difference.before!r}: "
+            f"cached {difference.stored.text!r}, now {difference.prompt.text!r}."
         )
     if dropped_tokens:
         said.append(

@@ -24,10 +24,8 @@ def is_media(kind: str) -> bool:
 
 def refused_media(kind: str, *, field: str) -> RequestRefused:
     """What to raise for a part of that type in a place where only text can stand."""
-    shown = f", not parts of type {kind[:_LONGEST_SHOWN]!r}"
-    return RequestRefused(
-        f"`{field}`: only text is supported by this version yet", code="unsupported_content", field=field, shown=shown
-    )
+    shown = f"; got a part of type {kind[:_LONGEST_SHOWN]!r}"
+    return RequestRefused(f"`{field}`: only text is supported so far", code="unsupported_content", field=field, shown=shown)
 
 
 def without_media(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class OutputStream(Protocol):
         ...
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`; what was drawn can still be read. Others may take its memory meanwhile."""
+        """Stop generating until `go_on`; what was generated can still be read. Others may take its memory meanwhile."""
         ...
 
     def go_on(self) -> None:

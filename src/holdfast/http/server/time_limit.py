@@ -58,7 +58,7 @@ class LimitedStream:
         return await self._limit.of(anext(self._events))
 
     def pause(self) -> None:
-        """Have nothing more drawn until `go_on`. The time goes on."""
+        """Stop generating until `go_on`. The time limit keeps running."""
         self._stream.pause()
 
     def go_on(self) -> None:

@@ -26,7 +26,7 @@ class UnsupportedFields:
         """Raise for the first field of `extras` that asks for something known and unsupported; log unknown ones, each once."""
         for name, value in (extras or {}).items():
             if name not in self.neutral:
-                log_once("requests carry a field that means nothing here and is ignored: %r", name)
+                log_once("ignored an unknown request field: %r", name)
             elif value is not None and not any(_same(value, neutral) for neutral in self.neutral[name]):
                 reason = self.reasons.get(name, _NOT_YET)
                 raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name)

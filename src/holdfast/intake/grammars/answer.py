@@ -87,9 +87,9 @@ def answer_grammar(
 def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
     """The parts have been checked one by one: what is at fault is how much they come to together."""
     field = request.output_format.field if request.output_format else "tools"
-    asked = "no grammar can be made of what is asked for"
+    asked = "this schema cannot be enforced"
     if tools := offered_tools(request):
-        asked = f"no grammar can be made of what is asked for with {len(tools)} tools together"
+        asked = f"this schema and those of {len(tools)} tools cannot be enforced together"
     said = fault.partition("\n")[0].rpartition("JSON schema: ")[2]  # the lines behind it quote the whole grammar
     return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {said[:_LONGEST_FAULT]}")
 

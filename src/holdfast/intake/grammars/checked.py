@@ -19,7 +19,7 @@ _KEPT = 512
 _MOST_TRIALS = 20  # to find the place of a fault, or what to leave out: about 20 ms
 _MOST_LEFT_OUT = 4
 _ANY_OBJECT: Final = CleanSchema(schema={"type": "object"}, unenforced=("#",))
-_BEYOND = "its bounds are beyond the numbers that a grammar can tell apart"
+_BEYOND = "its bounds are too large to enforce"
 _TOO_MUCH = "it needs more work than a grammar may take"
 
 

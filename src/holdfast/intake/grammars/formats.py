@@ -1,4 +1,4 @@
-"""JSON Schema's formats as regular expressions of whole strings, where those of llguidance take what is no such value."""
+"""JSON Schema formats as regular expressions, for the formats where llguidance's own accept invalid values."""
 
 from __future__ import annotations
 
