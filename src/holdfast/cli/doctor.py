@@ -176,7 +176,8 @@ def _crash_rows(report: CrashReport) -> dict[str, str]:
         "when": f"{report.at}, {served}",
         "model": report.model,
         "how": report.how,
-        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated); {_gib(report.resident_bytes)} of memory",
+        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated)",
+        "memory": _gib(report.resident_bytes),
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
     if report.refused:
