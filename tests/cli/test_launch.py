@@ -159,7 +159,6 @@ def test_a_context_in_which_the_agents_own_prompt_does_not_fit_is_warned_of(mach
     result = launched(url, "opencode", "exit=0")
     assert result.exit_code == 0
     assert f"{MODEL} has a 2,048-token context, but opencode needs at least 20,000" in result.output
-    assert "needs a context of 20,000 at least" in result.output
     assert agent.was_started
 
 

@@ -105,10 +105,12 @@ def _chosen(name: str, arguments: Sequence[str]) -> CodingAgent:
         near = get_close_matches(name, AGENTS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"It knows: {', '.join(AGENTS)}; others: see docs/clients.md"
         raise LaunchFailed(f"launch does not know the agent {name}. {hint}")
-    own = [argument.partition("=")[0] for argument in arguments[:1]]
-    own += [argument for argument in arguments if argument in _OPTIONS_OF_NO_AGENT]
-    if own and own[0] in ("--url", *_OPTIONS_OF_NO_AGENT):
-        raise LaunchFailed(f"put launch's options before the agent's name: holdfast launch {own[0]} … {name}")
+    options = [argument.partition("=")[0] for argument in arguments]
+    misplaced = [option for option in options if option in _OPTIONS_OF_NO_AGENT]
+    if options[:1] == ["--url"]:
+        misplaced = ["--url"]
+    if misplaced and options[0] != "--":
+        raise LaunchFailed(f"put launch's options before the agent's name: holdfast launch {misplaced[0]} … {name}")
     return AGENTS[name]
 
 
