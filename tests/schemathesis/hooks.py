@@ -12,6 +12,7 @@ _BOUNDS = {
     "/v1/completions": ("max_tokens",),
     "/v1/messages": ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
+    "/v1/responses/compact": ("max_output_tokens",),
     "/api/chat": ("options", "num_predict"),
     "/api/generate": ("options", "num_predict"),
 }

@@ -115,3 +115,15 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused_where_it_stands(clie
         asked(client, ASKED, tools=[hosted, others])
     assert refused.value.param == "tools.1.tools.0.parameters"
     assert asked(client, ASKED, tools=[hosted, tool | {"strict": None}], max_output_tokens=5).status == "incomplete"
+
+
+def test_a_compacted_conversation_is_continued(client: openai.OpenAI) -> None:
+    first = asked(client, SUM)
+    compacted = client.responses.compact(model="demo", input=[SUM, *back(first)])
+    message, item = back(compacted)
+    assert (message["role"], item["type"]) == ("user", "compaction")
+    assert compacted.usage.input_tokens_details.cached_tokens > 0
+    counted = client.responses.input_tokens.count(model="demo", input=[message, item, ASKED])
+    without = client.responses.input_tokens.count(model="demo", input=[message, ASKED])
+    assert counted.input_tokens > without.input_tokens
+    assert asked(client, message, item, ASKED).status == "completed"

@@ -91,6 +91,11 @@ ROUTES = {
         counts=responses_counts,
         session_headers=("session-id", "session_id"),
     ),
+    "/v1/responses/compact": Route(
+        body=lambda text: {"input": text, "max_output_tokens": 4},
+        counts=responses_counts,
+        session_headers=("session-id", "session_id"),
+    ),
     "/v1/messages": Route(
         body=lambda text: {"model": "demo", "messages": conversation(text), "max_tokens": 1},
         counts=messages_counts,
@@ -123,8 +128,8 @@ ROUTES = {
 }
 MEANS = ("/api/embed", "/api/embeddings")  # with the mean of all tokens, as here, every token is read each time
 READ_NOTHING = {  # POST, but nothing of the prefix cache is read
-    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses/compact", "/v1/responses/{response_id}/cancel"),
-    *("/tokenize", "/detokenize", "/apply-template"),
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/responses/{response_id}/cancel"),
+    *("/tokenize", "/detokenize", "/apply-template", "/v1/chat/completions/control"),
     *("/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"),
     *("/api/show", "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
     *(f"/admin/models/{{id:path}}/{what}" for what in ("load", "unload", "pin")),

@@ -206,7 +206,5 @@ async def test_a_place_in_a_stream_that_cannot_be_is_refused(client: httpx.Async
 
 
 async def test_what_is_not_served_says_so(client: httpx.AsyncClient) -> None:
-    refused = await client.post(f"{RESPONSES}/compact", json={"input": "hello"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unsupported_operation")
     upgrade = await client.get(RESPONSES, headers={"connection": "upgrade", "upgrade": "websocket"})
     assert (upgrade.status_code, upgrade.headers["allow"]) == (405, "POST")

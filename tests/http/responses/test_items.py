@@ -88,7 +88,8 @@ def test_an_image_in_the_output_of_a_call_is_named_to_the_model() -> None:
     ("item", "field", "code"),
     [
         ({"type": "computer_call"}, "input.0.type", "unsupported_parameter"),
-        ({"type": "compaction", "encrypted_content": "x"}, "input.0.type", "unsupported_parameter"),
+        ({"type": "compaction"}, "input.0.encrypted_content", "missing_required_parameter"),
+        ({"type": "compaction_trigger"}, "input.0.type", "invalid_value"),
         ({"content": "x"}, "input.0.role", "missing_required_parameter"),
         ({"role": "tool", "content": "x"}, "input.0.role", "invalid_value"),
         ({"role": "user"}, "input.0.content", "missing_required_parameter"),

@@ -234,15 +234,13 @@ class ResponseAnswer(AnswerFormat):
         item, self._now = self._now, None
         if item is None:
             return b""
-        events: list[Event] = []
+        is_told = status == "completed" or not isinstance(item, WrittenCall)
         if isinstance(item, WrittenThought):
             self._thoughts[item.id] = item.text
             item.sealed = self._seal(item.text) if self._shows.sealed_thoughts else ""
-        if status == "completed" or not isinstance(item, WrittenCall):
-            events = item.ending()
-        said = self._events(item, events)
+        said = self._events(item, item.ending()) if is_told else b""
         whole = item.item(status)
-        if events:
+        if is_told:
             said += self._event("output_item.done", output_index=len(self._done), item=whole)
         self._done.append(whole)
         return said

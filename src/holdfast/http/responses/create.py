@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.http.responses.codex import OverflowInStream, is_codex
+from holdfast.http.responses.compaction import TRIGGER, CompactedFormat, CompactionAnswer
 from holdfast.http.responses.context import continuation_of
 from holdfast.http.responses.fields import ResponseRequest
+from holdfast.http.responses.items import items_of
 from holdfast.http.responses.kept import KeptResponse, in_background
 from holdfast.http.responses.run import ResponseRun
-from holdfast.http.responses.shapes import InputTokens, ResponseEvent, ResponseObject
+from holdfast.http.responses.shapes import CompactedResponse, InputTokens, ResponseEvent, ResponseObject
 from holdfast.http.responses.tools import offered_tools
 from holdfast.http.server.body import json_response, parse, read_body
 from holdfast.http.server.dialect import operation
@@ -23,6 +25,7 @@ from holdfast.http.server.following import rejoined
 from holdfast.http.server.generation import GenerationResponse
 from holdfast.http.server.held_answers import identity_of
 from holdfast.http.server.openapi import answers_of, request_of
+from holdfast.http.server.problem import RequestRefused
 from holdfast.http.server.services import Services, salted
 from holdfast.telemetry.requests import AnswerRecord
 
@@ -58,6 +61,31 @@ async def create_response(request: Request, services: Services) -> Response:
     if run is not None:
         response = KeptResponse(response, run)
     return OverflowInStream(response, plan.form) if plan.streams and is_codex(request.headers) else response
+
+
+@operation("POST", "/v1/responses/compact", request_of(ResponseRequest), answers_of(CompactedResponse))
+async def compact_response(request: Request, services: Services) -> Response:
+    """Have the model summarize a conversation. The answer is what to send in place of it; nothing is kept here."""
+    answer = AnswerRecord(services.metrics)
+    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = identity_of(request, body)
+    if (taken := rejoined(identity, request, services)) is not None:
+        return taken
+    asked = parse(ResponseRequest, body)
+    for field in ("stream", "background"):
+        if getattr(asked, field):
+            raise RequestRefused(f"`{field}`: a compaction is answered whole, while its client waits", field=field)
+    services = salted(services, asked.cache_salt)
+    items = items_of(asked.input)
+    asked = asked.model_copy(update={"input": [*items, {"type": TRIGGER}], "store": False})
+    tenant = tenant_in(request, cache_salt=asked.cache_salt or "")
+    continued = await continuation_of(asked, services, tenant=tenant)
+    before, asked = continued.before, continued.asked
+    plan = asked.plan(services, session_key=session_key(request.headers), before=before)
+    assert isinstance(plan.form, CompactionAnswer), "the input ends with a trigger"
+    form = CompactedFormat(plan.form, [*before, *items_of(asked.input)])
+    plan = extended(replace(plan, form=form), request, limits=services.limits)
+    return GenerationResponse(services, plan, answer, identity=identity)
 
 
 @operation("POST", "/v1/responses/input_tokens", request_of(ResponseRequest), answers_of(InputTokens))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.http.openai.errors import ErrorBody, openai_error
 from holdfast.http.responses.codex import CODEX_MODELS, is_codex
 from holdfast.http.responses.conversations import CONVERSATIONS
-from holdfast.http.responses.create import count_input_tokens, create_response
+from holdfast.http.responses.create import compact_response, count_input_tokens, create_response
 from holdfast.http.responses.stored import STORED
 from holdfast.http.server.dialect import Dialect
 
@@ -17,5 +17,5 @@ RESPONSES = Dialect(
     models=CODEX_MODELS,
     prefixes=("/v1/responses", "/v1/conversations"),
     serves="OpenAI's Responses: /v1/responses, /v1/conversations",
-    operations=(create_response, count_input_tokens, *STORED, *CONVERSATIONS),
+    operations=(create_response, compact_response, count_input_tokens, *STORED, *CONVERSATIONS),
 )

@@ -12,6 +12,12 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from holdfast.config import LimitsSettings
 from holdfast.http.openai.fields import SamplingFields
 from holdfast.http.responses.answer import ResponseAnswer, Shows, told_sampling, unheard
+from holdfast.http.responses.compaction import (
+    CompactionAnswer,
+    asks_for_compaction,
+    summary_request,
+    summary_seal,
+)
 from holdfast.http.responses.formats import TextOptions
 from holdfast.http.responses.items import Input, InputItem, conversation, items_of
 from holdfast.http.responses.run import ResponseRun
@@ -118,7 +124,13 @@ class ResponseRequest(SamplingFields):
         self.refuse_what_cannot_be_served(services.limits)
         offered = offered_tools(self.tools or (), limits=services.limits)
         hear = unheard if run is None else run.hear
-        form = ResponseAnswer(self.response(services), tools=offered, shows=self.shows(), seal=services.seal.close, hear=hear)
+        response = self.response(services)
+        kind = ResponseAnswer
+        seal = services.seal
+        if asks_for_compaction(items_of(self.input)):
+            kind = CompactionAnswer
+            seal = summary_seal(seal, response.model)
+        form = kind(response, tools=offered, shows=self.shows(), seal=seal.close, hear=hear)
         if run is not None:
             run.told_by(form)
         request = self.request(services, form.id, offered=offered, before=before)
@@ -129,12 +141,22 @@ class ResponseRequest(SamplingFields):
     ) -> GenerationRequest:
         """What to generate. Raises RequestRefused, also where there is nothing to answer."""
         items, parallel = [*before, *items_of(self.input)], self.parallel_tool_calls is not False
+        compacts = asks_for_compaction(items)
+        if compacts:
+            items.pop()
         if not items:
             raise RequestRefused("`input` is required", code="missing_required_parameter", field="input")
-        messages = conversation(items, instructions=self.instructions, unseal=services.seal.open, earlier=len(before))
-        return GenerationRequest(
+        model = model_of(services, self.model)
+        messages = conversation(
+            items,
+            instructions=self.instructions,
+            unseal=services.seal.open,
+            open_summary=summary_seal(services.seal, model).open,
+            earlier=len(before),
+        )
+        request = GenerationRequest(
             request_id=request_id,
-            model=model_of(services, self.model),
+            model=model,
             prompt=ChatPrompt(messages=messages, tools=offered.definitions, tool_fields=offered.fields),
             max_tokens=self.max_output_tokens,
             want_logprobs=self.shows().logprobs,
@@ -145,6 +167,7 @@ class ResponseRequest(SamplingFields):
             prompt_field="input",
             **self.request_options(),
         )
+        return summary_request(request) if compacts else request
 
     @property
     def conversation_id(self) -> str | None:

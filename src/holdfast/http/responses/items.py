@@ -19,7 +19,10 @@ _ROLES = ("user", "system", "developer", "assistant")
 _LONGEST_SHOWN = 40
 
 Unseal = Callable[[str], str | None]
-"""The thought in an `encrypted_content`; None where it was not made by this server."""
+"""The thought or summary in an `encrypted_content`; None where it was not made by this server."""
+_SUMMARY_INTRODUCTION = (
+    "The conversation before this point was replaced by the following summary, which you wrote. Continue from it.\n\n"
+)
 
 
 @with_config(STRICT)
@@ -71,14 +74,18 @@ def conversation(
     *,
     instructions: str | None = None,
     unseal: Unseal = lambda _: None,
+    open_summary: Unseal = lambda _: "",
     earlier: int = 0,
     field: str = "input",
 ) -> tuple[dict[str, Any], ...]:
     """The messages, OpenAI-shaped, that instructions and items are. Raises RequestRefused naming the item it cannot take.
 
     earlier: so many of the items at the beginning are not the request's own.
+    open_summary: of compaction items; the last one stands for what the assistant did before it.
     """
-    reader = _Conversation(unseal)
+    items = list(items)
+    compacted = _last_compaction(items)
+    reader = _Conversation(unseal, open_summary)
     if instructions:
         reader.messages.append({"role": "system", "content": instructions})
     for number, item in enumerate(items, start=-earlier):
@@ -87,18 +94,32 @@ def conversation(
         read = _KINDS.get(kind)
         if read is None:
             name, shown = f"{place}.type", f", not {kind[:_LONGEST_SHOWN]!r}"
-            reason = "this server takes messages, reasoning, calls of functions and custom tools, and their outputs"
+            reason = (
+                "this server takes messages, reasoning, calls of functions and custom tools, their outputs, and compaction items"
+            )
             raise RequestRefused(f"`{name}`: {reason}", code="unsupported_parameter", field=name, shown=shown)
-        read(reader, item, place)
+        if number + earlier >= compacted or _is_said_to_assistant(item):
+            read(reader, item, place)
     return tuple(reader.messages)
+
+
+def _last_compaction(items: Sequence[Mapping[str, Any]]) -> int:
+    """The place of the last compaction item; 0 when there is none."""
+    places = [place for place, item in enumerate(items) if item.get("type") == "compaction"]
+    return places[-1] if places else 0
+
+
+def _is_said_to_assistant(item: Mapping[str, Any]) -> bool:
+    return (item.get("type") or "message") == "message" and item.get("role") != "assistant"
 
 
 class _Conversation:
     """Folds items into messages: what the assistant thought, said and called in one turn is one message."""
 
-    def __init__(self, unseal: Unseal) -> None:
+    def __init__(self, unseal: Unseal, open_summary: Unseal) -> None:
         self.messages: list[dict[str, Any]] = []
         self._unseal = unseal
+        self._open_summary = open_summary
         self._turn: dict[str, Any] | None = None  # the assistant's, which further items may belong to
 
     def message(self, item: Mapping[str, Any], place: str) -> None:
@@ -142,6 +163,24 @@ class _Conversation:
         content = output if isinstance(output, str) else _content(without_media(output), f"{place}.output")
         self.messages.append({"role": "tool", "tool_call_id": _required(item, "call_id", place), "content": content})
 
+    def compaction(self, item: Mapping[str, Any], place: str) -> None:
+        """The summary of what came before."""
+        self._turn = None
+        field = f"{place}.encrypted_content"
+        summary = self._open_summary(_required(item, "encrypted_content", place))
+        if summary is None:
+            reason = (
+                "it is damaged, or was not made by this server with this model for this tenant; "
+                "send the conversation itself, or compact it again"
+            )
+            raise RequestRefused(f"`{field}`: {reason}", code="invalid_compaction", field=field)
+        self.messages.append({"role": "user", "content": _SUMMARY_INTRODUCTION + summary})
+
+    def trigger(self, item: Mapping[str, Any], place: str) -> None:
+        """A trigger that is not the last item, where it would have been taken away before."""
+        reason = "a compaction_trigger has to be the last item of an input"
+        raise RequestRefused(f"`{place}.type`: {reason}", field=f"{place}.type")
+
     def reference(self, item: Mapping[str, Any], place: str) -> None:
         """An item that is kept elsewhere; those that are kept here have been put in their places before."""
         raise RequestRefused(f"`{place}.id`: there is no such item", status=404, code="item_not_found", field=f"{place}.id")
@@ -165,6 +204,8 @@ _KINDS: Mapping[str, Callable[[_Conversation, Mapping[str, Any], str], None]] = 
     "function_call_output": _Conversation.call_output,
     "custom_tool_call": _Conversation.custom_tool_call,
     "custom_tool_call_output": _Conversation.call_output,
+    "compaction": _Conversation.compaction,
+    "compaction_trigger": _Conversation.trigger,
     "item_reference": _Conversation.reference,
 }
 

@@ -19,14 +19,19 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
 }
 _CALLS = ("function_call", "custom_tool_call")
 
 
 def kept_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
-    """Items of an input as they were given, with ids and what may be left out."""
+    """Items of an input as they were given, with ids and what may be left out.
+
+    A compaction trigger says what to do with the others and is not kept.
+    """
     stem = uuid.uuid4().hex
-    return [_whole(item, f"{stem}{number:02x}") for number, item in enumerate(items)]
+    kept = [item for item in items if item.get("type") != "compaction_trigger"]
+    return [_whole(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]
 
 
 def kept_output(items: Sequence[OutputItem], thoughts: Mapping[str, str]) -> list[Item]:
@@ -68,6 +73,6 @@ def _whole(item: Mapping[str, Any], name: str) -> Item:
             part = {"type": "output_text", "annotations": []} if whole.get("role") == "assistant" else {"type": "input_text"}
             whole["content"] = [{**part, "text": whole["content"]}]
         whole.setdefault("status", "completed")
-    elif kind != "reasoning":
+    elif kind not in ("reasoning", "compaction"):
         whole.setdefault("status", "completed")
     return whole

@@ -75,7 +75,14 @@ class CustomCallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     status: ItemStatus
 
 
-OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
+class CompactionItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="compaction"):
+    """A summary of the conversation so far, sealed, for clients that bring it back instead."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | CompactionItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +158,16 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["default"] = "default"
     user: str | None = None
     holdfast: Explanation | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a conversation: the messages of its user, and one compaction item."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int  # seconds since 1970
+    output: Sequence[Any]
+    usage: ResponseUsage
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,12 +106,6 @@ async def list_input_items(request: Request, services: Services) -> Response:
     return await page_of(request, services, request.path_params["response_id"], kind="response")
 
 
-@operation("POST", "/v1/responses/compact", answers_of(ResponseObject))
-async def compact_response(request: Request, services: Services) -> Response:
-    """Not served."""
-    raise RequestRefused("compaction is not served by this version of Holdfast", status=404, code="unsupported_operation")
-
-
 def _running(request: Request, services: Services) -> ResponseRun | None:
     name = tenant_asking(request, services), request.path_params["response_id"]
     found = services.running.logs.get(name)
@@ -156,4 +150,4 @@ def _json(shown: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(shown), media_type="application/json")
 
 
-STORED = (get_response, delete_response, cancel_response, list_input_items, compact_response)
+STORED = (get_response, delete_response, cancel_response, list_input_items)
