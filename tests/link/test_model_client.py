@@ -10,8 +10,8 @@ import pytest
 from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.model_client import ModelClient
-from holdfast.messages.commands import ControlAction, ReadAhead, SequenceRequest, ThinkingBudget, ThoughtLimit
-from holdfast.messages.events import Accepted, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
+from holdfast.messages.commands import ControlAction, ReadAhead, ReadAheadRun, SequenceRequest, ThinkingBudget, ThoughtLimit
+from holdfast.messages.events import Accepted, CacheReport, Finished, FinishReason, LinkEvent, Rejected, TokensGenerated
 from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionFailure
 from tests.fakes.fake_worker import a_request
 from tests.fakes.scripted_client import model_info
@@ -29,6 +29,7 @@ class WrittenLink:
         self.commands: list[SessionCommand] = []
         self.steered: list[str] = []
         self.limited: list[ThoughtLimit] = []
+        self.read_ahead: list[ReadAheadRun] = []
 
     def submit(self, request: SequenceRequest) -> None:
         if not self.is_open:
@@ -45,6 +46,9 @@ class WrittenLink:
 
     def limit_thoughts(self, limit: ThoughtLimit) -> None:
         self.limited.append(limit)
+
+    def note_read_ahead(self, run: ReadAheadRun) -> None:
+        self.read_ahead.append(run)
 
     @property
     def ids(self) -> list[str]:
@@ -86,8 +90,14 @@ async def events_of(stream: EventStream) -> list[RequestEvent]:
     return [event async for event in stream]
 
 
-def finished(name: str) -> Finished:
-    return Finished(request_id=name, reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=9)
+def finished(name: str, reason: FinishReason = FinishReason.LENGTH, *, ram_tokens: int = 0) -> Finished:
+    memory = CacheReport(ram_tokens=ram_tokens)
+    return Finished(request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, memory=memory)
+
+
+def read_ahead(tokens: int) -> SequenceRequest:
+    request = a_request("ahead", prompt=tuple(range(tokens)))
+    return msgspec.structs.replace(request, read_ahead=ReadAhead(known_tokens=1))
 
 
 async def test_a_request_goes_on_behind_the_tokens_that_came(front: Front) -> None:
@@ -379,6 +389,30 @@ async def test_neither_a_refusal_nor_reading_ahead_counts_as_progress(front: Fro
     assert front.next_worker().ids == ["a"]
     assert worker.ids == ["a", "b", "ahead"]
     assert front.die() == ("a",)
+
+
+async def test_the_next_worker_is_told_what_was_read_ahead_until_a_request_has_begun_from_it(front: Front) -> None:
+    request = read_ahead(9)
+    front.client.submit(request)
+    front.client.deliver([finished("ahead", ram_tokens=5)])
+    front.die()
+    run = ReadAheadRun(tenant="", token_ids=request.prompt_token_ids, start=5)
+    assert front.next_worker().read_ahead == [run]
+    front.client.submit(a_request("other", prompt=(*range(5), 8)))
+    front.client.deliver([finished("other")])
+    front.die()
+    assert front.next_worker().read_ahead == [run]
+    front.client.submit(a_request("next", prompt=tuple(range(12))))
+    front.client.deliver([finished("next")])
+    front.die()
+    assert front.next_worker().read_ahead == []
+
+
+async def test_what_was_not_read_to_its_end_is_not_called_read_ahead(front: Front) -> None:
+    front.client.submit(read_ahead(9))
+    front.client.deliver([finished("ahead", FinishReason.CANCELLED)])
+    front.die()
+    assert front.next_worker().read_ahead == []
 
 
 async def _next(stream: EventStream) -> RequestEvent:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,7 +36,7 @@ def figure(client: httpx.Client, name: str) -> float:
 
 
 def ask(client: httpx.Client, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": "scripted", "messages": messages, "holdfast": {"explain": True}}
+    body = {"model": "scripted", "messages": messages, "session_id": "s", "holdfast": {"explain": True}}
     answer: dict[str, Any] = client.post(CHAT, json=body).raise_for_status().json()
     return answer
 
@@ -58,3 +61,32 @@ def test_a_next_turn_reads_its_question_and_is_billed_for_nothing_else(client: h
     assert figure(client, "used_ahead") >= (TURNS - 1) * ANSWER_TOKENS
     models = client.get("/health").json()["models"]
     assert (models[0]["running"], models[0]["queued"]) == (0, 0)
+
+
+def is_on_disk(client: httpx.Client) -> bool:
+    """Whether the store has the first answer and what was read ahead after it."""
+    is_committed = client.get("/v1/sessions/s").json()["requests"] == 2
+    lines = client.get("/metrics").text.splitlines()
+    queued = next(line for line in lines if line.startswith("holdfast_store_queued_blocks{"))
+    return is_committed and float(queued.rpartition(" ")[2]) == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_was_read_ahead_counts_as_such_whether_or_not_the_worker_died_meanwhile(is_killed: bool, tmp_path: Path) -> None:
+    folder = write_thinking(tmp_path / "thinking", turns=2, answer_tokens=ANSWER_TOKENS)
+    server = ServerProcess(str(folder), "--name", "scripted", "--store", str(tmp_path / "store"))
+    server.wait_ready()
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Where is it? " * 20}]
+        said = ask(client, messages)["choices"][0]["message"]["content"]
+        until(lambda: figure(client, "read_ahead") >= ANSWER_TOKENS, "the history to be read")
+        ahead = figure(client, "read_ahead")
+        if is_killed:
+            until(lambda: is_on_disk(client), "all of it to be on disk")
+            os.kill(server.model()["pid"], signal.SIGKILL)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+        memory = ask(client, messages)["holdfast"]
+        assert memory["read_ahead_tokens"] == ahead
+        assert (memory["disk_tokens"] > 0) == is_killed
+        assert figure(client, "used_ahead") == ahead
+    assert server.stop() == 0, server.log()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from holdfast.engine.engine import Engine
-from holdfast.messages.commands import ReadAhead, SequenceRequest
+from holdfast.messages.commands import ReadAhead, ReadAheadRun, SequenceRequest
 from holdfast.messages.events import FinishReason
 from holdfast.messages.sessions import SessionCommand
+from holdfast.messages.token_ids import TokenIds
 from holdfast.worker.idle_work import MOST_WAITING
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.running_ahead import RunningAhead
@@ -181,3 +183,28 @@ def test_what_gives_way_counts_among_those_that_wait() -> None:
     worker.send(greedy("stranger", random_prompt(20, "stranger")))
     worker.run_to_end()
     assert [name for name in names if worker.inbox.finished(name).reason is FinishReason.CANCELLED] == names[:1]
+
+
+def test_what_an_earlier_worker_read_ahead_counts_once(tmp_path: Path) -> None:
+    worker = SteppedWorker("llama", folder=tmp_path)
+    worker.send(greedy("first", PROMPT + TAIL))
+    worker.run_to_end()
+    worker.end()
+    worker.begin()
+    worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
+    for name in ("next", "again"):
+        worker.send(greedy(name, PROMPT + TAIL + NEW))
+        worker.run_to_end()
+    assert worker.inbox.finished("next").memory.disk_tokens == len(PROMPT + TAIL)
+    assert worker.inbox.finished("next").memory.read_ahead_tokens == len(TAIL)
+    assert worker.inbox.finished("again").memory.read_ahead_tokens == 0
+
+
+def test_what_a_turn_had_to_read_again_was_not_read_ahead_for_the_one_after_it() -> None:
+    worker = SteppedWorker("llama")
+    worker.send(ReadAheadRun(tenant="", token_ids=TokenIds.of(PROMPT + TAIL), start=len(PROMPT)))
+    for name in ("next", "again"):
+        worker.send(greedy(name, PROMPT + TAIL + NEW))
+        worker.run_to_end()
+    assert worker.inbox.finished("again").memory.cached_tokens > len(PROMPT + TAIL)
+    assert [worker.inbox.finished(name).memory.read_ahead_tokens for name in ("next", "again")] == [0, 0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,13 +20,15 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.link.event_stream import EventStream, RequestEvent
 from holdfast.link.isolation import Isolation
 from holdfast.link.worker_link import WorkerLink
-from holdfast.messages.commands import ControlAction, SequenceRequest, ThinkingBudget, ThoughtLimit
-from holdfast.messages.events import Finished, LinkEvent, ModelInfo, Rejected
+from holdfast.messages.commands import ControlAction, ReadAheadRun, SequenceRequest, ThinkingBudget, ThoughtLimit
+from holdfast.messages.events import Finished, FinishReason, LinkEvent, ModelInfo, Rejected, Started
 from holdfast.messages.figures import WorkerStatistics
 from holdfast.messages.requests import RequestId
 from holdfast.messages.sessions import OperationName, SessionAnswer, SessionCommand, SessionFailure
 from holdfast.messages.token_ids import TokenIds
+from holdfast.prefix.packed import common_tokens
 
+MOST_READ_AHEAD = 8  # prompts that were read ahead, kept to tell the next worker
 MOST_SENDINGS = 2  # of a session command: a worker that dies of one takes no third one with it
 _IF_DONE_BEFORE: Final[Mapping[OperationName, SessionFailure]] = {
     "open": SessionFailure.EXISTS,
@@ -94,6 +97,7 @@ class ModelClient:
         self._end = ""  # why nothing can be served any more
         self._has_ended_any = False  # since a worker was lost
         self._isolation = Isolation()
+        self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)  # that no request has begun from
         self.resumed = 0  # streams that have gone on with another worker
 
     @property
@@ -161,6 +165,8 @@ class ModelClient:
             if isinstance(event, Finished | Rejected):
                 del self._open[event.request_id]
                 self._has_ended_any |= isinstance(event, Finished) and not opened.request.is_idle_work
+            if isinstance(event, Started | Finished):
+                self._note_read_ahead(opened.request, event)
             opened.stream.push(event)
         if self._isolation.alone is not None:
             self._look_at_who_runs_alone(self._isolation.alone)
@@ -170,6 +176,8 @@ class ModelClient:
         self._worker, self._info = worker, worker.info
         resumed = sum(opened.stream.was_accepted for opened in self._open.values())
         self.resumed += resumed
+        for run in self._read_ahead:
+            worker.note_read_ahead(run)
         self._send_what_may_run()
         return resumed
 
@@ -212,6 +220,17 @@ class ModelClient:
         """No worker will ever come again."""
         self._worker, self._end = None, message
         self.end_all(message)
+
+    def _note_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
+        """Remember a prompt that was read ahead, and forget those that a request has begun from or has read itself."""
+        token_ids = request.prompt_token_ids
+        if not request.is_idle_work:
+            for run in tuple(self._read_ahead):
+                if run.tenant == request.tenant and common_tokens(run.token_ids.packed, token_ids.packed) > run.start:
+                    self._read_ahead.remove(run)
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+            start = event.memory.cached_tokens
+            self._read_ahead.append(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
 
     def _end_idle_work(self) -> None:
         """What nobody waits for is not sent again: it may have been what the worker died of."""

@@ -23,6 +23,7 @@ from holdfast.messages.commands import (
     LinkCommand,
     LogChange,
     MemoryChange,
+    ReadAheadRun,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -152,6 +153,11 @@ class WorkerLink:
         """Tell it how much KV and blocks in RAM may take together; a worker that is gone need not know."""
         with contextlib.suppress(WorkerUnavailable):
             self._send(MemoryChange(state_bytes=state_bytes))
+
+    def note_read_ahead(self, run: ReadAheadRun) -> None:
+        """Tell it what an earlier worker read ahead; a worker that is gone need not know."""
+        with contextlib.suppress(WorkerUnavailable):
+            self._send(run)
 
     def send_session(self, command: SessionCommand) -> None:
         """Have a session command carried out; its answer is an event. Raises WorkerUnavailable when the worker is gone."""

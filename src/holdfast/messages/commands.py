@@ -35,6 +35,17 @@ class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
     known_tokens: int  # of its beginning, that were read before it was made: a request that has more of it needs no other
 
 
+class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The tokens from `start` to the end of `token_ids` were read ahead, and no request has begun from them yet.
+
+    As a command of the link: an earlier worker read them. For the figures only.
+    """
+
+    tenant: str
+    token_ids: TokenIds
+    start: int
+
+
 class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One sequence for the worker: token ids in, token ids out. Command of the link."""
 
@@ -148,6 +159,14 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 SHUT_DOWN, TELL_STATISTICS = WorkerControl(action="shut_down"), WorkerControl(action="tell_statistics")
 
 Command: TypeAlias = (
-    SequenceRequest | SequenceControl | ThoughtLimit | WorkerControl | SchedulerLimits | LogChange | MemoryChange | SessionCommand
+    SequenceRequest
+    | SequenceControl
+    | ThoughtLimit
+    | WorkerControl
+    | SchedulerLimits
+    | LogChange
+    | MemoryChange
+    | SessionCommand
+    | ReadAheadRun
 )
 LinkCommand: TypeAlias = Command | AbridgedRequest | WholePrompt  # as they travel to another process

@@ -19,6 +19,7 @@ from holdfast.messages.commands import (
     Command,
     LogChange,
     MemoryChange,
+    ReadAheadRun,
     SchedulerLimits,
     SequenceControl,
     SequenceRequest,
@@ -89,7 +90,7 @@ class WorkerLoop:
         self._engine = engine
         self._steps = DeviceSteps(engine, retry_chunk_tokens=retry_chunk_tokens, limit_chunks=scheduler.limit_chunks)
         self._ledger = ledger = Ledger(clock=clock, counters=counters)
-        runs = ReadAheadRuns()
+        self._read_ahead = runs = ReadAheadRuns()
         self._cache = CacheSteps(
             cache or NoCache(),
             engine=engine,
@@ -206,6 +207,8 @@ class WorkerLoop:
             elif isinstance(command, MemoryChange):
                 if self._memory is not None:
                     self._memory.share(command.state_bytes)
+            elif isinstance(command, ReadAheadRun):
+                self._read_ahead.note(command)
             elif isinstance(command, WorkerControl):
                 self._ledger.emit(self.statistics(in_answer=True))
             else:

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
+from holdfast.messages.commands import ReadAheadRun
 from holdfast.prefix.packed import common_tokens
-from holdfast.store.block import TOKEN_BYTES
 from holdfast.worker.sequences import LiveSequence
 
 _MOST_REMEMBERED = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Tokens that were read ahead: those of a chain from `start` to its end."""
-
-    tenant: str
-    chain: bytes
-    start: int
 
 
 class ReadAheadRuns:
     """What was read ahead lately, and not begun from yet. For the figures alone."""
 
     def __init__(self) -> None:
-        self._runs: deque[_Run] = deque(maxlen=_MOST_REMEMBERED)
+        self._runs: deque[ReadAheadRun] = deque(maxlen=_MOST_REMEMBERED)
 
     def add(self, sequence: LiveSequence) -> None:
         """A sequence has read its prompt ahead, or a part of it."""
         start = 0 if sequence.report is None else sequence.report.cached_tokens
         if sequence.read_to > start:
-            chain = sequence.request.prompt_token_ids.packed[: sequence.read_to * TOKEN_BYTES]
-            self._runs.append(_Run(sequence.request.tenant, chain, start))
+            request = sequence.request
+            token_ids = request.prompt_token_ids[: sequence.read_to]
+            self.note(ReadAheadRun(tenant=request.tenant, token_ids=token_ids, start=start))
+
+    def note(self, run: ReadAheadRun) -> None:
+        """Remember what was read ahead, by this worker or an earlier one."""
+        self._runs.append(run)
 
     def take(self, chain: bytes | bytearray, *, tenant: str, cached_tokens: int) -> int:
-        """How many of the first `cached_tokens` tokens of a chain were read ahead; they do not count again."""
+        """How many of the first `cached_tokens` tokens of a chain were read ahead; they do not count again.
+
+        Nor does a run that the request reads itself because it is no longer cached.
+        """
         found = 0
         for run in tuple(self._runs):
-            used = min(common_tokens(run.chain, chain), cached_tokens) - run.start if run.tenant == tenant else 0
-            if used > 0:
-                found += used
+            common = common_tokens(run.token_ids.packed, chain) if run.tenant == tenant else 0
+            if common > run.start:
+                found += max(0, min(common, cached_tokens) - run.start)
                 self._runs.remove(run)
         return found
